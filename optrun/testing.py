@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.multiprocessing.spawn import ProcessRaisedException, start_processes
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -22,13 +24,19 @@ from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.coordinates import Trial, coordinate_check
 from optrun.optimizer.footprint import state_bytes
-from optrun.optimizer.rehearsal import rehearse_shards
+from optrun.optimizer.restore import sharded_like
 from optrun.optimizer.state import TRAINED, load_named_state, named_state
+from optrun.optimizer.table import class_of
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import growth_of
 from optrun.param_groups.parametrization import scale_initial_weights
 
+_NEAR = {torch.float64: 1e-9, torch.float32: 1e-5}
+"""How far steps over shards may be from those of one process, over the largest number.
+
+Other dtypes: 1e-2.
+"""
 _SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
 
 
@@ -37,8 +45,8 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
 
     It goes down on a quadratic; a parameter without a gradient stays; groups are as good as several
     optimizers; its state goes through a checkpoint by name, in any order, and the next steps are
-    the same to the last bit; the memory its state takes is known before a step. Building it has
-    tried already that it obeys `lr` and `weight_decay`.
+    the same to the last bit; the memory its state takes is known before a step. Another `lr`, or
+    another `weight_decay` if it has one, leads to other weights.
 
     Args:
         name: As in `optimizer=NAME`.
@@ -60,6 +68,10 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
 
     _goes_down(build(params := _params()), params)
     _leaves_what_has_no_gradient(build(params := _params()), params)
+    _obeys(name, "lr", [{**options, "lr": rate} for rate in (lr, lr / 2)])
+    if "weight_decay" in inspect.signature(class_of(name)).parameters:
+        decays = [{**options, "lr": lr, "weight_decay": decay} for decay in (0.0, 0.1)]
+        _obeys(name, "weight_decay", decays)
     together, apart = _params(), _params()
     several = [build_optimizer(name, [group], lr=lr, **options) for group in _groups(apart)]
     _steps(together, [build(together)], 0, 4)
@@ -163,17 +175,60 @@ def _network(width: int) -> nn.Sequential:
 def _steps_shards(
     rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, object]
 ) -> None:
+    """Hold sharded steps on each of several ranks to those of one process, from its state too."""
     torch.set_num_threads(1)  # after a fork OpenMP's other threads are not there
     dist.init_process_group(
         "gloo", init_method=f"file://{Path(folder).absolute()}/meet", rank=rank, world_size=ranks
     )
     mesh = init_device_mesh("cpu", (ranks,))
-    shards = {
-        key: Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)], src_data_rank=None))
-        for key, param in _params().items()
-    }
-    rehearse_shards(lambda groups: build_optimizer(name, groups, lr=lr, **options), _groups(shards))
+
+    def sharded(params: Mapping[str, Tensor]) -> dict[str, Parameter]:
+        return {
+            key: Parameter(distribute_tensor(param.detach(), mesh, [Shard(0)], src_data_rank=None))
+            for key, param in params.items()
+        }
+
+    def build(params: Mapping[str, Tensor]) -> Optimizer:
+        return build_optimizer(name, _groups(params), lr=lr, **options)
+
+    whole = {key: Parameter(param.detach().double()) for key, param in _params().items()}
+    shards = sharded(whole)
+    one, several = build(whole), build(shards)
+    _steps(whole, [one], 0, 11)
+    _steps(shards, [several], 0, 11)
+    _compare_shards(f"{name}: steps over shards are not those of one process", one, several)
+    resumed = sharded(whole)
+    again = build(resumed)
+    tensors, meta = named_state(one)
+    load_named_state(again, tensors, json.loads(json.dumps(meta)))
+    _steps(whole, [one], 11, 24)
+    _steps(resumed, [again], 11, 24)
+    _compare_shards(f"{name}: shards do not go on from the checkpoint of one process", one, again)
     dist.destroy_process_group()
+
+
+def _compare_shards(message: str, one: Optimizer, several: Optimizer) -> None:
+    """Raise for the first weight or state tensor that is not that of one process."""
+    expected, sharded = _weights_and_state(one), _weights_and_state(several)
+    assert expected.keys() == sharded.keys(), f"{message}: their states have other names"
+    for key, tensor in expected.items():
+        shard = sharded[key]
+        full = shard.full_tensor() if isinstance(shard, DTensor) else shard
+        shapes = f"{tuple(full.shape)} and not {tuple(tensor.shape)}"
+        assert full.shape == tensor.shape, f"{message}: {key} has shape {shapes}"
+        if tensor.numel():
+            largest = max(tensor.abs().max().item(), 1e-30)
+            far = (full - tensor).abs().max().item() / largest
+            assert far <= _NEAR.get(tensor.dtype, 1e-2), f"{message}: {key} is {far:.0e} away"
+
+
+def _weights_and_state(optimizer: Optimizer) -> dict[str, Tensor]:
+    weights = {
+        key: param.detach()
+        for group in optimizer.param_groups
+        for key, param in zip(group["param_names"], group["params"], strict=True)
+    }
+    return weights | named_state(optimizer)[0]
 
 
 def _params() -> dict[str, Parameter]:
@@ -196,7 +251,8 @@ def _steps(
     for step in range(first, last):
         for key, param in params.items():
             generator = torch.Generator().manual_seed(1000 * step + len(key))
-            param.grad = torch.randn(param.shape, generator=generator)
+            noise = torch.randn(param.shape, generator=generator)
+            param.grad = sharded_like(noise.to(param.dtype), param)
         for optimizer in optimizers:
             optimizer.step()
 
@@ -214,6 +270,17 @@ def _goes_down(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
     assert after < 0.8 * before, (
         f"a sum of squares goes from {before:.3g} to {after:.3g} in 60 steps"
     )
+
+
+def _obeys(name: str, key: str, settings: Sequence[Mapping[str, Any]]) -> None:
+    """Demand that two values of an option lead to different weights."""
+    weights = []
+    for options in settings:
+        params = {key: Parameter(param.detach().double()) for key, param in _params().items()}
+        _steps(params, [build_optimizer(name, _groups(params), **options)], 0, 24)
+        weights.append(list(params.values()))
+    same = all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+    assert not same, f"{name}: its steps do not depend on {key}, which would be ignored"
 
 
 def _leaves_what_has_no_gradient(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:

@@ -274,7 +274,7 @@ OTHER_DOORS = {
     "data/pieces.py": "the tokenizer in memory",
     "task/tokens.py": "the tokenizer in memory",
     "runner/assemble.py": "the model's configuration in memory",
-    "optimizer/rehearsal.py": "state in memory, through JSON and back",
+    "optimizer/round_trip.py": "state in memory, through JSON and back",
     "testing.py": "state in memory, through JSON and back",
     "data/kept.py": "arrays of the cache, whose seal was checked",
     "sweeper/devices.py": "what a process that it started printed",

@@ -59,7 +59,7 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
     for job in {
         str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs
     }.values():
-        if job.values["tracking"]["name"] == "none" and "kind" not in job.values["optimizer"]:
+        if job.values["tracking"]["name"] == "none" and "class_name" not in job.values["optimizer"]:
             continue  # neither is of another package
         cfg = saved.with_schemas(job.values, job.label)
         require_tracker(OmegaConf.to_object(cfg.tracking))  # type: ignore[arg-type]

@@ -186,7 +186,7 @@ def _is_choice_of(section: Mapping[str, object], group: str, override: Override)
     typed, name, kind = str(override.value()), section["name"], section.get(KIND, section["name"])
     if typed == name:
         return kind == name or name not in GROUPS[group]  # one of ours has that name, too
-    return typed == kind and getattr(GROUPS[group][kind], "named_by_library", False)
+    return False
 
 
 def _below(token: str, keys: Sequence[str]) -> bool:

@@ -2,9 +2,8 @@
 
 Told by its dataclass, and saved beside its values where the name does not say it.
 
-A name is free: in a choice of the user's own, built on one of ours, it is the user's, and under
-`pytorch_optimizer` it is the library's. So code never goes by it; it goes by the kind, and a run
-directory holds that.
+A name is free: in a choice of the user's own, built on one of ours, it is the user's. So code never
+goes by it; it goes by the kind, and a run directory holds that.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
         )
     if name in kinds:
         return name
-    if not getattr(schema, "named_by_library", False) and name in schemas:
+    if name in schemas:
         raise ConfigError(
             f"{group}.name={name}: that is the name of another {group}, and this one is {kinds[0]}."
             f" {group}={name} chooses it; a name of your own is one that no other has."

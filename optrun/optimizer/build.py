@@ -20,14 +20,23 @@ from optrun.config.schema.optimizer import SCHEMAS, PytorchOptimizerConfig
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
 from optrun.optimizer.composite import Composite
-from optrun.optimizer.foreign import build_pytorch_optimizer, library_class
+from optrun.optimizer.foreign import build_plain, build_pytorch_optimizer, library_class
 from optrun.optimizer.groups import given_names
-from optrun.optimizer.rehearsal import NO_SHARDS, Build, build_plain, tried
+from optrun.optimizer.round_trip import Build, build_checked
 from optrun.optimizer.table import class_of, is_own
 from optrun.param_groups.roles import LORA, is_lora
 
 COMPANION = "adamw"
 """What steps the parameters that are no hidden matrix beside Muon."""
+
+_NO_SHARDS = (
+    "Give distributed=ddp, where each rank holds whole parameters, or another optimizer, such as"
+    " optimizer=adamw."
+)
+_IF_IT_DOES = (
+    "If optrun.testing.check_optimizer(NAME, lr=LR, ranks=2) passes, set TAKES_SHARDS = True in"
+    " its class."
+)
 
 HIDDEN_ROLES = frozenset({"matrix"})
 """Roles of parameters that Muon takes, if they are 2-D.
@@ -65,16 +74,16 @@ def require_optimizer(config: OptimizerConfig) -> None:
         ConfigError: With the reason.
     """
     if isinstance(config, PytorchOptimizerConfig):
-        library_class(config.name)
+        library_class(config.class_name)
 
 
 def refuse_unshardable(
     config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()
 ) -> None:
-    """Refuse an optimizer that is known to step whole parameters alone, before ranks are started.
+    """Refuse an optimizer that does not step sharded parameters, before ranks are started.
 
-    What is not known of an optimizer of others is tried where it is built over shards, see
-    `rehearse_shards`.
+    optrun's own are held to it by tests. A class of others has to say `TAKES_SHARDS = True`
+    itself; `optrun.testing.check_optimizer(..., ranks=2)` shows whether it may.
 
     Args:
         config: Of the run's optimizer.
@@ -84,19 +93,24 @@ def refuse_unshardable(
     Raises:
         ConfigError: With the key that names it, and what to give instead.
     """
-    if distributed != "fsdp" or isinstance(config, PytorchOptimizerConfig):
+    if distributed != "fsdp":
         return
+    if isinstance(config, PytorchOptimizerConfig):
+        raise ConfigError(
+            f"optimizer.class_name={config.class_name}: the optimizers of pytorch_optimizer step"
+            f" whole parameters, and distributed=fsdp shards them. {_NO_SHARDS}"
+        )
     named = {f"optimizer={choice_of(config)}": choice_of(config)}
     for index, rule in enumerate(rules):
         if "optimizer" in rule:
             named[f"param_groups.rules[{index}].optimizer={rule['optimizer']}"] = rule["optimizer"]
     for key, name in named.items():
         cls = class_of(name)
-        if not getattr(cls, "TAKES_SHARDS", True):
-            raise ConfigError(
-                f"{key}: {cls.__name__} steps whole parameters alone, and distributed=fsdp shards"
-                f" them. {NO_SHARDS}"
-            )
+        reason = f"{key}: {cls.__name__} steps whole parameters, and distributed=fsdp shards them."
+        if is_own(name) and not getattr(cls, "TAKES_SHARDS", False):
+            raise ConfigError(f"{reason} {_NO_SHARDS}")
+        if not is_own(name) and not vars(cls).get("TAKES_SHARDS", False):
+            raise ConfigError(f"{reason} {_NO_SHARDS} {_IF_IT_DOES}")
 
 
 def build_optimizer(
@@ -136,12 +150,7 @@ def build_optimizer(
         if isinstance(config, PytorchOptimizerConfig):
             decay, kwargs = config.weight_decay, config.kwargs
             return build_pytorch_optimizer(
-                config.name,
-                param_groups,
-                lr=lr,
-                divide=hidden_and_rest,
-                weight_decay=decay,
-                **kwargs,
+                config.class_name, param_groups, lr=lr, weight_decay=decay, **kwargs
             )
         cls = class_of(choice)
         if not issubclass(cls, NamedOptimizer):
@@ -157,7 +166,8 @@ def build_optimizer(
         if all(is_own(name) for name in names if class_of(name)):
             return build(groups)
         hint = "Mend it, or take another optimizer."
-        return tried(build, groups, key=f"optimizer={choice}", owner=cls.__name__, hint=hint)
+        key = f"optimizer={choice}"
+        return build_checked(build, groups, key=key, owner=cls.__name__, hint=hint)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from optrun.base.options import State
-from optrun.optimizer.rehearsal import apart, one_step
+from optrun.optimizer.round_trip import preserved_random_states
 
 _SIDE = 3
 """Shortest side of a stand-in; each dimension has another, by which it is found again in the state.
@@ -45,11 +45,11 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
     first = {kind: param for param, kind in reversed(alike.values())}
     for stand_in, size in ((_shape_alone, _nbytes), (_small, _nbytes_of_small)):
         try:
-            with apart():
+            with preserved_random_states():
                 twin, params = _twin(optimizer, stand_in)
                 for param in first.values():
                     params[param].grad = torch.ones_like(params[param])
-                one_step(twin, 1.0)
+                twin.step()
         except (
             Exception
         ):  # it looks at values, of which shapes have none; or it needs what a twin has not

@@ -9,7 +9,6 @@ own, see `state.py`.
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -25,21 +24,6 @@ from optrun.base.errors import did_you_mean
 from optrun.base.options import Group, ParamGroup
 from optrun.base.plain import PlainMapping
 from optrun.optimizer.groups import names_of
-
-_HELPERS: Mapping[str, str] = {
-    "AdaGradGraft": "graft",
-    "BlockPartitioner": "partition",
-    "GaLoreProjector": "galore",
-    "Graft": "graft",
-    "PreConditioner": "preconditioner",
-    "RMSPropGraft": "graft",
-    "SGDGraft": "graft",
-    "SQRTNGraft": "graft",
-}
-"""Classes of objects that stand in its states, to their module.
-
-Plain values and tensors, saved as such.
-"""
 
 _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_module\.|^module\.")
 
@@ -196,8 +180,6 @@ def placed(value: object, param: Tensor, group: Group, key: str) -> Any:
         return type(value)(placed(entry, param, group, key) for entry in value)
     if isinstance(value, deque):
         return deque((placed(entry, param, group, key) for entry in value), maxlen=value.maxlen)
-    if is_helper(value):
-        return new_helper(type(value).__name__, placed(vars(value), param, group, key))
     return deepcopy(value)
 
 
@@ -356,28 +338,3 @@ def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) ->
                 f"group {index}: the saved state has {len(group['params'])} parameters, the"
                 f" optimizer {len(names)}."
             )
-
-
-def is_helper(value: object) -> bool:
-    """Tell whether a value of an optimizer's state is an object of the library's that can be saved."""
-    module = _HELPERS.get(type(value).__name__)
-    return (
-        module is not None
-        and type(value).__module__ == f"pytorch_optimizer.optimizer.utils.{module}"
-    )
-
-
-def new_helper(name: str, attributes: PlainMapping) -> Any:
-    """Make such an object, with these attributes; a file names none but those listed here.
-
-    Raises:
-        ValueError: Another name.
-    """
-    if name not in _HELPERS:
-        raise ValueError(f"the saved state holds a {name}, which is none of {', '.join(_HELPERS)}.")
-    cls = getattr(
-        importlib.import_module(f"pytorch_optimizer.optimizer.utils.{_HELPERS[name]}"), name
-    )
-    made = cls.__new__(cls)
-    vars(made).update(attributes)
-    return made

@@ -22,8 +22,6 @@ from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
 from optrun.optimizer.restore import (
-    is_helper,
-    new_helper,
     placed,
     refuse_difference,
     restored_state,
@@ -226,10 +224,7 @@ def _options(optimizer: Optimizer, group: Group) -> list[str]:
             *(member.defaults for member in getattr(optimizer, "members", {}).values())
         )
     else:
-        given = {
-            *inspect.signature(type(optimizer)).parameters,
-            *getattr(optimizer, "group_keys", ()),
-        }
+        given = set(inspect.signature(type(optimizer)).parameters)
     return [key for key in group if key in given and key not in _NOT_OPTIONS]
 
 
@@ -303,11 +298,7 @@ def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: s
     for key in _options(optimizer, group):
         before, now = saved.get(key), _described(group[key])
         plain = isinstance(before, int | str | None) and isinstance(now, int | str | None)
-        if (
-            plain
-            and (key in saved or key in getattr(optimizer, "group_keys", ()))
-            and before != now
-        ):
+        if plain and key in saved and before != now:
             raise ValueError(
                 f"parameter {name!r}: {key} was {before}, is {now}; the state is that of"
                 f" {key}={before}."
@@ -338,8 +329,6 @@ def _packed(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
                 [key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()
             ]
         }
-    if is_helper(value):
-        return {"helper": [type(value).__name__, _packed(vars(value), where, tensors)]}
     raise TypeError(
         f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file."
     )
@@ -389,8 +378,8 @@ def _unpacked(value: object, tensors: Mapping[str, Tensor], unused: set[str]) ->
         return {key: _unpacked(entry, tensors, unused) for key, entry in content}
     if kind == "deque":
         return deque((_unpacked(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
-    if kind == "helper":
-        return new_helper(content[0], _unpacked(content[1], tensors, unused))
+    if kind not in ("list", "tuple"):
+        raise ValueError(f"the saved state holds a {kind!r}, which is no kind of value.")
     entries = [_unpacked(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)
 

@@ -414,12 +414,13 @@ def read_config(path: Path) -> dict[str, object]:
 def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting]:
     """Flatten to dotted keys and their leaves; a list is one leaf, an empty mapping too.
 
-    A choice that goes by a name of its own is told with its kind: the library's `lamb` is not ours.
+    A choice that goes by a name of its own is told with its kind, and an optimizer of
+    pytorch-optimizer with its class: the library's `lamb` is not ours.
 
     Example:
         >>> flatten({"lr": 1.0, "optimizer": {"name": "lamb", "betas": [0.9, 0.999]}})
         {'lr': 1.0, 'optimizer.name': 'lamb', 'optimizer.betas': '[0.9, 0.999]'}
-        >>> flatten({"optimizer": {"kind": "pytorch_optimizer", "name": "lamb"}})
+        >>> flatten({"optimizer": {"name": "pytorch_optimizer", "class_name": "lamb"}})
         {'optimizer.name': 'lamb (pytorch_optimizer)'}
     """
     flat: dict[str, Setting] = {}
@@ -432,6 +433,9 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting
         if not prefix and {"kind", "name"} <= set(value):
             named = {"name": f"{value['name']} ({value['kind']})"}
             value = {leaf: item for leaf, item in value.items() if leaf != "kind"} | named
+        if not prefix and {"class_name", "name"} <= set(value):
+            named = {"name": f"{value['class_name']} ({value['name']})"}
+            value = {leaf: item for leaf, item in value.items() if leaf != "class_name"} | named
         flat |= flatten(value, f"{prefix}{key}.")
     return flat
 

@@ -257,9 +257,8 @@ class TrainStep(Precision):
         if self.measure is not None:
             result.measures = self._measures.take(self.world, self.measured)
         if result.finite:
-            follows_loss = getattr(self.optimizer, "takes_loss", False)
             self.updating = True
-            self.scaler.step(self.optimizer, *([lambda: result.loss] if follows_loss else []))
+            self.scaler.step(self.optimizer)
             self.scaler.update()
             self.scheduler.step()
             return result

@@ -219,7 +219,7 @@ def test_what_lamb_does_with_factors_is_said(given: list[str], facts: list[str] 
         (["scheduler.num_warmup_steps=0"], None),
         (["scheduler.num_warmup_steps=7"], None),
         (["scheduler=constant"], None),
-        (["optimizer=pytorch_optimizer", "optimizer.name=gravity"], None),
+        (["optimizer=pytorch_optimizer", "optimizer.class_name=gravity"], None),
         (["training.max_steps=19"], None),
         (["training.max_steps=20"], 0.05),
     ],

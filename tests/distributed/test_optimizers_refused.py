@@ -5,123 +5,102 @@ What they can do with sparse rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from optrun.api import compose
 from optrun.base.errors import ConfigError
+from optrun.config.registry import plugins
 from optrun.optimizer.build import build_optimizer, refuse_unshardable
-from optrun.optimizer.rehearsal import tried
 from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.testing import check_optimizer
 from tests.ranks import run_ranks
 
+STRANGERS = """
+from dataclasses import dataclass
 
+import torch
+from torch.optim import Optimizer
+
+import optrun
+from optrun.config.schema.optimizer_base import OptimizerConfig
+
+
+@dataclass(kw_only=True)
+class Config(OptimizerConfig):
+    default_lr: float = 0.01
+    weight_decay: float = 0.0
+
+
+def piece(grad):
+    return grad.to_local() if hasattr(grad, "to_local") else grad
+
+
+@optrun.register_optimizer("elementwise", schema=Config)
 class Elementwise(Optimizer):
-    """A plain optimizer that never thought of shards, and needs not."""
+    TAKES_SHARDS = True
 
-    def __init__(self, params: Any, lr: float) -> None:
+    def __init__(self, params, lr):
         super().__init__(params, {"lr": lr})
 
-    def direction(self, param: Tensor) -> Tensor:
-        """What the parameter moves along."""
-        assert param.grad is not None
+    def direction(self, param):
         moment = self.state[param].setdefault("moment", torch.zeros_like(param))
-        return moment.mul_(0.9).add_(param.grad).sign()
+        return moment.mul_(0.9).add_(param.grad).tanh()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Move every parameter."""
+    def step(self, closure=None):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     param.sub_(self.direction(param), alpha=group["lr"])
 
 
+@optrun.register_optimizer("own_piece", schema=Config)
 class OwnPiece(Elementwise):
-    """Normalises by what this rank holds: a number for each rank."""
-
-    def direction(self, param: Tensor) -> Tensor:
-        """By the norm of the piece."""
-        assert param.grad is not None
-        piece = param.grad.to_local() if hasattr(param.grad, "to_local") else param.grad
-        return param.grad / (1e-6 + piece.norm().item())
+    def direction(self, param):
+        return param.grad / (1e-6 + piece(param.grad).norm().item())
 
 
+@optrun.register_optimizer("whole_alone", schema=Config)
 class WholeAlone(Elementwise):
-    """Takes the storage of a parameter."""
-
-    def direction(self, param: Tensor) -> Tensor:
-        """By numpy, which knows no shards."""
-        assert param.grad is not None
+    def direction(self, param):
         return torch.from_numpy(param.grad.numpy()) * 0.1
 
 
+@optrun.register_optimizer("plain_state", schema=Config)
 class PlainState(Elementwise):
-    """Steps right, and keeps its moment where no checkpoint of ranks can put it together."""
-
-    def direction(self, param: Tensor) -> Tensor:
-        """By a moment of this rank's piece."""
-        assert param.grad is not None
-        piece = param.grad.to_local() if hasattr(param.grad, "to_local") else param.grad
-        self.state[param].setdefault("moment", torch.zeros_like(piece)).mul_(0.9).add_(piece)
+    def direction(self, param):
+        moment = self.state[param].setdefault("moment", torch.zeros_like(piece(param.grad)))
+        moment.mul_(0.9).add_(piece(param.grad))
         return param.grad
 
 
-def shards() -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(11, 9), nn.Tanh(), nn.Linear(9, 1))
-    return fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+@optrun.register_optimizer("deaf", schema=Config)
+class Deaf(Elementwise):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.sub_(self.direction(param), alpha=0.01)
+"""
 
 
-def foreign_over_shards(_rank: int) -> None:
-    for cls, fact in (
-        (Elementwise, None),
-        (OwnPiece, "not those of one process"),
-        (WholeAlone, "it fails: "),
-        (PlainState, "/moment has shape"),
-    ):
-        groups = [{"params": list(shards().named_parameters())}]
-
-        def built(cls: Any = cls, groups: Any = groups) -> Optimizer:
-            def build(own: Any) -> Optimizer:
-                return cls([dict(group) for group in own], lr=0.1)  # type: ignore[no-any-return]
-
-            return tried(build, groups, key="optimizer=mine", owner=cls.__name__, hint="Mend it.")
-
-        before = torch.get_rng_state()
-        if fact is None:
-            assert isinstance(built(), cls)
-        else:
-            with pytest.raises(
-                ConfigError, match="optimizer=mine: tried on small shards"
-            ) as refused:
-                built()
-            for part in (cls.__name__, "distributed=fsdp", fact, "distributed=ddp"):
-                assert part in str(refused.value)
-        assert torch.equal(torch.get_rng_state(), before), "no random number of the run's is drawn"
-
-
-def library_over_shards(_rank: int) -> None:
-    from optrun.config.schema.optimizer import PytorchOptimizerConfig
-
-    def built(name: str) -> Optimizer:
-        config = PytorchOptimizerConfig(name=name, default_lr=1e-3, weight_decay=0.01, kwargs={})
-        return build_optimizer(config, [{"params": list(shards().named_parameters())}], lr=0.01)
-
-    assert type(built("lion")).__name__ == "Lion"
-    with pytest.raises(
-        ConfigError, match=r"optimizer.name=soap: .* cannot train with distributed=fsdp: "
-    ):
-        built("soap")
+@pytest.fixture
+def _strangers(tmp_path: Path) -> Iterator[None]:
+    path = tmp_path / "strangers.py"
+    path.write_text(STRANGERS, encoding="utf-8")
+    plugins.load(str(path))
+    yield
+    for name in list(plugins.LOADED):
+        plugins.forget(name)
 
 
 class Rows(nn.Module):
@@ -180,15 +159,6 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     return [{"params": [pair]} for pair in model.named_parameters()]
 
 
-def test_a_foreign_optimizer_is_tried_on_shards(tmp_path: Path) -> None:
-    run_ranks(tmp_path, foreign_over_shards)
-
-
-def test_one_of_the_library_is_tried_on_shards(tmp_path: Path) -> None:
-    pytest.importorskip("pytorch_optimizer")
-    run_ranks(tmp_path, library_over_shards)
-
-
 def test_sparse_rows_under_ddp_are_one_process(tmp_path: Path) -> None:
     run_ranks(tmp_path, sparse_rows_under_ddp)
 
@@ -231,9 +201,39 @@ def test_what_is_known_to_take_no_shards_is_refused_before_ranks_start() -> None
         for distributed in ("none", "ddp"):
             refuse_unshardable(config, distributed, rules)
     refuse_unshardable(lamb, "fsdp")
-    refuse_unshardable(
-        compose(["optimizer=pytorch_optimizer", "optimizer.name=lion"]).optimizer, "fsdp"
-    )
+    library = compose(["optimizer=pytorch_optimizer", "optimizer.class_name=lion"]).optimizer
+    with pytest.raises(ConfigError, match=r"optimizer.class_name=lion: .*distributed=ddp"):
+        refuse_unshardable(library, "fsdp")
+
+
+@pytest.mark.usefixtures("_strangers")
+def test_a_stranger_says_itself_that_it_takes_shards() -> None:
+    refuse_unshardable(compose(["optimizer=elementwise"]).optimizer, "fsdp")
+    for distributed in ("none", "ddp"):
+        refuse_unshardable(compose(["optimizer=own_piece"]).optimizer, distributed)
+    with pytest.raises(ConfigError) as refused:
+        refuse_unshardable(compose(["optimizer=own_piece"]).optimizer, "fsdp")
+    for fact in ("optimizer=own_piece", "OwnPiece", "distributed=ddp", "TAKES_SHARDS = True"):
+        assert fact in str(refused.value)
+
+
+@pytest.mark.usefixtures("_strangers")
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [
+        ("elementwise", None),
+        ("own_piece", "not those of one process"),
+        ("whole_alone", "in shards on 2 ranks"),
+        ("plain_state", "/moment has shape"),
+        ("deaf", "do not depend on lr"),
+    ],
+)
+def test_authors_find_what_is_wrong_with_a_stranger(name: str, fact: str | None) -> None:
+    if fact is None:
+        check_optimizer(name, lr=0.05, ranks=2)
+        return
+    with pytest.raises(AssertionError, match=fact):
+        check_optimizer(name, lr=0.05, ranks=2)
 
 
 def test_authors_check_shards_too() -> None:

@@ -8,7 +8,7 @@ import textwrap
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.foreign.foreign import HALF, NEEDS, REFUSED, WHOLE, WORKS, Row, walk
+from tests.foreign.foreign import HALF, REFUSED, WHOLE, WORKS, Row, walk
 
 
 def main(path: Path) -> None:
@@ -19,17 +19,17 @@ def main(path: Path) -> None:
 
 
 def page(rows: list[Row]) -> str:
-    works, needs, refused = (
-        [row for row in rows if row.verdict == verdict] for verdict in (WORKS, NEEDS, REFUSED)
+    works, refused = (
+        [row for row in rows if row.verdict == verdict] for verdict in (WORKS, REFUSED)
     )
     intro = [
         (
-            "What comes of `optimizer=pytorch_optimizer optimizer.name=NAME` for every optimizer"
+            "What comes of `optimizer=pytorch_optimizer optimizer.class_name=NAME` for every optimizer"
             f" class of pytorch_optimizer {version('pytorch_optimizer')}. Written by"
         ),
         "    python -m tests.foreign.record docs/reference/foreign.md",
         (
-            f"Of {len(rows)} classes {len(works)} work, and {len(needs)} need something and get it."
+            f"Of {len(rows)} classes {len(works)} work."
             f" The other {len(refused)} are refused before the model is trained, by name and with"
             f" the reason. Each that is offered was trained for {WHOLE} steps on a small model. A"
             f" checkpoint was saved after {HALF}, and read into a freshly built one that went on."
@@ -37,10 +37,9 @@ def page(rows: list[Row]) -> str:
             " evaluated, to the last bit."
         ),
         (
-            "At the start of every run the optimizer is tried again, with the options of that run."
-            " Stand-ins of at most 12 a side have the kinds of its parameters. It has to step, and"
-            " to depend on `lr` and on a given `weight_decay`. It has to come back from a saved"
-            " state bit for bit. Else the run ends there with the reason."
+            "At the start of every run the state of the optimizer makes one round trip, with the"
+            " options of that run. Small copies of its parameters are stepped, saved, loaded and"
+            " stepped again. If a bit differs, the run ends there with the reason."
         ),
         (
             "`lr there` is the default of the library; optrun takes `optimizer.default_lr=1e-3` for"
@@ -62,11 +61,6 @@ def page(rows: list[Row]) -> str:
         "| --- | ---: | ---: |",
     ]
     lines += [f"| {row.name.lower()} | {_lr(row)} | {row.state:.1f} |" for row in works]
-    lines += ["", f"## Needs something, and gets it ({len(needs)})", ""]
-    lines += ["| name | what | lr there | state |", "| --- | --- | ---: | ---: |"]
-    lines += [
-        f"| {row.name.lower()} | {row.what} | {_lr(row)} | {row.state:.1f} |" for row in needs
-    ]
     lines += [
         "",
         f"## Refused ({len(refused)})",

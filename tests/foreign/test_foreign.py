@@ -20,10 +20,7 @@ from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.param_groups import build_param_groups
 from tests.foreign.foreign import (
-    GIVEN,
-    NEEDS,
     REFUSED,
-    RULES,
     WORKS,
     Small,
     config_of,
@@ -40,17 +37,16 @@ SAMPLE = {
     "lion": WORKS,
     "soap": WORKS,
     "spam": WORKS,
-    "galore": NEEDS,
-    "muon": NEEDS,
-    "emonavi": NEEDS,
-    "scalableshampoo": NEEDS,
-    "schedulefreeadamw": NEEDS,
-    "splus": NEEDS,
+    "schedulefreeadamw": WORKS,
+    "splus": WORKS,
+    "galore": REFUSED,
+    "muon": REFUSED,
+    "emonavi": REFUSED,
+    "scalableshampoo": REFUSED,
     "sophiah": REFUSED,
     "lookahead": REFUSED,
     "asgd": REFUSED,
 }
-PROJECTED = GIVEN["galore"]
 
 
 def build(
@@ -96,11 +92,7 @@ def test_the_whole_library_is_what_the_page_says() -> None:
 
 def test_the_page_counts_what_it_lists() -> None:
     text = (DOCS / "reference" / "foreign.md").read_text(encoding="utf-8")
-    sentences = (
-        r"Of (\d+) classes (\d+) work, and (\d+) need something and\s+get it\. The other (\d+)"
-        r" are\s+refused"
-    )
-    found = re.search(sentences, text)
+    found = re.search(r"Of (\d+) classes (\d+) work\. The other (\d+) are\s+refused", text)
     assert found is not None
     total, *parts = map(int, found.groups())
     assert total == sum(parts) == len(names())
@@ -111,74 +103,31 @@ def test_the_page_counts_what_it_lists() -> None:
     assert listed == parts
 
 
-@pytest.mark.parametrize("name", ["galore", "apollo", "fira"])
-def test_projection_is_what_the_name_says(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"optimizer.name={name}: .* projects nothing .*rank: \d+"
-    ):
-        build(name)
-    half = Half(config_of(name, PROJECTED), Small)
-    half.steps(2)
-    shapes = {
-        key: tuple(value.shape) for key, value in named_state(half.train_step.optimizer)[0].items()
-    }
-    assert shapes["body.weight/exp_avg"] == (16, 4)  # of (16, 8) at rank 4
-    assert shapes["embed.weight/exp_avg"] == (24, 8)
-    with pytest.raises(
-        ConfigError, match=r"rank=8 projects nothing of body.weight with shape \(16, 8\)"
-    ):
-        build(name, PROJECTED | {"rank": 8})
-    with pytest.raises(ConfigError, match=r"projects nothing .* give all of"):
-        build(name, {"rank": 4})
-
-
-def test_a_rule_may_place_the_projection() -> None:
-    values = "{rank: 2, update_proj_gap: 5, scale: 1.0, projection_type: std}"
-    optimizer = build("galore", rules=f"[{{pattern: '^out.weight', kwargs: {values}}}]")
-    assert {name for name, rank in by_name(optimizer, "rank").items() if rank} == {"out.weight"}
-    with pytest.raises(ConfigError, match=r"rank=2 projects nothing of out.bias with shape \(8,\)"):
-        build("galore", rules=f"[{{pattern: '^out', kwargs: {values}}}]")
-
-
-@pytest.mark.parametrize("name", ["muon", "adamuon", "adago", "normuon"])
-def test_hidden_matrices_are_marked_for_muon(name: str) -> None:
-    optimizer = build(name, {"adamw_lr": 5e-4}, lr=0.02)
-    marked = by_name(optimizer, "use_muon")
-    assert {key for key, value in marked.items() if value} == {
-        "body.weight",
-        "out.weight",
-        "head.weight",
-    }
-    lrs = by_name(optimizer, "lr")
-    assert lrs == pytest.approx({key: 0.02 if value else 5e-4 for key, value in marked.items()})
-    with pytest.raises(ConfigError, match=r"adamw_wd would be ignored"):
-        build(name, {"adamw_wd": 0.1})
-    again = build(name, rules="[{pattern: '^out.weight', kwargs: {use_muon: false}}]")
-    assert not by_name(again, "use_muon")["out.weight"]
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs", "message"),
     [
         ("lyon", {}, "has no such optimizer. Did you mean"),
-        ("sophiah", {}, "second derivatives of the loss .*Take optimizer.name=soap"),
+        ("sophiah", {}, "second derivatives of the loss.*Take optimizer=soap"),
         ("adahessian", {}, "second derivatives"),
-        ("bsam", {}, "a closure"),
+        ("bsam", {}, "the loss again"),
         ("muonclip", {}, "attention logits"),
         ("lookahead", {}, "wrap another optimizer"),
         ("adamw", {}, "torch's own. Take optimizer=adamw"),
-        ("a2grad", {}, "do not depend on lr"),
-        ("asgd", {}, "sets the learning rate itself"),
-        ("adafactor", {}, "lr and the schedule .* give optimizer.kwargs.relative_step=false"),
-        ("apollodqn", {}, "optimizer.kwargs.warmup_steps=0"),
-        ("ranger21", {}, "needs num_iterations: give optimizer.kwargs.num_iterations=VALUE"),
-        ("ranger21", {"num_iterations": 9}, "optimizer.kwargs.disable_lr_scheduler=true"),
-        ("pid", {}, "optimizer.kwargs.momentum=0.9"),
-        ("adamc", {}, r"kwargs: \{normalized: true\}"),
+        ("a2grad", {}, "learning rate of its own"),
+        ("asgd", {}, "learning rate of its own: .* Take optimizer=sgd"),
+        ("adafactor", {}, "lr and the schedule .* Take optimizer=adafactor"),
+        ("apollodqn", {}, "lr and the schedule"),
+        ("ranger21", {"num_iterations": 9}, "a schedule of its own"),
+        ("pid", {}, "is SGD"),
+        ("adamc", {}, "marked"),
+        ("galore", {"rank": 4}, "projects no matrix"),
+        ("Muon", {}, "hidden matrices. Take optimizer=muon"),
+        ("emonavi", {}, "the loss of each step"),
+        ("conda", {}, "cannot be kept in a file"),
         ("lion", {"bettas": [0.9, 0.99]}, "Lion has no option 'bettas'. Did you mean betas"),
         ("lion", {"rank": 4}, "Lion has no option 'rank'"),
         ("lion", {"betas": [0.9, 1.5]}, "ValueError: beta2 must be in the range"),
-        ("adopt", {"clip_lambda": 3}, "cannot be used like this: it fails: TypeError"),
+        ("adopt", {"clip_lambda": 3}, "cannot be used here: it fails: TypeError"),
         ("bnb_adamw8bit", {}, "not offered: the optimizers of bitsandbytes and torchao"),
         ("torchao_adamw4bit", {}, "not offered: the optimizers of bitsandbytes and torchao"),
     ],
@@ -190,17 +139,12 @@ def test_refused_before_training(name: str, kwargs: dict[str, Any], message: str
 
 
 def test_what_would_be_ignored_is_refused() -> None:
-    assert build("lion", {"cautious": True}).param_groups[0]["cautious"] is True
-    with pytest.raises(
-        ConfigError, match=r"A parameter group of Lion has no option 'eps'|no option 'eps'"
-    ):
+    with pytest.raises(ConfigError, match=r"Lion has no option 'cautious'"):
+        build("lion", {"cautious": True})  # it would go into **kwargs, as any word does
+    with pytest.raises(ConfigError, match=r"a group of .* Lion has no option 'eps'"):
         build("lion", rules="[{pattern: body, eps: 1e-3}]")
-    with pytest.raises(ConfigError, match=r"it takes clip_threshold for all parameters alike"):
-        build(
-            "adafactor",
-            GIVEN["adafactor"],
-            rules="[{pattern: body, kwargs: {clip_threshold: 0.5}}]",
-        )
+    with pytest.raises(ConfigError, match=r"takes clip_threshold for all parameters alike"):
+        build("came", rules="[{pattern: body, kwargs: {clip_threshold: 0.5}}]")
     with pytest.raises(ConfigError, match=r"has no option 'weight_decay'"):
         build("msvag", weight_decay=0.1)
     groups = [{"params": list(Small().named_parameters()), "optimizer": "sgd"}]
@@ -242,9 +186,6 @@ def test_an_optimizer_that_does_not_come_back_is_refused(monkeypatch: pytest.Mon
             return super().step(closure)
 
     monkeypatch.setattr(pytorch_optimizer, "Lion", Lion)
-    monkeypatch.setattr(
-        "optrun.optimizer.foreign._keywords", lambda cls: {"lr", "betas", "weight_decay"}
-    )
     with pytest.raises(
         ConfigError,
         match=r"does not come back from a checkpoint as it was: .* differs after a resume",
@@ -253,22 +194,15 @@ def test_an_optimizer_that_does_not_come_back_is_refused(monkeypatch: pytest.Mon
 
 
 def test_a_state_of_another_form_is_refused() -> None:
-    def trained(*kwargs: Any, rules: str = "[]") -> Any:
-        half = Half(config_of(*kwargs, rules), Small)
+    def trained(name: str) -> Any:
+        half = Half(config_of(name), Small)
         half.steps(2)
         return half.train_step.optimizer
 
-    tensors, meta = named_state(trained("galore", PROJECTED))
-    with pytest.raises(ValueError, match=r"'body.weight': rank was 4, is 2"):
-        load_named_state(build("galore", PROJECTED | {"rank": 2}), tensors, meta)
-    tensors, meta = named_state(trained("adabelief", {}))
+    tensors, meta = named_state(trained("adabelief"))
     with pytest.raises(ValueError, match=r"ams_bound was False, is True"):
         load_named_state(build("adabelief", {"ams_bound": True}), tensors, meta)
     load_named_state(build("adabelief", {"betas": [0.8, 0.9]}), tensors, meta)
-    tensors, meta = named_state(trained("scalableshampoo", {}))
-    text = json.dumps(meta).replace('"PreConditioner"', '"Popen"')
-    with pytest.raises(ValueError, match=r"holds a Popen, which is none of"):
-        load_named_state(build("scalableshampoo"), tensors, json.loads(text))
 
 
 @pytest.mark.parametrize("name", ["schedulefreeadamw", "splus"])
@@ -310,7 +244,11 @@ def test_a_run_is_judged_saved_and_published_with_the_averaged_weights(
     from safetensors.torch import load_file
 
     monkeypatch.chdir(tmp_path)
-    words = [*RUN, "optimizer.name=schedulefreeadamw", f"data.train={write_text(tmp_path, 200)}"]
+    words = [
+        *RUN,
+        "optimizer.class_name=schedulefreeadamw",
+        f"data.train={write_text(tmp_path, 200)}",
+    ]
     assert (
         optrun(*words, "training.eval_steps=12", "training.max_steps=12", "hydra.run.dir=straight")
         == 0
@@ -345,9 +283,12 @@ def test_a_run_with_what_is_not_offered_ends_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert optrun(*RUN, "optimizer.name=sophiah", "data.train=nosuch.txt", "hydra.run.dir=run") == 2
+    assert (
+        optrun(*RUN, "optimizer.class_name=sophiah", "data.train=nosuch.txt", "hydra.run.dir=run")
+        == 2
+    )
     said = capsys.readouterr().err
-    assert "optimizer.name=sophiah: not offered" in said
+    assert "optimizer.class_name=sophiah: not offered" in said
     assert "Traceback" not in said
     for name in ("adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_32bit"):
         assert optrun(f"optimizer={name}") == 2
@@ -356,22 +297,17 @@ def test_a_run_with_what_is_not_offered_ends_before_anything_is_read(
         assert "optimizer=adafactor" in said
 
 
-def test_rules_of_the_page_are_in_use() -> None:
-    optimizer = build("adamc", rules=RULES["adamc"])
-    assert {name for name, value in by_name(optimizer, "normalized").items() if value} == {
-        "body.weight",
-        "body.bias",
-    }
-
-
 def test_all_keywords_may_be_given_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "optimizer=pytorch_optimizer",
-        "optimizer.name=galore",
-        "optimizer.kwargs={rank: 4, scale: 0.25}",
+        "optimizer.class_name=soap",
+        "optimizer.kwargs={precondition_frequency: 4, correct_bias: false}",
     ]
     assert optrun("--cfg", "job", *words) == 0
-    assert "  kwargs:\n    rank: 4\n    scale: 0.25\n" in capsys.readouterr().out
+    assert (
+        "  kwargs:\n    precondition_frequency: 4\n    correct_bias: false\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_sweep_refuses_before_its_first_job(
@@ -383,7 +319,7 @@ def test_a_sweep_refuses_before_its_first_job(
         optrun(
             "-m",
             "optimizer=pytorch_optimizer",
-            "optimizer.name=lion,sophiah",
+            "optimizer.class_name=lion,sophiah",
             "hydra.sweep.dir=sweep",
         )
         == 2

@@ -388,13 +388,10 @@ class SoapConfig(DecaysForward):
 
 @dataclass(kw_only=True)
 class PytorchOptimizerConfig(OptimizerConfig):
-    """`optimizer=pytorch_optimizer optimizer.name=...`.
+    """An optimizer of the library pytorch-optimizer."""
 
-    An optimizer of that library, by its name there.
-    """
-
-    named_by_library: ClassVar[bool] = True
-    """So that its name may be that of one of our choices."""
+    class_name: str
+    """Its class there; case does not matter."""
     DEFAULT_WARMUP = False
     default_lr: Positive = 1e-3
     weight_decay: Finite = 0.0

@@ -100,7 +100,8 @@ def test_the_file_says_the_values_of_the_schema(choice: str) -> None:
     truth = {
         key: list(value) if isinstance(value, tuple) else value for key, value in truth.items()
     }
-    assert values(choice) == truth | ({"name": "???"} if choice == LIBRARY_CHOICE else {})
+    required = {"class_name": "???"} if choice == LIBRARY_CHOICE else {}
+    assert values(choice) == truth | required
     marked = {key for key, value in yaml_of(choice).items() if str(value).startswith("${dialect:")}
     assert marked == {key for preset in DIALECTS.get(choice, {}).values() for key in preset}
 
@@ -491,7 +492,7 @@ def test_composites_count_a_closure_once() -> None:
 def test_another_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("optrun.optimizer.foreign.importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install"):
-        build_optimizer(config("pytorch_optimizer", name="lion"), groups(), lr=0.1)
+        build_optimizer(config("pytorch_optimizer", class_name="lion"), groups(), lr=0.1)
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -1,0 +1,204 @@
+"""One round trip of the state of an optimizer that other people wrote, before it trains a model."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from optrun.base.errors import ConfigError
+from optrun.base.options import Group, ParamGroup
+from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.state import load_named_state, named_state
+
+Build = Callable[[list[ParamGroup]], Optimizer]
+
+_SAVED_AT, _LAST = 11, 24
+"""Steps. Some optimizers move nothing before the tenth."""
+
+_LONGEST_SIDE = 12
+"""Of a small copy of a parameter."""
+
+
+class SmallCopy:
+    """An optimizer over small copies of parameters, stepped on gradients of a fixed seed."""
+
+    def __init__(self, build: Build, groups: Sequence[Group]) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.optimizer = build([_small_group(group, index) for index, group in enumerate(groups)])
+        self.params: dict[str, Tensor] = {}
+        for group in self.optimizer.param_groups:
+            self.params |= zip(group["param_names"], group["params"], strict=True)
+
+    def steps(self, first: int, last: int) -> None:
+        """Step; refuse an optimizer that writes its own learning rate."""
+        for step in range(first, last):
+            generator = torch.Generator().manual_seed(step)
+            for param in self.params.values():
+                noise = torch.randn(param.shape, generator=generator, dtype=torch.float64)
+                param.grad = noise.to(param.dtype) + param.detach()
+            before = [float(group["lr"]) for group in self.optimizer.param_groups]
+            self.optimizer.step()
+            if [float(group["lr"]) for group in self.optimizer.param_groups] != before:
+                raise ConfigError(
+                    "it sets the learning rate itself: lr and the schedule of this run would be"
+                    " ignored"
+                )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Collect weights and state by name."""
+        return {**self.params, **named_state(self.optimizer)[0]}
+
+
+def build_checked(
+    build: Build, groups: Sequence[Group], *, key: str, owner: str, hint: str
+) -> Optimizer:
+    """Build an optimizer whose state survives a round trip through a checkpoint.
+
+    Args:
+        build: Makes the optimizer over groups of (name, parameter) pairs.
+        groups: Groups of the run; the small copies have their keys and kinds of parameters.
+        key: What chose the optimizer, such as `optimizer=mine`.
+        owner: Name of its class in messages.
+        hint: What to do if it is refused.
+
+    Raises:
+        ConfigError: It fails, sets lr itself, or differs after its state was saved and loaded.
+    """
+    try:
+        optimizer = build([dict(group) for group in groups])
+        check_round_trip(build, groups)
+    except Exception as error:  # whatever other people's code raises, it does so before training
+        message = f"{key}: {owner} cannot be used here: {_reason(error)}. {hint}"
+        raise ConfigError(message) from error
+    return optimizer
+
+
+def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
+    """Save the state of a small copy, load it into a second one, and compare all later bits.
+
+    Global random states stay as they are.
+
+    Raises:
+        ConfigError: Weights, state or counters differ; the message names the first tensor.
+    """
+    kinds = one_group_per_kind(groups)
+    with preserved_random_states():
+        first = SmallCopy(build, kinds)
+        first.steps(0, _SAVED_AT)
+        second = _resumed(first, build, kinds)
+        restore = _remember_random_states()
+        first.steps(_SAVED_AT, _LAST)
+        restore()
+        second.steps(_SAVED_AT, _LAST)
+        difference = _first_difference(first, second)
+    if difference is not None:
+        raise ConfigError(
+            f"it does not come back from a checkpoint as it was: {difference} differs after a"
+            " resume"
+        )
+
+
+def one_group_per_kind(groups: Sequence[Group]) -> list[Group]:
+    """Keep one group per kind, and in it one parameter per number of dimensions.
+
+    Groups are of one kind if they have the same keys and kinds of parameters, and agree on whether
+    weights decay.
+    """
+    kinds: dict[object, Group] = {}
+    for group in groups:
+        pairs = {param.dim(): (name, param) for name, param in reversed(list(group["params"]))}
+        kind = (
+            frozenset(group),
+            bool(group.get("weight_decay")),
+            frozenset(pairs),
+            group.get("optimizer"),
+        )
+        kinds.setdefault(kind, {**group, "params": list(pairs.values())})
+    return list(kinds.values())
+
+
+@contextmanager
+def preserved_random_states() -> Iterator[None]:
+    """Restore all random states after the block, and drop its warnings."""
+    restore = _remember_random_states()
+    try:
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        restore()
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare to the last bit, NaN included."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    pair = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(*pair)
+
+
+def _small_group(group: Group, index: int) -> ParamGroup:
+    pairs = []
+    for name, param in group["params"]:
+        # Sides differ, so that a transposed state is noticed.
+        shape = [min(side, _LONGEST_SIDE - place) for place, side in enumerate(param.shape)]
+        pairs.append((f"{index}.{name}", Parameter(0.02 * torch.randn(shape, dtype=param.dtype))))
+    return {**group, "params": pairs}
+
+
+def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCopy:
+    """Build a second copy and give it the first one's weights and state, as a checkpoint does."""
+    restore = _remember_random_states()
+    with evaluation_weights(first.optimizer):
+        weights = {name: param.detach().clone() for name, param in first.params.items()}
+    tensors, meta = named_state(first.optimizer)
+    saved = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    second = SmallCopy(build, groups)
+    with torch.no_grad():
+        for name, param in second.params.items():
+            param.copy_(weights[name])
+    load_named_state(second.optimizer, saved, json.loads(json.dumps(meta)))
+    restore()
+    return second
+
+
+def _remember_random_states() -> Callable[[], None]:
+    """Return what puts the random states of this moment back."""
+    of_torch, python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+    def restore() -> None:
+        torch.set_rng_state(of_torch)
+        random.setstate(python)
+        np.random.set_state(of_numpy)
+
+    return restore
+
+
+def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
+    one, other = first.tensors(), second.tensors()
+    for name in sorted(one.keys() | other.keys()):
+        if name not in one or name not in other or not same_bits(one[name], other[name]):
+            return name
+    counters_agree = named_state(first.optimizer)[1] == named_state(second.optimizer)[1]
+    return None if counters_agree else "what it counts"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ConfigError):
+        return str(error).rstrip(".")
+    first_line = str(error).strip().split("\n", 1)[0].rstrip(".")
+    return ": ".join(part for part in ("it fails", type(error).__name__, first_line) if part)
