@@ -244,9 +244,7 @@ def restored(
                 f"now by {own_group.get('optimizer')}."
             )
         for name, param in zip(names, own_group["params"], strict=True):
-            for key, value in saved.get(name, {}).items():
-                if isinstance(value, Tensor):
-                    refuse_foreign(name, param, value, str(key))
+            _refuse_foreign_tensors(name, param, saved.get(name, {}))
         groups.append(_restored_group(own_group, saved_group))
     state = defaultdict[Tensor, Any](dict, restored_state(optimizer, groups, saved))
     for group, names in zip(groups, own_names, strict=True):
@@ -260,6 +258,12 @@ def restored(
             ]
             group["step"] = max(steps, default=0)
     return state, groups
+
+
+def _refuse_foreign_tensors(name: str, param: Tensor, entries: PlainMapping) -> None:
+    for key, value in entries.items():
+        if isinstance(value, Tensor):
+            refuse_foreign(name, param, value, str(key))
 
 
 def _restored_group(own: Group, saved: Group) -> dict[str, Any]:

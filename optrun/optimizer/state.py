@@ -114,24 +114,9 @@ def load_named_state(
         ValueError: With the first parameter or tensor that is missing, extra or of another shape,
             or that an option needs and was not saved.
     """
-    refuse_format("optimizer state", meta.get("format"), FORMAT)
-    if meta.get("format") != FORMAT:
-        raise ValueError(
-            f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}."
-        )
-    if meta["optimizer"] != type(optimizer).__name__:
-        raise ValueError(
-            f"the state was saved by {meta['optimizer']}, the optimizer is"
-            f" {type(optimizer).__name__}."
-        )
+    _refuse_other_optimizer(optimizer, meta)
     params = _params(optimizer)
-    refuse_difference(list(meta["params"]), list(params))
-    for name, param in params.items():
-        if list(param.shape) != list(meta["params"][name]):
-            raise ValueError(
-                f"parameter {name!r}: saved with shape {tuple(meta['params'][name])}, "
-                f"the optimizer's has {tuple(param.shape)}."
-            )
+    _refuse_other_params(params, meta)
     unused = set(tensors)
     saved = {
         name: {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
@@ -144,12 +129,7 @@ def load_named_state(
         )
     counters = _counters(optimizer, meta, tensors, unused)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
-        for key, value in values.items():
-            if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
-                raise ValueError(
-                    f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no"
-                    " number."
-                )
+        _refuse_no_number(group, values)
     averaged = averaged_params(optimizer)
     trained = {
         name: _trained(name, param, tensors, unused)
@@ -158,13 +138,7 @@ def load_named_state(
     }
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
-    for key, own in _counting_attributes(optimizer).items():
-        if key in meta["attributes"]:
-            value = _unpacked(meta["attributes"][key], {}, set())
-            if hasattr(own, "load_state_dict"):
-                own.load_state_dict(value)
-            else:
-                setattr(optimizer, key, value)
+    _load_attributes(optimizer, meta["attributes"])
     optimizer.state.clear()
     optimizer.state.update(loaded)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
@@ -172,6 +146,49 @@ def load_named_state(
     with torch.no_grad():
         for name, value in trained.items():
             params[name].copy_(sharded_like(value, params[name]).to(params[name].device))
+
+
+def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:
+    refuse_format("optimizer state", meta.get("format"), FORMAT)
+    if meta.get("format") != FORMAT:
+        raise ValueError(
+            f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}."
+        )
+    if meta["optimizer"] != type(optimizer).__name__:
+        raise ValueError(
+            f"the state was saved by {meta['optimizer']}, the optimizer is"
+            f" {type(optimizer).__name__}."
+        )
+
+
+def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> None:
+    refuse_difference(list(meta["params"]), list(params))
+    for name, param in params.items():
+        if list(param.shape) != list(meta["params"][name]):
+            raise ValueError(
+                f"parameter {name!r}: saved with shape {tuple(meta['params'][name])}, "
+                f"the optimizer's has {tuple(param.shape)}."
+            )
+
+
+def _refuse_no_number(group: Group, counters: PlainMapping) -> None:
+    for key, value in counters.items():
+        if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
+            raise ValueError(
+                f"the group of {group['param_names'][0]!r} counted {key}={value!r}, which is no"
+                " number."
+            )
+
+
+def _load_attributes(optimizer: Optimizer, saved: PlainMapping) -> None:
+    for key, attribute in _counting_attributes(optimizer).items():
+        if key not in saved:
+            continue
+        value = _unpacked(saved[key], {}, set())
+        if hasattr(attribute, "load_state_dict"):
+            attribute.load_state_dict(value)
+        else:
+            setattr(optimizer, key, value)
 
 
 def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
