@@ -26,9 +26,6 @@ at its peak, weight decay, adaptation, parameters and the bytes its state will t
     made.add_recipe_options()
     made.add_argument("--all", action="store_true", help="every tensor, not every group")
     made.add_argument("--json", action="store_true", help="print one JSON object")
-    made.add_argument(
-        "--png", metavar="FILE", help="the schedule and the peaks of the groups as a picture"
-    )
     return made
 
 
@@ -61,9 +58,7 @@ def run(arguments: VerbArguments) -> int:
     config = request_of(command_line, cfg, checked).config
     from optrun import explain
 
-    explain.run(
-        config, all_tensors=options.all, as_json=options.json, png=options.png, trunk=_trunk(config)
-    )
+    explain.run(config, all_tensors=options.all, as_json=options.json, trunk=_trunk(config))
     return EXIT_DONE
 
 

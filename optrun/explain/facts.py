@@ -248,15 +248,6 @@ def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
     )
 
 
-def peaks_by_layer(facts: Facts) -> dict[str, float]:
-    """Find the highest learning rate of each layer, in the order of `by_layer`."""
-    peaks: dict[str, float] = {}
-    for group in by_layer(groups_of(facts)):
-        layer = group.first.layer
-        peaks[layer] = max(peaks.get(layer, 0.0), group.lr_peaks[1])
-    return peaks
-
-
 def total(sizes: Iterable[int | None]) -> int | None:
     """Add up sizes; None where one is not known."""
     known = [*sizes]

@@ -1,4 +1,4 @@
-"""Plot lines and bars out of characters."""
+"""Plot lines out of characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 """One per curve, in order."""
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def line_plot(
@@ -82,20 +81,6 @@ def line_plot(
         )
     )
     return lines
-
-
-def bar(share: float, width: int) -> str:
-    """Draw a bar out of eighths of characters.
-
-    Example:
-        >>> bar(1.0, 4), bar(0.5, 4), bar(0.03, 4), bar(0.0, 4)
-        ('████', '██  ', '▏   ', '    ')
-    """
-    eighths = round(min(max(share, 0.0), 1.0) * 8 * width)
-    if share > 0:
-        eighths = max(eighths, 1)
-    text = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
-    return text.ljust(width)
 
 
 def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:

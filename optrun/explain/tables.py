@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.measure import Measurement
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from optrun.base.errors import printable
 from optrun.base.formatting import count, rate, size, span
-from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, listed, peaks_by_layer
-from optrun.explain.plot import COLOURS, bar, line_plot
+from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, listed
+from optrun.explain.plot import COLOURS, line_plot
 from optrun.task.data_check import data_check
 
 ROLE_STYLES = {
@@ -28,12 +27,9 @@ ROLE_STYLES = {
     "bias": "green",
     "vector": "green",
 }
-BAR_WIDTH = 8
 PLOT_HEIGHT = 9
 FOLDED = 22
 """Characters from which a name or a reason goes on in the next line, where that keeps a column."""
-MOST_BARS = 40
-"""Layers that are drawn as bars; more say nothing that the table does not."""
 
 
 def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None:
@@ -48,9 +44,6 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
     for part in (_headline(facts), table, _memory(facts), _schedule(facts, console.width)):
         console.print()
         console.print(part)
-    peaks = _peaks(facts, console.width)
-    if peaks is not None:
-        console.print(peaks)
     if facts.frozen:
         console.print(Text(f"· frozen: {listed(facts.frozen, 3)}", style="dim"))
     for line in data_lines(facts):
@@ -183,7 +176,6 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         all_tensors: A row is a tensor, and not a group.
         widest: Characters from which names and reasons go on in the next line.
     """
-    top = max((tensor.lr_peak for tensor in facts.tensors), default=0.0)
     labels = facts.curve_labels
 
     def varies(name: str) -> bool:
@@ -194,9 +186,6 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
 
     def tensors(row: GroupFacts) -> Text:
         return Text(str(len(row.tensors)))
-
-    def share(row: GroupFacts) -> Text:
-        return Text(bar(row.lr_peaks[1] / top if top else 0.0, BAR_WIDTH), style="cyan")
 
     def decay(row: GroupFacts) -> Text:
         return Text(span(*row.weight_decays)) if row.weight_decays[1] else Text("–", style="dim")
@@ -230,7 +219,6 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
             lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
             right=True,
         ),
-        "bar": varies("lr_peak") and _Column("", share),
         "decay": _Column("decay", decay, right=True),
         "adapts": (
             any(tensor.adapted is not None for tensor in facts.tensors)
@@ -260,9 +248,9 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
 
     Bars go first, then reasons that are not the user's own.
     """
-    choices = [{"own rule"}, {"own rule", "rule"}, {"own rule", "bar"}, {"own rule", "rule", "bar"}]
+    choices = [{"own rule"}, {"own rule", "rule"}]
     if any(tensor.rule.startswith("rules[") for tensor in facts.tensors):
-        choices = [{"own rule"}, {"own rule", "bar"}, {"rule", "bar"}]
+        choices = [{"own rule"}, {"rule"}]
     if not all_tensors:
         choices.append(choices[-1] | {"middle"})
     choices.append(choices[-1] | {"params"})
@@ -291,13 +279,10 @@ def _table(facts: Facts, without: Set[str], *, all_tensors: bool, widest: int) -
         padding=(0, 1, 0, 0),
         header_style="dim",
     )
-    for name, column in columns.items():
+    for column in columns.values():
         footer = column.footer if table.columns else "total"
         justify: JustifyMethod = "right" if column.right else "left"
-        width = BAR_WIDTH if name == "bar" else None
-        table.add_column(
-            column.title, footer, footer_style="bold", justify=justify, no_wrap=True, width=width
-        )
+        table.add_column(column.title, footer, footer_style="bold", justify=justify, no_wrap=True)
     last: GroupFacts | None = None
     for group in by_layer(groups_of(facts)):
         rows = (
@@ -362,9 +347,8 @@ def _memory(facts: Facts) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     for (name, amount), piece in zip(parts, of_rank, strict=True):
-        share = bar(amount / total, 24) if amount is not None and total else ""
         beside = Text("" if held is None else f"{size(piece)} per rank")
-        grid.add_row(name, size(amount), Text(share, style="cyan"), beside)
+        grid.add_row(name, size(amount), "", beside)
     whole = "" if held is None else f"{size(sum(piece or 0 for piece in of_rank))} per rank"
     note = Text(f"{facts.weight_dtype}, without activations", style="dim")
     grid.add_row("memory", Text(size(total), style="bold"), note, Text(whole, style="bold"))
@@ -390,20 +374,3 @@ def _schedule(facts: Facts, width: int) -> RenderableType:
         for label, colour in zip(facts.curve_labels, COLOURS, strict=False):
             title.append(f" ━ {label}", style=colour)
     return Group(title, *lines)
-
-
-def _peaks(facts: Facts, width: int) -> RenderableType | None:
-    """Draw the peak of each layer as a bar, where layers differ."""
-    peaks = peaks_by_layer(facts)
-    if len(set(peaks.values())) < 2 or len(peaks) > MOST_BARS:
-        return None
-    top = max(peaks.values())
-    label = max(len(layer) for layer in peaks)
-    room = max(min(width, 100) - label - 14, 10)
-    lines = [Text("peak by layer", style="bold")]
-    for layer, peak in reversed(peaks.items()):
-        line = Text(f"{layer:>{label}} ", style="dim", no_wrap=True)
-        line.append(bar(peak / top, room).rstrip(), style="cyan")
-        line.append(f" {rate(peak)}")
-        lines.append(line)
-    return Padding(Group(*lines), (1, 0, 0, 0))

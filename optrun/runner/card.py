@@ -1,7 +1,4 @@
-"""Write the model card of a trained model.
-
-`README.md` beside the weights, in the form the Hugging Face hub reads.
-"""
+"""Write the model card of a trained model: `README.md` beside the weights."""
 
 from __future__ import annotations
 
@@ -10,44 +7,21 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import yaml  # type: ignore[import-untyped,unused-ignore]
 from markupsafe import Markup
 
 from optrun.artifacts.generalisation import sentence_of
-from optrun.base.formatting import count, duration, plain
+from optrun.base.formatting import count, plain
 from optrun.base.plain import lookup
-from optrun.report.table import NONE, Table, value
+from optrun.report.table import Table, value
 from optrun.report.templating import fill_markdown
-from optrun.runner.class_tables import tables_of
 
-_METRIC_TYPES = {
-    "accuracy",
-    "f1",
-    "perplexity",
-    "mcc",
-    "matthews_correlation",
-    "pearson",
-    "pearsonr",
-    "spearman",
-    "spearmanr",
-    "precision",
-    "recall",
-    "loss",
-    "mse",
-    "mae",
-    "rmse",
+_HUB_METRICS = {
+    *("accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr"),
+    *("spearman", "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"),
 }
+_BOOKKEEPING = ("seconds", "runtime", "per_second", "samples", "examples", "tokens", "batches")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _ABSOLUTE = re.compile(r"""(^|[\s='",:\[{(])(~?/[^\s'",\]})]+)""")
-_HYPER_PARAMETERS = ("optimizer", "scheduler", "param_groups", "clip", "adapter")
-_TRAINING = (
-    "max_steps",
-    "num_train_epochs",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "precision",
-)
-_NEVER = ("path", "token", "password", "secret")  # keys that say where, or to whom, not how
 
 
 @dataclass(frozen=True)
@@ -67,10 +41,7 @@ class TaskCard:
     embeds: bool = False
     """Whether sentence-transformers loads it."""
     base: str = ""
-    """Of an adapter: a hub name or a folder where the weights lie that it stands beside; empty.
-
-    It is no adapter.
-    """
+    """For an adapter, the hub name or folder of the weights that it stands beside; else empty."""
     arguments: Mapping[str, object] = field(default_factory=dict)
     """What the base is loaded with."""
 
@@ -79,8 +50,6 @@ def model_card(
     summary: Mapping[str, object],
     config: Mapping[str, object],
     task_card: TaskCard | None = None,
-    *,
-    name: str = "",
 ) -> str:
     """Write the text of `model/README.md`.
 
@@ -88,146 +57,89 @@ def model_card(
         summary: As in `summary.json`; what is missing is left out.
         config: The resolved configuration, nested.
         task_card: Of the task; None: it is not known here.
-        name: Heading; default: made of model, optimizer and data.
 
     Returns:
         Markdown with YAML metadata on top: library, tags, pipeline, metrics, and base model and
-        dataset where these are names of the hub.
+        dataset if these are names of the hub.
     """
     task = str(lookup(config, "task", "kind") or lookup(config, "task", "name") or "")
     facts = task_card or TaskCard()
-    heading = plain(name) or _heading(config)
+    heading = _heading(config)
+    metrics = _evaluation(summary)
     parameters = lookup(summary, "model", "parameters")
-    weights, stopped = _completeness(summary)
+    results = Table(["metric, on the evaluation split", "value"], [False, True])
+    for key, number in metrics.items():
+        results.rows.append([key.removeprefix("eval/"), value(number)])
+    command = " ".join(str(summary.get("command") or "").splitlines())
     return fill_markdown(
         "card.md",
         "optrun.runner",
-        metadata=Markup(_metadata(summary, config, heading, task, facts)),
+        metadata=Markup(_metadata(metrics, config, heading, task, facts)),
         heading=heading,
-        kind=_text(summary, "model", "class"),
+        kind=str(lookup(summary, "model", "class") or ""),
         parameters=count(parameters) if isinstance(parameters, int) else "",
         noun=facts.title or task.replace("_", " "),
         origin=_origin(config),
         dataset=_dataset(config),
-        examples=_examples(summary),
-        weights=weights,
-        stopped=stopped,
-        results=_results(summary),
-        classes=list(tables_of(summary)),
-        main_metric=_text(summary, "main_metric", "name"),
-        usage=_usage(facts),
+        reached=_reached(summary),
+        results=results,
         generalisation=sentence_of(summary),
-        commands=relative_names("\n".join(_commands(summary))),
-        settings=_settings(config),
-        facts=_facts(summary),
+        usage=_usage(facts),
+        command=relative_names(command),
     )
 
 
 def _metadata(
-    summary: Mapping[str, object],
+    metrics: Mapping[str, float],
     config: Mapping[str, object],
     heading: str,
     task: str,
     facts: TaskCard,
 ) -> str:
-    """Make the YAML that the hub reads."""
+    """Write the YAML that the hub reads."""
+    from huggingface_hub import EvalResult, ModelCardData
+
     optimizer = str(lookup(config, "optimizer", "name") or "")
-    tag = facts.pipeline_tag
-    metadata: dict[str, object] = {"library_name": "peft" if facts.base else "transformers"}
-    if tag:
-        metadata["pipeline_tag"] = tag
-    metadata["tags"] = [word for word in ("optrun", optimizer, task.replace("_", "-")) if word]
-    if base := _hub_name(config, "model", "pretrained"):
-        metadata["base_model"] = base
-    if dataset := _hub_name(config, "data", "hub"):
-        metadata["datasets"] = [dataset]
-    sets: dict[str, dict[str, float]] = {}
-    for key, number in _evaluation(summary).items():
-        prefix, _, metric = key.rpartition("/")
-        if metric in _METRIC_TYPES:
-            sets.setdefault(prefix.removeprefix("eval").removeprefix("/") or "evaluation", {})[
-                metric
-            ] = number
-    known = list(dict.fromkeys(metric for found in sets.values() for metric in found))
-    if known:
-        metadata["metrics"] = [key for key in known if key != "loss"] or known
-    data = str(lookup(config, "data", "name") or "")
-    if known and tag and data:
-        metadata["model-index"] = [
-            {
-                "name": heading,
-                "results": [
-                    {
-                        "task": {"type": tag},
-                        "dataset": {"name": plain(_dataset(config)), "type": data, "split": split},
-                        "metrics": [
-                            {"type": key, "value": round(number, 6)}
-                            for key, number in found.items()
-                        ],
-                    }
-                    for split, found in sets.items()
-                ],
-            }
-        ]
-    return str(yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=1000)).rstrip()
-
-
-def _examples(summary: Mapping[str, object]) -> str:
-    """Say how many examples were trained and evaluated on."""
-    train, evaluated = (
-        lookup(summary, "data", "train_examples"),
-        lookup(summary, "data", "eval_examples"),
+    results = []
+    names = []
+    for key, number in metrics.items():
+        split, _, name = key.removeprefix("eval/").rpartition("/")
+        if name not in _HUB_METRICS or not math.isfinite(number):
+            continue
+        names.append(name)
+        if facts.pipeline_tag:
+            results.append(
+                EvalResult(
+                    task_type=facts.pipeline_tag,
+                    dataset_type=str(lookup(config, "data", "name") or "data"),
+                    dataset_name=plain(_dataset(config)),
+                    dataset_split=split or "evaluation",
+                    metric_type=name,
+                    metric_value=round(number, 6),
+                )
+            )
+    names = list(dict.fromkeys(names))
+    data = ModelCardData(
+        library_name="peft" if facts.base else "transformers",
+        pipeline_tag=facts.pipeline_tag or None,
+        tags=[word for word in ("optrun", optimizer, task.replace("_", "-")) if word],
+        base_model=_hub_name(config, "model", "pretrained") or None,
+        datasets=[name] if (name := _hub_name(config, "data", "hub")) else None,
+        metrics=[name for name in names if name != "loss"] or names or None,
+        model_name=heading if results else None,
+        eval_results=results or None,
     )
-    if not (isinstance(train, int) and isinstance(evaluated, int)):
-        return ""
-    return (
-        f"{train:,} training examples and {f'{evaluated:,}' if evaluated else 'none'} for"
-        " evaluation."
-    )
+    return str(data.to_yaml())
 
 
-def _completeness(summary: Mapping[str, object]) -> tuple[str, str]:
-    """Say of which step the weights are, and how the training ended, where that was not its end."""
-    status, step, limit = (
-        summary.get("status"),
-        summary.get("global_step"),
-        summary.get("max_steps"),
-    )
+def _reached(summary: Mapping[str, object]) -> str:
+    """Say which step the weights are of, if training did not come to its end."""
+    status, step, limit = (summary.get(key) for key in ("status", "global_step", "max_steps"))
     if isinstance(step, int) and isinstance(limit, int) and step < limit:
-        reached = f"step {step:,} of {limit:,}"
-        if status == "finished":
-            return f"These are the weights of {reached}.", ""
-        return "", f"The training stopped at {reached}."
-    return "", (
-        f"The training ended as: {status}."
-        if status
-        and status
-        not in (
-            "finished",
-            "running",
-        )
-        else ""
-    )
-
-
-def _results(summary: Mapping[str, object]) -> Table:
-    """Tabulate last and best value of every evaluation metric, as far as these weights were trained."""
-    table = Table(
-        ["metric, on the evaluation split", "last", "best", "at step"], [False, True, True, True]
-    )
-    for key, number in _evaluation(summary, finite=False).items():
-        top_value, top_step = (
-            lookup(summary, "metrics", "best", key, field) for field in ("value", "step")
-        )
-        table.rows.append(
-            [
-                key.removeprefix("eval/"),
-                value(number),
-                value(float(top_value)) if isinstance(top_value, (int, float)) else NONE,
-                f"{top_step:,}" if isinstance(top_step, int) else NONE,
-            ]
-        )
-    return table
+        return f"These are the weights of step {step:,} of {limit:,}."
+    if status and status not in ("finished", "running"):
+        return f"The training ended as: {status}."
+    return ""
 
 
 def _usage(task: TaskCard) -> str:
@@ -255,68 +167,10 @@ def _usage(task: TaskCard) -> str:
     return "\n".join(lines)
 
 
-def _commands(summary: Mapping[str, object]) -> list[str]:
-    """List the command that began the run, then those that went on with it in another way."""
-    resumes = summary.get("resumes")
-    changed = (
-        [resume for resume in resumes if lookup(resume, "changes")]
-        if isinstance(resumes, list)
-        else []
-    )
-    found = [_text(summary, "command"), *(_text(resume, "command") for resume in changed)]
-    return [" ".join(command.splitlines()) for command in found if command]
-
-
-def _settings(config: Mapping[str, object]) -> Table:
-    """Tabulate the hyper-parameters."""
-    table = Table(["setting", "value"], [False, False])
-    for key in ("lr", "seed"):
-        if config.get(key) is not None:
-            table.rows.append([key, str(config[key])])
-    training = config.get("training")
-    for key in _TRAINING:
-        if isinstance(training, Mapping) and training.get(key) is not None:
-            table.rows.append([f"training.{key}", str(training[key])])
-    for group in _HYPER_PARAMETERS:
-        chosen = config.get(group)
-        if isinstance(chosen, Mapping) and chosen.get("name"):
-            options = ", ".join(
-                f"{key}={item}"
-                for key, item in chosen.items()
-                if key not in ("name", "default_lr")
-                and item not in (None, "", [], {})
-                and not key.endswith(_NEVER)
-            )
-            table.rows.append(
-                [group, f"{chosen['name']} ({options})" if options else str(chosen["name"])]
-            )
-    return table
-
-
-def _facts(summary: Mapping[str, object]) -> list[str]:
-    """List wall time, hardware and versions, as far as they are known."""
-    facts = []
-    seconds = summary.get("wall_seconds")
-    if isinstance(seconds, (int, float)) and math.isfinite(seconds):
-        facts.append(f"{duration(seconds)} of wall time")
-    for section in ("hardware", "versions"):
-        values = summary.get(section)
-        if isinstance(values, Mapping):
-            scalars = [
-                f"{key} {item}"
-                for key, item in values.items()
-                if isinstance(item, (str, int, float)) and item != ""
-            ]
-            facts += [f"{section}: {', '.join(scalars)}"] if scalars else []
-    return facts
-
-
 def _heading(config: Mapping[str, object]) -> str:
+    """Name the model and the data it was trained on."""
     model = _origin(config).rpartition("/")[2] or str(lookup(config, "model", "name") or "model")
-    data, optimizer = lookup(config, "data", "name"), lookup(config, "optimizer", "name")
-    return plain(
-        model + (f" on {data}" if data else "") + (f" with {optimizer}" if optimizer else "")
-    )
+    return plain(f"{model} on {_dataset(config)}")
 
 
 def _origin(config: Mapping[str, object]) -> str:
@@ -370,36 +224,14 @@ def _dataset(config: Mapping[str, object]) -> str:
     return data
 
 
-def _evaluation(summary: Mapping[str, object], *, finite: bool = True) -> dict[str, float]:
+def _evaluation(summary: Mapping[str, object]) -> dict[str, float]:
     """Return the last evaluation metrics, bookkeeping left out."""
     last = lookup(summary, "metrics", "last")
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for key, number in last.items() if isinstance(last, Mapping) else ():
         number = math.nan if number == "NaN" else number
-        if (
-            str(key).startswith("eval/")
-            and isinstance(number, (int, float))
-            and not isinstance(number, bool)
-        ):
-            leaf = str(key).rpartition("/")[2]
-            if not leaf.endswith(
-                (
-                    "seconds",
-                    "runtime",
-                    "per_second",
-                    "samples",
-                    "examples",
-                    "tokens",
-                    "batches",
-                    "time",
-                )
-            ):
-                found[str(key)] = float(number)
-    return (
-        {key: number for key, number in found.items() if math.isfinite(number)} if finite else found
-    )
-
-
-def _text(section: Mapping[str, object], *keys: str) -> str:
-    """Look up a nested value as text; empty where there is none."""
-    return str(lookup(section, *keys) or "")
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            continue
+        if str(key).startswith("eval/") and not str(key).endswith(_BOOKKEEPING):
+            metrics[str(key)] = float(number)
+    return metrics

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from optrun.base.errors import ConfigError, OptrunError
@@ -13,26 +11,27 @@ KEY = "push_to_hub"
 
 
 def expect_hub(name: str) -> None:
-    """Make sure that a model can be published under this name, before anything is written.
+    """Refuse a name that cannot be published, before anything is written.
 
     Args:
         name: `OWNER/NAME`, or `NAME` below the account that is logged in.
 
     Raises:
-        ConfigError: No such name can be, nobody is logged in, or the hub is not reached.
+        ConfigError: The name is not valid, nobody is logged in, or the hub is not reached.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils._validators import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ConfigError(f"{KEY}={name}: {_line(error)} Expected NAME or OWNER/NAME.") from error
-    why = silence()
-    if why is not None:
+        raise ConfigError(f"{KEY}={name}: {error} Expected NAME or OWNER/NAME.") from error
+    reason = silence()
+    if reason is not None:
         raise ConfigError(
-            f"{KEY}={name}: {why}, and nothing can be published without the hub. Leave {KEY} out."
+            f"{KEY}={name}: {reason}, and nothing can be published without the hub. Leave {KEY}"
+            " out."
         )
     if get_token() is None:
         raise ConfigError(
@@ -41,65 +40,42 @@ def expect_hub(name: str) -> None:
 
 
 def push(folder: Path, name: str, *, private: bool | None = None) -> str:
-    """Upload a folder as one commit; what the repository held before stays in its history.
+    """Upload a folder as one commit; earlier commits of the repository stay.
 
     Args:
         folder: In `save_pretrained` form.
-        name: `OWNER/NAME`, or `NAME` below the account that is logged in; made where it is not
-            there.
-        private: Whether a new repository is; None: as the account has it.
+        name: `OWNER/NAME`, or `NAME` below the account that is logged in; made if it is missing.
+        private: Whether a new repository is private; None: as the account has it.
 
     Returns:
         Address of the commit.
 
     Raises:
-        ConfigError: It is there already, and open to others than asked for.
-        OptrunError: The hub refused it; what it said.
+        ConfigError: The repository exists, and its visibility is not the one asked for.
+        OptrunError: The hub refused the upload, or the connection was lost.
     """
     from huggingface_hub import HfApi
 
     api = HfApi(library_name="optrun")
-    with _told(name):
-        made = api.create_repo(name, private=private, exist_ok=True)
-        if private is not None and api.model_info(made.repo_id).private is not private:
-            there, said = ("public", "private=true") if private else ("private", "private=false")
-            raise ConfigError(
-                f"{KEY}={name} {said}: this repository is there already, and {there}. Nothing was"
-                " uploaded; the exported folder is whole. Leave private out, or choose another"
-                " name."
-            )
-        done = api.upload_folder(
-            repo_id=made.repo_id, folder_path=str(folder), commit_message="Model exported by optrun"
-        )
-    return str(done.commit_url)
-
-
-@contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Turn what the hub's client raises into one message."""
-    from huggingface_hub.errors import HfHubHTTPError
-
     try:
-        yield
-    except OptrunError:
-        raise
-    except HfHubHTTPError as error:
-        code = error.response.status_code if error.response is not None else None
-        rights = " Is the token one that may write there?" if code in (401, 403) else ""
-        said = error.server_message or _line(error)
+        repository = api.create_repo(name, private=private, exist_ok=True).repo_id
+        is_private = private if private is None else api.model_info(repository).private
+        if is_private is private:
+            commit = api.upload_folder(
+                repo_id=repository,
+                folder_path=str(folder),
+                commit_message="Model exported by optrun",
+            )
+            return str(commit.commit_url)
+    except Exception as error:  # the HTTP library below huggingface_hub has errors of its own
+        said = " ".join(str(error).split())
         raise OptrunError(
-            f"{KEY}={name}: the hub refused it: {said}{rights} The exported folder is whole."
+            f"{KEY}={name}: the hub did not take it: {said} The exported folder is whole; hf"
+            f" upload {name} {folder} tries again."
         ) from error
-    except Exception as error:  # of whichever HTTP library this huggingface_hub is built on
-        if not isinstance(error, OSError) and not type(error).__module__.startswith("httpx"):
-            raise
-        raise OptrunError(
-            f"{KEY}={name}: the hub was lost on the way: {_line(error)} The exported folder is"
-            " whole: the same with another DEST tries again."
-        ) from error
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    text = lines[0].strip() if lines else type(error).__name__
-    return text if text.endswith(".") else f"{text}."
+    visibility = "private" if is_private else "public"
+    raise ConfigError(
+        f"{KEY}={name} private={str(private).lower()}: this repository exists already, and is"
+        f" {visibility}. Nothing was uploaded; the exported folder is whole. Leave private out, or"
+        " choose another name."
+    )

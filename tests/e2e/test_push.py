@@ -156,7 +156,7 @@ def test_nothing_meant_to_be_private_goes_where_it_is_public(
         trained, str(tmp_path / "exported"), f"push_to_hub={NAME}", "private=true", env=hub
     )
     assert done.returncode == 2
-    assert "is there already, and public" in done.stderr
+    assert "exists already, and is public" in done.stderr
     assert Hub.files == {}
 
 

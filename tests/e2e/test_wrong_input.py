@@ -113,8 +113,6 @@ COMMAND_LINE = [
     (["-m", "resume=latest", "lr=1e-3,2e-3"], ["resume goes on with one run"]),
     (["explain", "--jsn"], ["explain --jsn", "Did you mean --json?"]),
     (["explain", "--json=1"], ["explain --json", "takes no value"]),
-    (["explain", "--png"], ["explain --png", "a value is missing"]),
-    (["explain", "--png", "--json"], ["explain --png", "a value is missing"]),
     (["certify", "resume", "--steps", "-3"], ["--steps -3", "a whole number"]),
     (["evaluate"], ["expected optrun evaluate RUN_DIR|CHECKPOINT"]),
     (["evaluate", "nowhere"], ["nowhere", "no such directory"]),

@@ -42,6 +42,16 @@ def test_the_hub_understands_every_task(
     assert all(hasattr(transformers, name.name) for name in imports.names)
 
 
+def test_the_heading_is_model_and_data_not_their_choices(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    summary, config = parts
+    files = {"name": "files", "train": "/home/someone/reviews.csv"}
+    model = {"name": "pretrained", "path": "org/mini-lm"}
+    text = model_card(summary, {**config, "data": files, "model": model})
+    assert "# mini-lm on reviews.csv\n" in text
+
+
 def test_it_says_what_was_done(parts: tuple[dict[str, Any], dict[str, Any]]) -> None:
     text = model_card(*parts)
     for words in (
@@ -49,14 +59,11 @@ def test_it_says_what_was_done(parts: tuple[dict[str, Any], dict[str, Any]]) -> 
         "3.24M parameters",
         "accuracy",
         "optrun -m optimizer=",
-        "0.002",
-        "cosine",
-        "torch 2.13.0",
         "trained from scratch",
         "Python's standard library",
     ):
         assert words in text, words
-    assert "stopped" not in text
+    assert "These are the weights" not in text
 
 
 def test_a_hub_name_is_the_base_model_and_a_local_folder_stays_private(
@@ -93,35 +100,6 @@ def test_names_of_the_hub_are_told_and_places_are_not(
     assert "someone" not in local
 
 
-def test_figures_of_classes_are_those_of_these_weights(
-    parts: tuple[dict[str, Any], dict[str, Any]],
-) -> None:
-    summary, config = parts
-    rows = [{"class": "a|b", "precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12345}]
-    means = [
-        {"class": "macro mean", "precision": 0.5, "recall": 1.0, "f1": 2 / 3, "support": 12345}
-    ]
-    sets = {
-        "": {"classes": rows, "means": means},
-        "hard": {"classes": rows * 40},
-        "odd": {"classes": [1]},
-        "none": 3,
-    }
-    summary["classes"] = {"step": summary["global_step"], "sets": sets}
-    text = model_card(summary, config)
-    assert "| class | precision | recall | f1 | support |" in text.replace("  ", " ")
-    assert "0.6667" in text
-    assert "On `hard`" not in text, "a table of forty classes is no card's"
-    assert "macro mean" not in model_card({**summary, "global_step": 7}, config)
-    for hostile in (
-        3,
-        [],
-        {"step": summary["global_step"], "sets": [1]},
-        {"step": summary["global_step"]},
-    ):
-        assert ModelCard(model_card({**summary, "classes": hostile}, config)).data.library_name
-
-
 def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_metadata(
     parts: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
@@ -129,10 +107,7 @@ def test_a_stopped_run_says_so_and_values_that_are_not_finite_stay_out_of_the_me
     summary |= {"global_step": 10, "status": "interrupted"}
     summary["metrics"]["last"] = {"eval/loss": math.nan, "eval/accuracy": "NaN", "eval/f1": 0.5}
     text = model_card(summary, config)
-    assert "stopped at step 10 of 40" in text
-    assert "These are the weights of step 10 of 40." in model_card(
-        summary | {"status": "finished"}, config
-    )
+    assert "These are the weights of step 10 of 40." in text
     assert "| loss | NaN |" in text
     assert ModelCard(text).data.metrics == ["f1"]
     assert "nan" not in text.split("---")[1].lower()
