@@ -53,7 +53,6 @@ ALLOWED: dict[str, set[str]] = {
         "model",
         "optimizer",
         "param_groups",
-        "report",
         "scheduler",
         "task",
     },

@@ -235,8 +235,9 @@ class VerbParser(argparse.ArgumentParser):
                 hint = f". A file of rows has a key: data.eval={file} or data.train={file}."
             raise ConfigError(f"{line}: {usage}{hint}")
         if self.are_paths:
-            for path in positional:
-                refuse_url(self.places[0].partition("|")[0], path)
+            for number, path in enumerate(positional):
+                place = self.places[min(number, len(self.places) - 1)]
+                refuse_url(place.partition("|")[0], path)
 
     def _value(self, key: str, value: str) -> str:
         if key == "out":
