@@ -270,7 +270,6 @@ OTHER_DOORS = {
     "artifacts/provenance.py": "/proc, and optrun's own files",
     # Bytes that were read or made in memory.
     "model/tokenizer.py": "the tokenizer in memory",
-    "data/pieces.py": "the tokenizer in memory",
     "task/tokens.py": "the tokenizer in memory",
     "runner/assemble.py": "the model's configuration in memory",
     "optimizer/round_trip.py": "state in memory, through JSON and back",

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.folders import IMAGES
-from optrun.data.long_text import LongText
 from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_mixed, is_nested, short
 
 if TYPE_CHECKING:
@@ -451,8 +450,8 @@ def text_of(value: object) -> str | None:
 
     It is no text.
     """
-    if isinstance(value, str | LongText):
-        return value  # type: ignore[return-value]  # it is cut and measured as a string is
+    if isinstance(value, str):
+        return value
     if value is None:
         return ""
     return str(value) if isinstance(value, int | float) else None

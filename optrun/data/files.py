@@ -21,7 +21,6 @@ from optrun.data.formats import FORMATS, by_ending, check, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
-from optrun.data.text_rows import TextRows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -126,7 +125,7 @@ def read_files(
     notes: list[str] | None = None,
     *,
     documents: bool,
-) -> Dataset | TextRows:
+) -> Dataset:
     """Read one file, a list of files, a glob, or a folder that is data as it stands.
 
     Every field of csv and tsv is text, the words NA, null and None included. A csv field may be
@@ -164,9 +163,9 @@ def resolve(key: str, paths: Paths) -> list[Path]:
         if Path(name).is_file() or (Path(name).is_dir() and is_read(Path(name))):
             matches = [name]
         else:
-            matches = sorted(
-                match for match in glob.glob(name, recursive=True) if Path(match).is_file()
-            )
+            # Path.glob takes no pattern that begins at the root.
+            candidates = glob.glob(name, recursive=True)  # noqa: PTH207
+            matches = sorted(match for match in candidates if Path(match).is_file())
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_nothing(name)}")
         found.update(dict.fromkeys(Path(match) for match in matches))

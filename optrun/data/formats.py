@@ -6,6 +6,7 @@ A new format is a row, and the function that reads it.
 from __future__ import annotations
 
 import glob
+import os
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,19 +23,16 @@ from optrun.data.content import (
     called,
     check_parquet,
     check_text,
-    compression_of,
     name_inside,
 )
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
 from optrun.data.folders import read_classes, read_saved
-from optrun.data.long_text import LONG, long_text
 from optrun.data.reader import kept_rows, reason, understood
 from optrun.data.reading import Reading
 from optrun.data.shards import File, Groups, Lines, Opening, Shard
 from optrun.data.spreadsheet import check_workbook, read_spreadsheet
 from optrun.data.tagged import read_tagged
-from optrun.data.text_rows import TextRows
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -67,7 +65,7 @@ class Format:
     name: str
     endings: tuple[str, ...]
     check: Callable[[Path, str, str | None], tuple[str, str]]
-    read: Callable[[Reading], Dataset | TextRows]
+    read: Callable[[Reading], Dataset]
     options: tuple[str, ...] = ()
     magic: bytes = b""
     stream: Callable[[str, File, Opening], Shard] | None = None
@@ -105,12 +103,26 @@ def _json(asked: Reading) -> Dataset:
     return read_json_rows(asked)
 
 
-def _text(asked: Reading) -> Dataset | TextRows:
-    plain = asked.is_utf8 and not any(compression_of(path) for path in asked.files)
-    if asked.documents and plain and any(path.stat().st_size >= LONG for path in asked.files):
-        return TextRows(
-            [long_text(path, one) for path, one in zip(asked.files, asked.contents, strict=True)]
-        )
+def largest_document() -> int:
+    """Count the bytes of the longest text that is read as a whole: 2 GiB, or a part of the memory.
+
+    A text takes some six times its bytes while it is read, cut and encoded.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(2**31 - 1, memory // 6)
+
+
+def _text(asked: Reading) -> Dataset:
+    limit = largest_document()
+    for path in asked.files if asked.documents else ():
+        size = path.stat().st_size
+        if size > limit:
+            parts = shlex.quote(f"{path.stem}-")
+            raise ConfigError(
+                f"{asked.key}={path}: one text of {size:,} bytes is joined with others here, and"
+                f" this machine reads up to {limit:,} bytes as one. Cut it at line ends: split -C"
+                f" {limit // 2} --additional-suffix={path.suffix} {shlex.quote(str(path))} {parts}"
+            )
     return _by_library("text", asked)
 
 

@@ -14,7 +14,6 @@ from optrun.config.schema.data import ColumnsConfig
 from optrun.data.alive import alive
 from optrun.data.cache import key_of
 from optrun.data.kept import kept
-from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.shapes import is_nested
 from optrun.data.text_rows import TextRows
@@ -221,9 +220,8 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     for text in split.rows["text"]:
         text = text or ""
         end = _end_of_head(text, fraction)
-        head, tail = text.cut(end) if isinstance(text, LongText) else (text[:end], text[end:])
-        heads.append(head)
-        tails.append(tail)
+        heads.append(text[:end])
+        tails.append(text[end:])
     note = (
         f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
     )
@@ -234,7 +232,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     )
 
 
-def _end_of_head(text: str | LongText, fraction: float) -> int:
+def _end_of_head(text: str, fraction: float) -> int:
     """Find where the end that is held back begins.
 
     Behind a line break, else a space, else at just that share.

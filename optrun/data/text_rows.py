@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from optrun.data.long_text import LongText
-
 _COLUMN = "text"
 
 
@@ -26,7 +24,7 @@ class TextRows:
     made of the texts.
 
     Args:
-        texts: One a row; those of long files are no strings, but read as such.
+        texts: One a row.
 
     Example:
         >>> rows = TextRows(["a", "b", "c"])
@@ -34,7 +32,7 @@ class TextRows:
         (3, {'text': 'b'}, {'text': ['a', 'b']}, ['c', 'a'])
     """
 
-    def __init__(self, texts: Iterable[str | LongText]) -> None:
+    def __init__(self, texts: Iterable[str]) -> None:
         self._texts: list[Any] = list(texts)
         self.column_names = [_COLUMN]
         self.features = {

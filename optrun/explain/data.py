@@ -15,7 +15,6 @@ from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
 from optrun.data.images import need_pillow
-from optrun.data.long_text import LongText
 from optrun.data.randomness import generator
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
@@ -185,7 +184,7 @@ def _some(split: Split) -> Split:
 def _characters(value: object) -> int:
     if isinstance(value, list):
         return sum(map(_characters, value))
-    return len(value) if isinstance(value, str | LongText) else 0
+    return len(value) if isinstance(value, str) else 0
 
 
 def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:

@@ -14,7 +14,7 @@ from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, Selected, encode, limited, packed
 from optrun.data.loader import ExampleSource
-from optrun.data.pieces import PIECE, Pieces, fast_ids, is_long, word_ends
+from optrun.data.pieces import Pieces, fast_ids, is_long
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
@@ -50,7 +50,7 @@ class LanguageModel(Task):
             ConfigError: A split without a single token to predict.
         """
         column, length, packing = text_column(source, split), self.max_length, self.config.packing
-        encoder, key = self._encoder(tokenizer, source.notes)
+        encoder, key = self._encoder(tokenizer)
         if isinstance(split.rows, StreamRows):
             filler = (
                 self.separator if self.separator is not None else int(tokenizer.pad_token_id or 0)
@@ -86,7 +86,7 @@ class LanguageModel(Task):
         """
         return TokenMetrics(shift=self.shift)
 
-    def _encoder(self, tokenizer: PreTrainedTokenizerBase, notes: list[str]) -> tuple[Encoder, str]:
+    def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return what makes ids of texts, and a digest of what they depend on besides the texts."""
         separator, longest = self.separator, None if self.config.packing else self.max_length
         special = separator is None  # the tokenizer itself puts ids around a text
@@ -98,9 +98,7 @@ class LanguageModel(Task):
         def encode_texts(batch: list[str], cut: bool) -> dict[str, list[Any]]:
             if longest is None:
                 return {
-                    "input_ids": _whole_rows(
-                        batch, tokenizer, (before, after), notes, special=special
-                    )
+                    "input_ids": _whole_rows(batch, tokenizer, (before, after), special=special)
                 }
             room = longest - len(start) if cut else None
             made = tokenized(
@@ -112,7 +110,7 @@ class LanguageModel(Task):
 
         key = digest(
             tokenizer_key(tokenizer),
-            "language",
+            "language-2",
             str(special),
             str(longest),
             str(start),
@@ -158,36 +156,26 @@ def _whole_rows(
     texts: list[str],
     tokenizer: PreTrainedTokenizerBase,
     around: tuple[list[int], list[int]],
-    notes: list[str],
     *,
     special: bool,
 ) -> list[Any]:
-    """Encode texts of which none is cut.
-
-    Long ones in pieces if the pieces are the whole, others together.
+    """Encode texts of which none is cut: long ones in pieces, others together.
 
     Args:
         texts: Of any length.
         tokenizer: Any.
         around: Ids before and after each.
-        notes: Takes why long ones are encoded as wholes.
         special: Whether the tokenizer itself puts the ids around a text.
     """
     before, after = around
-    ends = word_ends(tokenizer) if any(map(is_long, texts)) else ""
-    whole = [str(text) for text in texts if not (ends and is_long(text))]
-    if any(map(is_long, whole)):
-        note = (
-            f"a text of more than {2 * PIECE:,} characters is encoded as a whole: optrun knows no"
-            " place where this tokenizer may cut it. This takes some 170 bytes of memory a"
-            " character"
-        )
-        notes += [] if note in notes else [note]
-    encoded = iter(fast_ids(whole, tokenizer, special=special))
-
-    def row(text: str) -> Any:
-        if ends and is_long(text):
-            return Pieces(text, tokenizer, ends, before, after)
-        return next(encoded) if special else [*before, *next(encoded), *after]
-
-    return [row(text) for text in texts]
+    short = [text for text in texts if not is_long(text)]
+    encoded = iter(fast_ids(short, tokenizer, special=special))
+    rows: list[Any] = []
+    for text in texts:
+        if is_long(text):
+            rows.append(Pieces(text, tokenizer, before, after))
+        elif special:
+            rows.append(next(encoded))
+        else:
+            rows.append([*before, *next(encoded), *after])
+    return rows

@@ -16,7 +16,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from optrun.base.errors import ConfigError
@@ -308,27 +307,3 @@ def test_long_documents_are_encoded_in_pieces_alike(
         found.append((all_ids(task.train), task.train.fingerprint()))
     assert (found[0][0] == found[1][0]).all()
     assert found[0][1] == found[1][1]
-
-
-@pytest.mark.parametrize("far", [False, True])
-def test_a_text_that_may_not_be_cut_is_told(
-    make_source: Make,
-    make_task: Make,
-    tokenizer: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    *,
-    far: bool,
-) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 100)
-    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path))
-    words = tokenizer("stream")
-    if far:
-        quotes: Any = pre_tokenizers.Split(Regex('"[^"]*"'), "isolated")
-        both = [quotes, words.backend_tokenizer.pre_tokenizer]
-        words.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(both)
-    source = make_source({"text": [" ".join(TEXTS) * 20] * 2})
-    make_task("causal_lm", source, words, packing=True)
-    assert (
-        sum("is encoded as a whole" in note and "of memory" in note for note in source.notes) == far
-    )
