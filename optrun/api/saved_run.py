@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.api.calls import Location, caller, command_line_of, load_plugins
-from optrun.api.isolation import isolated
+from optrun.api.one_call import one_call
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.saved_folder import refuse_damaged
@@ -91,7 +91,7 @@ class Run:
         Raises:
             CheckpointError: It is damaged, or its class is not one of transformers.
         """
-        with isolated():
+        with one_call():
             run = RunDir(self.path)
             if checkpoint is None and (run.model / "config.json").is_file():
                 refuse_damaged(run.model)
@@ -123,7 +123,7 @@ class Run:
         from optrun.config.literal import quote_path
 
         command_line = command_line_of([f"resume={quote_path(self.path)}", *overrides])
-        with isolated():
+        with one_call():
             from optrun.cli.train import train
             from optrun.config import store
 
@@ -146,7 +146,7 @@ class Run:
             CheckpointError: There is no whole checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)
-        with isolated():
+        with one_call():
             from optrun.cli.evaluate import evaluate
 
             _, found = evaluate(str(self.path if checkpoint is None else checkpoint), tokens)
@@ -171,7 +171,7 @@ class Run:
             CheckpointError: There is no whole checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)
-        with isolated():
+        with one_call():
             from optrun.cli.predict import predict
 
             _, found = predict(str(self.path if checkpoint is None else checkpoint), tokens)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.api.calls import Location, caller, command_line_of, load_plugins
-from optrun.api.isolation import isolated
+from optrun.api.one_call import one_call
 from optrun.api.saved_run import Result, Run, load_run, result_of
 from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
@@ -63,7 +63,7 @@ def run(
         OptrunError: Any other bad end; `exit_code` is that of the command line.
     """
     command_line = command_line_of(overrides, config_name, config_dir)
-    with isolated():
+    with one_call():
         from optrun.cli.train import is_sweep, train
         from optrun.config import store
 
@@ -104,7 +104,7 @@ def sweep(
         OptrunError: The launcher fails.
     """
     command_line = command_line_of(overrides, config_name, config_dir)
-    with isolated():
+    with one_call():
         from optrun.cli.train import start_sweep
         from optrun.config import store
 
@@ -141,7 +141,7 @@ def compose(
         ConfigError: A key or value that does not exist or does not fit.
     """
     command_line = command_line_of(overrides, config_name, config_dir)
-    with isolated(trains=False):
+    with one_call():
         from optrun.cli.branch import whole_command_line
         from optrun.config import store
         from optrun.config.compose import compose_request

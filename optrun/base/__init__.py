@@ -1,1 +1,1 @@
-"""What every room uses: errors, formatting, reading files of others, garbage collection."""
+"""What every room uses: errors, formatting and reading files of others."""

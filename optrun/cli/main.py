@@ -5,17 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
-from optrun.base import garbage
 from optrun.cli.dispatch import dispatch
 from optrun.cli.messages import guarded
 
 
 def main() -> None:
     """Run the `optrun` script; never returns."""
-    garbage.postpone()
-    code = run(sys.argv[1:])
-    garbage.abandon()
-    sys.exit(code)
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: list[str]) -> int:

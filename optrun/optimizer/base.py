@@ -6,7 +6,6 @@ Names, scaled groups, a guarded lr, a config, named state.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -17,7 +16,6 @@ from optrun.base.options import Group, Options, ParamGroup, State, StateDict
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, finite, not_negative
-from optrun.optimizer.drivers import scheduler_over
 from optrun.optimizer.groups import (
     folded,
     given_names,
@@ -75,7 +73,6 @@ class NamedOptimizer(Optimizer):
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
     _functions: list[dict[str, Callable[[int], float]]]
     """Per group, the options that are functions of the step."""
-    _references: int | None = None
     """References to this optimizer when no scheduler was found among them."""
     _undecayed: Set[Tensor] = frozenset()
     """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
@@ -280,11 +277,13 @@ class NamedOptimizer(Optimizer):
         Groups follow by their `lr_scale`, absolute ones stay.
 
         Raises:
-            RuntimeError: While a scheduler or a function of the step drives the learning rate.
+            RuntimeError: While a function of the step or a scheduler that wraps `step`, as torch's
+                do, drives the learning rate. `ReduceLROnPlateau` and timm's schedulers leave no
+                trace: what they write later wins.
             TypeError: For anything but a number.
             ValueError: For a number that is negative or not finite.
         """
-        driver = self.lr_driver() or self._scheduler_outside()
+        driver = self.lr_driver()
         if driver is not None:
             raise RuntimeError(
                 f"set_lr({value!r}) refused: {driver} drives the learning rate and would overwrite"
@@ -297,15 +296,6 @@ class NamedOptimizer(Optimizer):
                 group["lr"] = base * group["lr_scale"]
             if "base_lr" in group:
                 group["base_lr"] = base
-
-    def _scheduler_outside(self) -> str | None:
-        """Find the scheduler as `scheduler_over`, again only if something has come to refer to this optimizer since."""
-        references = sys.getrefcount(self)
-        if references == self._references:
-            return None
-        found = scheduler_over(self)
-        self._references = references if found is None else None
-        return found
 
     # -- configuration
     # ------------------------------------------------------------------------------------------------

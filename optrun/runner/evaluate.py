@@ -7,7 +7,6 @@ from pathlib import Path
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged
-from optrun.base import garbage
 from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
 from optrun.model.forward import lean_forward
@@ -100,7 +99,6 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         if table is not None:
             tables[name] = table
 
-    garbage.resume()
     with lean_forward(model):
         metrics = evaluate_sets(
             model,

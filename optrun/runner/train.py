@@ -14,7 +14,6 @@ from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.run_dir import RunDir
-from optrun.base import garbage
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
@@ -179,7 +178,6 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     with opened_for(session, resume) as opened, heard(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.agree(lambda: _prepare(session, opened, revision))
-        garbage.resume()  # the libraries are there; what is made from here on is the run's
         assembled = assemble(session.request, prepared, device, opened, world)
     assembled.constants.run_id = summary.values["run_id"]
     session.settle(assembled.request)

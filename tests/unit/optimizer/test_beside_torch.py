@@ -5,7 +5,6 @@ Torch's gradient scaler, schedulers, states of other classes.
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from optrun.optimizer import AdamW, Lamb, base
+from optrun.optimizer import AdamW, Lamb
 from optrun.optimizer import torch_named as ours
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer
@@ -107,7 +106,7 @@ def test_the_list_holds_all_of_torchs_schedulers() -> None:
 @over_cases
 @pytest.mark.parametrize("name", sorted(SCHEDULERS))
 def test_torchs_schedulers_drive_every_optimizer(case: Case, name: str) -> None:
-    """And `set_lr` is refused by each, for as long as it lives."""
+    """And `set_lr` is refused by each that wraps `step`."""
     params, optimizer = built(case)
     if name in ("OneCycleLR", "CyclicLR") and case.name == "adafactor":
         with pytest.raises(
@@ -116,72 +115,19 @@ def test_torchs_schedulers_drive_every_optimizer(case: Case, name: str) -> None:
             SCHEDULERS[name](optimizer)
         return
     scheduler = SCHEDULERS[name](optimizer)
-    with pytest.raises(RuntimeError, match="drives the learning rate"):
-        optimizer.set_lr(0.5)
+    wraps_step = name != "ReduceLROnPlateau"
+    if wraps_step:
+        with pytest.raises(RuntimeError, match="drives the learning rate"):
+            optimizer.set_lr(0.5)
     for step in range(4):
         set_grads(params, step)
         optimizer.step()
         scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
     assert all(param.isfinite().all() for param in params.values())
     assert len({group["lr"] for group in optimizer.param_groups}) == 1
-    with pytest.raises(RuntimeError, match="drives the learning rate"):
-        optimizer.set_lr(0.5)
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.name in ("lamb", "adamw", "muon")], ids=lambda c: c.name
-)
-def test_a_plateau_that_is_gone_drives_nothing(case: Case) -> None:
-    """A class of ours, one of torch's, a composite.
-
-    It is found by walks over all objects, whatever the class.
-    """
-    _, optimizer = built(case)
-    scheduler = ReduceLROnPlateau(optimizer)
-    holders = [{"optimizer": optimizer}, torch.amp.GradScaler("cpu")]
-    with pytest.raises(RuntimeError, match="torch's ReduceLROnPlateau drives the learning rate"):
-        optimizer.set_lr(0.5)
-    del scheduler
-    gc.collect()
-    optimizer.set_lr(0.5)
-    assert (optimizer.get_lr(), len(holders)) == (0.5, 2)
-
-
-def test_a_loop_of_set_lr_looks_for_schedulers_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a walk over all objects."""
-    optimizer = Lamb(toy().items())
-    looked = []
-    found = base.scheduler_over
-    monkeypatch.setattr(base, "scheduler_over", lambda one: looked.append(1) or found(one))
-    for step in range(5):
-        optimizer.set_lr(0.1 * step)
-    assert looked == [1]
-    plateaus = [ReduceLROnPlateau(optimizer)]
-    for _ in plateaus * 2:
+    if wraps_step:
         with pytest.raises(RuntimeError, match="drives the learning rate"):
-            optimizer.set_lr(0.1)
-
-
-def test_schedulers_of_other_libraries_are_seen() -> None:
-    """timm's write the groups' lr and leave no trace in the optimizer."""
-
-    class Scheduler:
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            self.optimizer = optimizer
-
-    class CosineLRScheduler(Scheduler):
-        pass
-
-    class Trainer(Scheduler.__base__):  # type: ignore[misc, name-defined]
-        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-            self.optimizer = optimizer
-
-    optimizer = Lamb(toy().items())
-    trainer = Trainer(optimizer)
-    trainer.optimizer.set_lr(0.5)
-    scheduler = CosineLRScheduler(optimizer)
-    with pytest.raises(RuntimeError, match="CosineLRScheduler drives the learning rate"):
-        scheduler.optimizer.set_lr(0.1)
+            optimizer.set_lr(0.5)
 
 
 @pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])

@@ -1,0 +1,69 @@
+"""One call at a time in a process that also does other things."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+
+from optrun.base.errors import OptrunError
+from optrun.cli.messages import storage_error
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@contextmanager
+def one_call() -> Iterator[None]:
+    """Hold the process for one call; restore its environment, folder, warnings and Hydra.
+
+    Random states, logging and the verbosity of transformers stay as the call left them. Signal
+    handlers are put back by who takes them (`training.signals`, `sweeper.stop`).
+
+    Raises:
+        OptrunError: Another call is at work in this process; what the block raises, with an error
+            of the disk as a `StorageError`.
+    """
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise OptrunError("optrun is at work in this process already: one call at a time.")
+    try:
+        with warnings.catch_warnings(), _environment(), _hydra():
+            yield
+    except OSError as error:
+        refused = storage_error(error)
+        if refused is None:
+            raise
+        raise refused from error
+    finally:
+        _ONE_AT_A_TIME.release()
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Restore environment variables and the current folder."""
+    variables, folder = dict(os.environ), Path.cwd()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else they warn at every fork
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+        if Path.cwd() != folder:
+            os.chdir(folder)
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Restore the Hydra of a host that is a Hydra application itself."""
+    application, config = GlobalHydra.instance(), HydraConfig.instance()
+    hydra, values = application.hydra, config.cfg
+    try:
+        yield
+    finally:
+        application.hydra, config.cfg = hydra, values
