@@ -1,29 +1,11 @@
-"""Read the value of an objective from what a run wrote."""
+"""Say which of two values of a metric, and which evaluation of a run, is better."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from statistics import median
 
 from optrun.artifacts.metrics import MetricsLog
-from optrun.base.plain import lookup
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A number of a run, and which direction of it is better."""
-
-    name: str
-    """As in metrics.jsonl; without a slash, a dotted name of summary.json."""
-    mode: str
-    """`min` or `max`."""
-
-    @property
-    def sign(self) -> float:
-        """1 where less is better, -1 where more is."""
-        return 1.0 if self.mode == "min" else -1.0
 
 
 def is_better(value: float, other: float, mode: str) -> bool:
@@ -89,58 +71,6 @@ def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
 
 def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
     return zip(*log.series(name), strict=True)
-
-
-def objective_value(
-    objective: Objective, log: MetricsLog, summary: Mapping[str, object]
-) -> float | None:
-    """Compute one number of a run.
-
-    `eval/` metrics are those of one model: at the evaluation at which the main metric was best.
-    `perf/` metrics are the median over the run, others the last that was logged.
-
-    Args:
-        objective: Which.
-        log: `metrics.jsonl`.
-        summary: `summary.json`.
-
-    Returns:
-        None where the run has no such number; NaN where it was none.
-    """
-    if "/" not in objective.name:
-        return _of_summary(objective.name, summary)
-    steps, values = log.series(objective.name)
-    if not steps:
-        return None
-    if objective.name.startswith("perf/"):
-        return float(median(values))
-    if objective.name.startswith("eval/"):
-        best = _best_step(log, summary)
-        return (
-            values[steps.index(best)] if best in steps else None if best is not None else values[-1]
-        )
-    return values[-1]
-
-
-def known_objectives(log: MetricsLog, summary: Mapping[str, object]) -> list[str]:
-    """List the names of numbers that a run has."""
-    facts = ("wall_seconds", "model.parameters", "model.trainable_parameters")
-    return [*log.names(), *(name for name in facts if _of_summary(name, summary) is not None)]
-
-
-def _best_step(log: MetricsLog, summary: Mapping[str, object]) -> int | None:
-    """Find the step of the evaluation that the main metric is best at; None: nothing says so."""
-    name, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
-    return (
-        best_evaluation(log, name, "max" if mode == "max" else "min")
-        if isinstance(name, str)
-        else None
-    )
-
-
-def _of_summary(name: str, summary: Mapping[str, object]) -> float | None:
-    value = lookup(summary, *name.split("."))
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: str) -> float | None:

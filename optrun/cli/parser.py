@@ -100,6 +100,7 @@ class VerbParser(argparse.ArgumentParser):
         overrides: Which other keys it takes: `KEY` for those of the configuration, `hydra.KEY` for
             Hydra's alone, None for no other.
         are_paths: Whether the places are paths.
+        instead: Option or key that the verb does not have -> a sentence: what to use instead.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class VerbParser(argparse.ArgumentParser):
         keys: Mapping[str, str] | None = None,
         overrides: Literal["KEY", "hydra.KEY"] | None = None,
         are_paths: bool = True,
+        instead: Mapping[str, str] | None = None,
     ) -> None:
         self.verb = verb
         self.places = [place for place in places if place != "..."]
@@ -118,6 +120,7 @@ class VerbParser(argparse.ArgumentParser):
         self.keys = dict(keys or {})
         self.overrides = overrides
         self.are_paths = are_paths
+        self.instead = instead or {}
         words = [*self.places, *("[...]" for place in places if place == "...")]
         words += [f"[{key}={value}]" for key, value in self.keys.items()]
         words += [] if overrides is None else [f"[{overrides}=VALUE ...]"]
@@ -210,9 +213,10 @@ class VerbParser(argparse.ArgumentParser):
 
             name = unknown[0].partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
-            raise ConfigError(
-                f"{name}: no such option.{as_key(name, self.keys) or ' ' + did_you_mean(name, known)}"
-            )
+            hint = as_key(name, self.keys) or f" {did_you_mean(name, known)}"
+            if name.lstrip("-") in self.instead:
+                hint = f" {self.instead[name.lstrip('-')]}"
+            raise ConfigError(f"{name}: no such option.{hint}")
         for name, value in vars(options).items():
             if value == "":
                 raise ConfigError(f"--{name.replace('_', '-')}: a value is missing.")
@@ -252,6 +256,7 @@ class VerbParser(argparse.ArgumentParser):
         if self.overrides == "KEY" or of_hydra:
             return
         hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."
+        hint = self.instead.get(key, hint)
         raise ConfigError(f"optrun {self.verb} {token}: no such key. {hint}")
 
 

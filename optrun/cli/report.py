@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from optrun.base.errors import EXIT_DONE, ConfigError
 from optrun.cli.parser import VerbArguments, VerbParser
-from optrun.config.schema.objective import read_objectives
+
+_AGAIN = "While a sweep runs, type optrun report DIR again, or look at its study: optuna-dashboard."
+_INSTEAD = {
+    "watch": _AGAIN,
+    "port": _AGAIN,
+    "objectives": "report.csv has score, speed and memory of every run, to weigh them.",
+}
 
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
-    made = VerbParser(
+    return VerbParser(
         "report",
         ["DIR", "..."],
         """
@@ -23,9 +27,6 @@ on disk (in the first DIR; where that is one run of several, in outputs/reports/
   matters   the smallest difference of it that counts; else one standard deviation between seeds
   by        configuration keys that tell contenders apart; else all that differ, but lr and the optimizer's own
   target    the level of the metric to which steps and time are counted, as in target=4.5
-  objectives  numbers to weigh against each other, such as eval/loss,perf/tokens_per_second: the configurations that no
-            other is better than in all; else those of the sweep
-  port      of the page that --watch serves on this machine alone; else a free one
 """,
         keys={
             "out": "DIR",
@@ -34,15 +35,9 @@ on disk (in the first DIR; where that is one run of several, in outputs/reports/
             "matters": "D",
             "by": "KEY,KEY",
             "target": "LEVEL",
-            "objectives": "NAME,NAME",
-            "port": "N",
-            "watch": "true",
         },
+        instead=_INSTEAD,
     )
-    made.add_argument(
-        "--watch", action="store_true", help="the page anew while jobs run (or watch=true)"
-    )
-    return made
 
 
 def run(arguments: VerbArguments) -> int:
@@ -51,46 +46,33 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0.
     """
-    given, folders = arguments.own, arguments.folders()
+    typed = arguments.own
+    folders = arguments.folders()
     from rich.console import Console
 
-    from optrun.artifacts.objective import Objective
     from optrun.cli.values import read_number
     from optrun.report.build import report
 
     try:
         target = read_number(
-            "target", given.get("target"), "a number, a level of the metric, as in target=4.5"
+            "target", typed.get("target"), "a number, a level of the metric, as in target=4.5"
         )
         matters = read_number(
             "matters",
-            given.get("matters"),
+            typed.get("matters"),
             "a number above 0, the smallest difference that counts: matters=0.01",
             0,
         )
     except ConfigError as error:
         raise ConfigError(f"optrun report {error}") from error
-    port = given.get("port", "0")
-    if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"optrun report port={port}: expected a port, 1 to 65535.")
-    objectives = read_objectives(arguments.listed("objectives"), "optrun report objectives")
-    asked = partial(
-        report,
+    report(
+        folders,
         out=arguments.out,
-        baseline=given.get("baseline"),
-        metric=given.get("metric"),
+        baseline=typed.get("baseline"),
+        metric=typed.get("metric"),
         by=arguments.listed("by"),
         target=target,
         matters=matters,
-        objectives=[Objective(name, mode) for name, mode in objectives],
+        console=Console(),
     )
-    watched = arguments.flag("watch")
-    if arguments.options.watch or watched:
-        from optrun.report.watch import watch
-
-        watch(folders, Console(), port=int(port), make=asked)
-    elif "port" in given:
-        raise ConfigError(f"optrun report port={port}: has no effect without --watch.")
-    else:
-        asked(folders, console=Console())
     return EXIT_DONE

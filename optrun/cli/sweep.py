@@ -41,9 +41,8 @@ from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand, is_sweep
 from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
 from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
-from optrun.sweeper.driver import Driver
+from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir, clean
-from optrun.sweeper.halving import judge_together
 from optrun.sweeper.pool import DevicePool
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import PlainView, make_view, short
@@ -211,7 +210,7 @@ def _run(
     """
     options, judged, search = plan.options, plan.judged, plan.search
     refuse_early(judged, plan.command, cfg.hydra.launcher)
-    if search is not None or options.rungs:
+    if search is not None:
         refuse_unjudged(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
     pool, folder = DevicePool(devices), _folder(cfg)
@@ -238,13 +237,11 @@ def _run(
         _tell_left_out(plan.jobs, view)
         try:
             if search is not None:
-                _tell_power(plan, view)
                 search(driver)
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                _tell_power(plan, view)
-                driver.pursue(lambda: judge_together(driver, [(job,) for job in plan.jobs]))
+                driver.pursue(lambda: list(map(Goal, plan.jobs)))
         finally:
             view.stop()
             driver.close()
@@ -320,23 +317,6 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
         )
     if len(doubled) > _SHOWN_LEFT_OUT:
         view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
-
-
-def _tell_power(plan: _Plan, view: PlainView) -> None:
-    """Say what the report will be able to see, while it can still be changed.
-
-    A search's trials are not known yet.
-    """
-    from optrun.report import forecast
-
-    if plan.search is not None:
-        foretold = forecast.say(plan.search.contenders, plan.search.seeds_of_trial)
-    elif len({job.values.get("seed") for job in plan.jobs}) > 1:
-        foretold = forecast.forecast([job.values for job in plan.jobs], plan.tuned)
-    else:
-        return
-    if foretold:
-        view.note(foretold)
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
@@ -457,9 +437,9 @@ def _tell_end(driver: Driver, end: str) -> None:
     """
     note, board = driver.view.note, driver.board
     note(board.counts())
-    if driver.options.halves:
+    if isinstance(driver.options, OptunaConfig) and driver.options.prunes:
         done, whole = board.steps()
-        note(f"{done:,} of {whole:,} steps done; halving saved {whole - done:,}")
+        note(f"{done:,} of {whole:,} steps done; pruning saved {whole - done:,}")
     for row in driver.failed_before:  # those of this start were told when they ended
         log = driver.sweep.run(row.job.name).log
         note(f"failed before: {row.job.label}: {short(row.state.message)}  ({log})")

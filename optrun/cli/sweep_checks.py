@@ -41,24 +41,16 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
         )
     for job in jobs:
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
-        if (
-            job.values["distributed"]["name"] != "none"
-        ):  # which devices there are, its own process sees
-            config = store.typed(saved.with_schemas(job.values, job.label))
-            assert isinstance(config.distributed, RanksConfig)
-            given = config.training.nproc_per_node
-            ranks = None if given == "auto" else int(given)
-            try:
-                refuse_composed(config, tasks if tasks > 1 else ranks)
-            except ConfigError as error:
-                raise ConfigError(f"{error} In the job {job.label}.") from error
+        if job.values["distributed"]["name"] != "none":
+            _refuse_ranks(job, tasks)
     typed = is_typed("training.nproc_per_node", command.overrides)
     if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
         for job in jobs:
             refuse_idle_nproc(job.values["training"]["nproc_per_node"])
-    for job in {
+    by_package = {
         str([job.values[group] for group in ("tracking", "optimizer")]): job for job in jobs
-    }.values():
+    }
+    for job in by_package.values():
         if job.values["tracking"]["name"] == "none" and "class_name" not in job.values["optimizer"]:
             continue  # neither is of another package
         cfg = saved.with_schemas(job.values, job.label)
@@ -67,6 +59,18 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
             from optrun.optimizer.build import require_optimizer  # needs torch, as the library does
 
             require_optimizer(OmegaConf.to_object(cfg.optimizer))  # type: ignore[arg-type]
+
+
+def _refuse_ranks(job: Job, tasks: int) -> None:
+    """Refuse a job whose ranks cannot be; which devices there are, its own process sees."""
+    config = store.typed(saved.with_schemas(job.values, job.label))
+    assert isinstance(config.distributed, RanksConfig)
+    given = config.training.nproc_per_node
+    ranks = None if given == "auto" else int(given)
+    try:
+        refuse_composed(config, tasks if tasks > 1 else ranks)
+    except ConfigError as error:
+        raise ConfigError(f"{error} In the job {job.label}.") from error
 
 
 def _refuse_tasks(jobs: list[Job], launcher: PlainMapping, shown: str) -> None:
@@ -108,7 +112,7 @@ def refuse_other_code(directory: SweepDir) -> None:
 
 
 def refuse_unjudged(jobs: list[Job]) -> None:
-    """Refuse a search, or rungs, without an evaluation to go by; a plain grid may do without.
+    """Refuse a search without an evaluation to go by; a plain grid may do without.
 
     Raises:
         ConfigError: The jobs have no rows to evaluate on.
@@ -119,8 +123,8 @@ def refuse_unjudged(jobs: list[Job]) -> None:
         by_key_alone = data.get("kind", data["name"]) in ("stdlib", "files", "tokens")
         if data["eval_fraction"] == 0 and by_key_alone and data.get("eval") is None:
             raise ConfigError(
-                "data.eval_fraction=0: a search (hydra/sweeper=optuna) and rungs go by an"
-                " evaluation, and there is none. Give data.eval or a fraction above 0, and train on"
+                "data.eval_fraction=0: a search (hydra/sweeper=optuna) goes by an evaluation,"
+                " and there is none. Give data.eval or a fraction above 0, and train on"
                 " all rows when the choice is made."
             )
 
@@ -141,9 +145,10 @@ def refuse_unfit_confirmation(
     """
     from optrun.cli.values import read_request
     from optrun.report.confirmation import refuse_stale
-    from optrun.report.forecast import by_workload
+    from optrun.report.workloads import count_planned_workloads
 
-    if (count := len(by_workload([job.values for job in jobs]))) > 1:
+    count = count_planned_workloads([job.values for job in jobs])
+    if count > 1:
         raise ConfigError(
             f"hydra.sweeper.confirm: this sweep is over {count} workloads (tasks, or data that"
             " judges), and a confirmation is of one choice on one of them. Leave it out, or sweep"

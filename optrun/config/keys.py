@@ -12,6 +12,7 @@ from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config.foreign_names import counterpart, explained
 from optrun.config.groups import GROUPS, choices_with, keys_of
 from optrun.config.schema.run import RunConfig
+from optrun.config.schema.sweeper import INSTEAD as SWEEPER_INSTEAD
 from optrun.config.schema.sweeper import OptunaConfig
 
 _TOP_LEVEL = tuple(field.name for field in fields(RunConfig) if field.name not in GROUPS)
@@ -178,6 +179,8 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
     head, _, leaf = key.rpartition(".")
     if head == "hydra.sweeper" and leaf in [field.name for field in fields(OptunaConfig)]:
         return ConfigError(f"{key}: no such key. It belongs to hydra/sweeper=optuna.")
+    if head == "hydra.sweeper" and leaf in SWEEPER_INSTEAD:
+        return ConfigError(f"{key}: no such key. {SWEEPER_INSTEAD[leaf]}")
     answer = counterpart(key)
     if answer is not None:
         return ConfigError(f"{key}: no such key. {explained(answer)}")

@@ -14,12 +14,11 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.formatting import plain
 from optrun.base.reading import open_file
-from optrun.report import curves, pareto, tables
+from optrun.report import curves, tables
 from optrun.report.collect import NOT_STARTED, load_runs
 from optrun.report.confirmation import Asked, confirmations, read
 from optrun.report.confirmed import (
@@ -32,7 +31,7 @@ from optrun.report.confirmed import (
 from optrun.report.figures import all_pictures, drawn_names
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
-from optrun.report.sweep_folder import dated_folder, look, objectives_of, tuned_keys
+from optrun.report.sweep_folder import dated_folder, look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, filled, to_csv, to_rich, value
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png, to_svg
@@ -41,8 +40,6 @@ from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
 
 _REPORTS = Path("outputs", "reports")
-REFRESH = 5
-"""Seconds between two loads of a page that follows a sweep."""
 HTML_MARK = '<meta name="generator" content="optrun report">'
 MARKDOWN_MARK = "<!-- optrun report -->"
 """By these an earlier report is told from a person's own file."""
@@ -51,11 +48,10 @@ _WHERE = ("model.name", "data.name")
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what is said below it, and a table whose first column names what a row is about."""
+    """A heading and a table whose first column names what a row is about."""
 
     title: str
-    table: Table | None
-    text: str = ""
+    table: Table
 
 
 @dataclass(frozen=True)
@@ -90,10 +86,8 @@ def report(
     by: Sequence[str] = (),
     target: float | None = None,
     matters: float | None = None,
-    objectives: Sequence[Objective] = (),
     console: Console | None = None,
     brief: bool = False,
-    follows: bool = False,
 ) -> Report:
     """Compare the runs at or beneath some directories.
 
@@ -110,16 +104,14 @@ def report(
         target: Level of the metric for steps and time to it; default: they are not counted.
         matters: The smallest difference that counts; default: that of the runs' configuration, else
             one standard deviation between seeds.
-        objectives: Two or more numbers to weigh against each other; default: those of the sweeps.
         console: Where the table is printed; None prints nothing.
         brief: Print one line and where the page lies: the whole report follows when more is known.
-        follows: The page of a sweep that runs: not counted as a look.
 
     Returns:
         The findings, the warnings and the files.
 
     Raises:
-        ConfigError: No run there; an unknown metric, objective, baseline or key; a file of a
+        ConfigError: No run there; an unknown metric, baseline or key; a file of a
             person's own in the way.
         StorageError: A file cannot be written.
     """
@@ -140,31 +132,26 @@ def report(
             " summary.json)"
         )
     question: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
-    weighed = ",".join(f"{each.name}:{each.mode}" for each in objectives)
-    typed = question | {"by": ",".join(by), "target": target, "objectives": weighed}
+    typed = question | {"by": ",".join(by), "target": target}
     line = [
         *map(str, dirs),
         *(f"{key}={given}" for key, given in typed.items() if given not in (None, "")),
     ]
     sweeps, own = [run.path.parent for run in runs], read(dirs[0]) if len(dirs) == 1 else None
-    weighs = pareto.expected(objectives, runs) or objectives_of(sweeps)
-    compare = partial(
-        compare_runs, runs, tuned=tuned_keys(sweeps), target=target, objectives=weighs
-    )
+    compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps), target=target)
     question = question if own is None else planned_options([own], runs, **question)
     comparison = compare(**question)
-    asked = _looks(dirs, comparison, note=not follows) if own is None else looks_at(dirs[0], own)
+    asked = _looks(dirs, comparison) if own is None else looks_at(dirs[0], own)
     if asked > 1:
         comparison = compare(**(question | {"looks": asked}))
     alone = None if own is None else Confirmed.of(dirs[0], own, comparison, asked)
     confirmed = alone or judge_together(planned, dirs, comparison, **question)
     judged = confirmed or Confirmed({}, comparison, looks=asked)
-    left, waits = comparison.left if follows else 0, own is not None and bool(judged.waiting)
+    waits = own is not None and bool(judged.waiting)
     verdict = judge(
         judged.comparison,
         confirmed=judged.seeds,
         looks=judged.looks,
-        left=left,
         note=judged.note,
         waits=waits,
     )
@@ -175,7 +162,7 @@ def report(
     cautions = _cautions(comparison, of_the_choice=own is None)
     made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
     opened = _open_sections(made)
-    content = _content(made, opened, refresh=REFRESH if follows else 0)
+    content = _content(made, opened)
     if len(runs) > 1:
         drawn = all_pictures(comparison)
     else:
@@ -197,7 +184,7 @@ def report(
     return made
 
 
-def _looks(dirs: Sequence[Path], comparison: Comparison, *, note: bool) -> int:
+def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
     """Count how often the growing set of seeds was asked.
 
     A set that nothing is tested on is none.
@@ -206,7 +193,7 @@ def _looks(dirs: Sequence[Path], comparison: Comparison, *, note: bool) -> int:
         return 1
     seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.ranked)
     sweeps = [each for each in dirs if not RunDir(each).is_run()]
-    return look(sweeps, comparison.unit, seeds, note=note)
+    return look(sweeps, comparison.unit, seeds)
 
 
 def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
@@ -237,10 +224,7 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
     if made.verdict.next:
         console.print(f"next: {made.verdict.next}", markup=False, highlight=False, soft_wrap=True)
     for section in opened:
-        if section.table is None:
-            console.print(section.text, markup=False, highlight=False)
-        else:
-            console.print(to_rich(section.table, title=section.title or None, width=console.width))
+        console.print(to_rich(section.table, title=section.title or None, width=console.width))
     if len(begun) > 1 and (rest := [run for run in begun if not run.finished or run.diverged]):
         title = (
             f"{len(rest)} of {len(begun)} runs without a"
@@ -282,20 +266,15 @@ def _open_sections(made: Report) -> list[Section]:
     for each in comparison.workloads:
         if comparison.several:
             found.append(Section(f"Within {each.name}", tables.ranking_table(each)))
-        if each.objectives:
-            found.append(
-                Section("Pareto front", pareto.pareto_table(each), pareto.pareto_sentence(each))
-            )
     return found
 
 
-def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[str, object]:
+def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
     """Collect what the templates of a page take.
 
     Args:
         made: What was found.
         opened: What stands open.
-        refresh: Seconds until the page loads itself anew; 0: never.
 
     Returns:
         `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders;
@@ -334,7 +313,6 @@ def _content(made: Report, opened: Sequence[Section], *, refresh: int) -> dict[s
         "folds": folds,
         "commands": [*_commands(comparison), ("report", "", made.command)],
         "tested": "" if single else _tested(judged, made.verdict),
-        "refresh": refresh,
     }
 
 

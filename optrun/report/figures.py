@@ -1,4 +1,4 @@
-"""The pictures of a comparison: differences, curves over seeds, lr basins, the front, a search."""
+"""The pictures of a comparison: differences, curves, and the metric against lr."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from optrun.report import differences, pareto, searched, seed_curves
+from optrun.report import differences
 from optrun.report.findings import Findings
+from optrun.report.metric_figures import choose_axis, draw_lr_curves, draw_seed_lines, seed_lines
 from optrun.report.picture import Picture, drawn_rows
 from optrun.report.theme import Chart, Theme
 from optrun.report.workloads import Comparison
 
-_WITHIN = ("differences", "metric", "basin", "pareto")
+_WITHIN = ("differences", "metric", "basin")
 """Pictures of each of several workloads, by name."""
 
 
@@ -69,53 +70,20 @@ def pictures(findings: Findings) -> list[Picture]:
     def add(name: str, title: str, caption: str, draw: Callable[[Theme], Chart]) -> None:
         found.append(Picture(name, title, caption + note, draw))
 
-    axis = seed_curves.progress(rows)
+    axis = choose_axis(rows)
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
-    if curves := seed_curves.seed_curves(rows, metric, axis):
-        bands = (
-            "the band spans all seeds"
-            if len(rows) < 4
-            else "bands: the best two; pointing shows seeds of others"
-        )
-        caption = f"Mean over seeds of the best configuration; {bands}.{same}"
-        draw = partial(seed_curves.draw_seed_curves, curves, metric, mode, axis)
+    if lines := seed_lines(rows, metric, axis):
+        caption = f"A line for each seed of the best configuration.{same}"
+        draw = partial(draw_seed_lines, lines, metric, mode, axis)
         add("metric", f"{metric} during training", caption, draw)
     if any(len(row.basin.tried) > 1 for row in rows):
         caption = (
             "Mean over seeds at each lr; the ring is the best. Cross: diverged; arrowhead: outside."
         )
-        add(
-            "basin",
-            f"Final {metric} against learning rate",
-            caption,
-            partial(seed_curves.draw_basins, rows, findings),
-        )
-    if findings.objectives and pareto.points(findings):
-        first, second = findings.objectives[:2]
-        caption = (
-            "A dot is a configuration; none is better than those on the line in one number and as"
-            " good in all."
-        )
-        if len(findings.objectives) > 2:
-            caption += (
-                f" The first two of {len(findings.objectives)} are drawn: the line may bend back."
-            )
-        add(
-            "pareto",
-            f"{second.name} against {first.name}",
-            caption,
-            partial(pareto.draw_pareto, rows, findings),
-        )
-    keys, shares = searched.searched_keys(findings), searched.importances(findings)
-    if keys not in ([], ["lr"]):  # a search over lr alone is seen in its basin
-        caption = "A line is a configuration: blue is good, dotted diverged, thick chosen."
-        caption += " Above a setting: its importance (PED-ANOVA)." if shares else ""
-        more = len(keys) - searched.MOST
-        caption += f" {more} more settings are in the table alone." if more > 0 else ""
-        title = f"{len(keys)} setting{'s' * (len(keys) > 1)} searched"
-        add("search", title, caption, partial(searched.draw_parallel, rows, findings, shares))
-    if losses := seed_curves.seed_curves(rows, "train/loss", axis):
-        draw = partial(seed_curves.draw_seed_curves, losses, "train/loss", "min", axis)
+        draw = partial(draw_lr_curves, rows, findings)
+        add("basin", f"Final {metric} against learning rate", caption, draw)
+    if losses := seed_lines(rows, "train/loss", axis):
+        draw = partial(draw_seed_lines, losses, "train/loss", "min", axis)
         add("train-loss", "train/loss during training", f"Smoothed.{same}", draw)
     return found
 

@@ -13,7 +13,6 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
-from optrun.artifacts.objective import Objective
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.metric import metric_mode
 from optrun.report import arms as grouping
@@ -64,8 +63,6 @@ class Findings:
     """Level of the metric for steps and time to target; NaN where none was asked for."""
     incomparable: str = ""
     """Why nothing is ranked although there are scores; empty where that is not so."""
-    objectives: Sequence[Objective] = ()
-    """Numbers that are weighed against each other; none: the metric alone."""
     name: str = ""
     """Of several workloads, what differs between them, such as `causal_lm on stdlib`."""
     left_out: str = ""
@@ -118,8 +115,6 @@ class Question(TypedDict, total=False):
     """Keys that separate none unless they stand in `by`, or nothing else does."""
     target: float | None
     """Level of the metric for steps and time to it; None: they are not counted."""
-    objectives: Sequence[Objective]
-    """What is weighed against each other."""
     matters: float | None
     """The smallest difference that counts; None.
 
@@ -199,7 +194,6 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         floor=float(np.median(before)) if before else math.nan,
         target=math.nan if target is None else target,
         incomparable=apart,
-        objectives=asked.get("objectives", ()),
     )
 
 

@@ -229,76 +229,61 @@ def compare(
         ValueError: No contender has a score, or a score is not finite; an unknown baseline, or
             another mode.
     """
-    if mode not in ("min", "max"):
-        raise ValueError(f"mode={mode!r}: expected min or max")
-    if baseline is not None and baseline not in scores:
-        raise ValueError(f"baseline={baseline!r}: expected one of {', '.join(scores)}")
-    every = [score for found in scores.values() for score in found.values()]
-    if not every or not all(map(math.isfinite, every)):
-        raise ValueError(f"expected finite scores, got {every}")
+    _refuse_unfit(scores, mode, baseline)
     names = list(scores)
     means = {name: float(np.mean([*found.values()])) for name, found in scores.items() if found}
     ranking = sorted(means, key=means.__getitem__, reverse=mode == "max")
     seeds = sorted(set().union(*scores.values()))
     values = np.array([[found.get(seed, math.nan) for seed in seeds] for found in scores.values()])
     tests = paired_tests(values, mode)
-    others, alpha = _others(len(means)), ALPHA / looks
+    others = _others(len(means))
+    alpha = ALPHA / looks
     if baseline is None:
         smallest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
         p = np.minimum(1.0, tests.p[range(len(names)), smallest] * others)
-        shared = np.where(np.eye(len(names), dtype=bool) & (len(means) > 1), 0, tests.seeds).max(
-            axis=1
-        )
+        itself = np.eye(len(names), dtype=bool) & (len(means) > 1)
+        shared = np.where(itself, 0, tests.seeds).max(axis=1)
         # With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or
         # shares too few.
         reference = min(
             map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS)
         )
+        by = [names[smallest[i]] if p[i] < alpha else "" for i in range(len(names))]
         sides, confidence = 1, 1 - 2 * alpha / others
     else:
         reference = names.index(baseline)
-        p, shared = _adjusted_against(reference, tests, others), tests.seeds[:, reference]
+        p = _adjusted_against(reference, tests, others)
+        shared = tests.seeds[:, reference]
+        by = [""] * len(names)
         sides, confidence = 2, 1 - alpha
     sd = pooled_sd(found.values() for found in scores.values()) if sd is None else sd
     matters = sd if matters is None else matters
     comparisons = {}
     for i, name in enumerate(names):
-        n, t = int(tests.seeds[i, reference]), float(tests.t[i, reference])
-        difference, spread = float(tests.difference[i, reference]), float(tests.sd[i, reference])
-        reach = (
-            float(special.stdtrit(max(n - 1, 1), (1 + confidence) / 2))
-            * spread
-            / math.sqrt(max(n, 1))
-        )
-        low, high = difference - reach, difference + reach
-        if i == reference and baseline is not None:
-            verdict = Verdict.baseline
-        elif p[i] < alpha and -matters <= low and high <= matters:
-            verdict = Verdict.either_will_do if baseline is None else Verdict.differs_little
-        elif p[i] < alpha:
-            verdict = (
-                Verdict.ruled_out
-                if baseline is None
-                else Verdict.worse
-                if t > 0
-                else Verdict.better
-            )
-        elif shared[i] < MIN_SEEDS:
-            verdict = Verdict.too_few
-        elif i != reference and n >= MIN_SEEDS and math.isnan(t):
-            verdict = Verdict.no_spread
-        else:
-            verdict = Verdict.could_be_best if baseline is None else Verdict.no_difference
+        n = int(tests.seeds[i, reference])
+        difference = float(tests.difference[i, reference])
+        spread = float(tests.sd[i, reference])
+        quantile = float(special.stdtrit(max(n - 1, 1), (1 + confidence) / 2))
+        reach = quantile * spread / math.sqrt(max(n, 1))
+        is_small = -matters <= difference - reach and difference + reach <= matters
         comparisons[name] = Comparison(
             name=name,
             reference=names[reference],
             seeds=n,
             difference=difference,
-            low=low,
-            high=high,
+            low=difference - reach,
+            high=difference + reach,
             p=float(p[i]),
-            verdict=verdict,
-            by=names[smallest[i]] if baseline is None and p[i] < alpha else "",
+            verdict=_verdict(
+                is_baseline=i == reference and baseline is not None,
+                against_baseline=baseline is not None,
+                is_significant=bool(p[i] < alpha),
+                is_small=is_small,
+                t=float(tests.t[i, reference]),
+                shared=int(shared[i]),
+                has_other=i != reference and n >= MIN_SEEDS,
+            ),
+            by=by[i],
             seen=detectable(spread, n, alpha / others, sides=sides),
         )
     return Judgement(
@@ -311,6 +296,58 @@ def compare(
         alpha=alpha,
         confidence=confidence,
     )
+
+
+def _refuse_unfit(scores: Scores, mode: str, baseline: str | None) -> None:
+    """Refuse another mode, an unknown baseline, and scores that are missing or not finite."""
+    if mode not in ("min", "max"):
+        raise ValueError(f"mode={mode!r}: expected min or max")
+    if baseline is not None and baseline not in scores:
+        raise ValueError(f"baseline={baseline!r}: expected one of {', '.join(scores)}")
+    every = [score for found in scores.values() for score in found.values()]
+    if not every or not all(map(math.isfinite, every)):
+        raise ValueError(f"expected finite scores, got {every}")
+
+
+def _verdict(
+    *,
+    is_baseline: bool,
+    against_baseline: bool,
+    is_significant: bool,
+    is_small: bool,
+    t: float,
+    shared: int,
+    has_other: bool,
+) -> Verdict:
+    """Name the verdict on one contender.
+
+    Args:
+        is_baseline: It is the baseline itself.
+        against_baseline: Contenders are tested against a baseline, not each against the others.
+        is_significant: The adjusted p is below alpha.
+        is_small: The whole interval of its difference is smaller than what matters.
+        t: Of the test against the reference; NaN: there was none.
+        shared: Seeds that it shares with whom it is tested against.
+        has_other: It shares enough seeds with another contender, the reference.
+    """
+    if is_baseline:
+        return Verdict.baseline
+    if is_significant and is_small:
+        return Verdict.differs_little if against_baseline else Verdict.either_will_do
+    if is_significant and not against_baseline:
+        return Verdict.ruled_out
+    if is_significant:
+        return Verdict.worse if t > 0 else Verdict.better
+    if shared < MIN_SEEDS:
+        return Verdict.too_few
+    return _open_verdict(against_baseline, no_spread=has_other and math.isnan(t))
+
+
+def _open_verdict(against_baseline: bool, *, no_spread: bool) -> Verdict:
+    """Name the verdict on a contender that no test tells from the others."""
+    if no_spread:
+        return Verdict.no_spread
+    return Verdict.no_difference if against_baseline else Verdict.could_be_best
 
 
 def _others(contenders: int) -> int:
@@ -415,21 +452,6 @@ def detectable(
         return math.nan
     critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
     return float(special.nctdtrinc(seeds - 1, 1 - power, critical)) * sd / math.sqrt(seeds)
-
-
-def foreseen(contenders: int, seeds: int, *, baseline: bool = False) -> float:
-    """Compute the difference between two contenders that will be found in 4 of 5 cases, before anything runs.
-
-    Args:
-        contenders: At least 2, whose spreads are alike.
-        seeds: That all of them run, at least `MIN_SEEDS`.
-        baseline: One contender was named beforehand.
-
-    Returns:
-        In standard deviations of a contender over seeds, without what a seed does to all of them
-        alike.
-    """
-    return detectable(math.sqrt(2), seeds, ALPHA / _others(contenders), sides=2 if baseline else 1)
 
 
 def seeds_for(

@@ -1,7 +1,6 @@
-"""Folders.
+"""Read what the folder of a sweep says of its jobs, tuned keys and looks.
 
-What that of a sweep says of its jobs, tuned keys, objectives and looks, and a new one by date and
-time.
+Name a new folder by date and time.
 
 A folder that is no sweep, or whose `sweep.json` cannot be read, says nothing.
 """
@@ -10,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.objective import Objective
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.base.reading import read_json
 
@@ -70,19 +68,6 @@ def find_waiting(sweep: Path) -> dict[Path, list[str]]:
     }
 
 
-def objectives_of(sweeps: Iterable[Path]) -> list[Objective]:
-    """Collect what sweeps weighed against each other, in their order."""
-
-    def parse(noted: Mapping[str, object]) -> Objective:
-        return Objective(str(noted["name"]), "max" if noted["mode"] == "max" else "min")
-
-    return list(
-        dict.fromkeys(
-            each for sweep in dict.fromkeys(sweeps) for each in _read(sweep, "objectives", parse)
-        )
-    )
-
-
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
     """Collect the keys that sweeps tuned, groups as `GROUP.name`."""
     return names_of(key for sweep in {*sweeps} for key in _read(sweep, "tuned", str))
@@ -100,15 +85,13 @@ def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
         return []
 
 
-def look(folders: Sequence[Path], metric: str, seeds: int, *, note: bool) -> int:
+def look(folders: Sequence[Path], metric: str, seeds: int) -> int:
     """Count the looks up to this one.
 
     Args:
         folders: The sweeps of a report.
         metric: What it compares by: each has its own looks.
         seeds: How many seeds its contenders have, the most of one.
-        note: Whether this look is written down; a page that follows a running sweep shows no
-            verdict.
 
     Returns:
         1 for the first; as before where this number of seeds was looked at before.
@@ -124,9 +107,9 @@ def look(folders: Sequence[Path], metric: str, seeds: int, *, note: bool) -> int
                 if isinstance(own, list)
             }
         own = held.setdefault(metric, [])
-        if seeds not in own and note:
+        if seeds not in own:
             own.append(seeds)
             with contextlib.suppress(OSError):  # a report of what lies on a disk that is not ours
                 replace_text(folder / LOOKS, json.dumps(held) + "\n")
-        numbers.append(own.index(seeds) + 1 if seeds in own else len(own) + 1)
+        numbers.append(own.index(seeds) + 1)
     return max(numbers)

@@ -37,11 +37,8 @@ from optrun.base.formatting import count, rate
 
 Array = NDArray[np.float64]
 
-SERIES, KEY, SEEDS = "s", "k", "h"
-"""What a group of an inline picture may be.
-
-A contender's artists, its entry in the legend, what is seen on hover.
-"""
+SERIES, KEY = "s", "k"
+"""What a group of an inline picture may be: a contender's artists, its entry in the legend."""
 
 _MARKS = 40
 
@@ -381,8 +378,7 @@ def to_svg(figure: Chart, *, name: str, label: str) -> str:
 
     Returns:
         One `<svg>` element: text stays text, colours are CSS variables, size follows the page. What
-        belongs to contender 3 has the class `s3`, its entry in the legend `k3`, what shows on hover
-        alone `h3`.
+        belongs to contender 3 has the class `s3`, its entry in the legend `k3`.
     """
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters(figure):
@@ -393,9 +389,7 @@ def to_svg(figure: Chart, *, name: str, label: str) -> str:
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r'<g id="([skh])-(\d+)"', r'<g class="\1\2"', text
-    )  # of a group's id what is ours
+    text = re.sub(r'<g id="([sk])-(\d+)"', r'<g class="\1\2"', text)  # of a group's id what is ours
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     for variable, colour in variables(PAGE).items():
         text = text.replace(colour, f"var(--{variable})")

@@ -93,7 +93,6 @@ def judge(
     *,
     confirmed: str = "",
     looks: int = 1,
-    left: int = 0,
     note: str = "",
     waits: bool = False,
 ) -> SweepVerdict:
@@ -104,7 +103,6 @@ def judge(
         confirmed: The fresh seeds, where configurations were fixed before any of these runs, such
             as `5-9`.
         looks: How often the growing set of seeds was asked, this time among them.
-        left: Runs that have not come to an end, of a page that follows them.
         note: What confirmations still wait for, or were not planned for.
         waits: Whether nothing is judged yet: the report is of a confirmation that has not come to
             its end.
@@ -120,7 +118,6 @@ def judge(
         "kind": kind,
         "confirmed": confirmed,
         "looks": looks,
-        "left": left,
         "note": note,
         "waits": waits,
     }

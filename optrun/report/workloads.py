@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Unpack
 
@@ -20,7 +21,9 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
 from optrun.report.alike import data_of, incomparable, unify, workload_of
 from optrun.report.arms import compared, describe, differing, numbered, telling
-from optrun.report.collect import NOT_STARTED, Run
+from optrun.report.branches import KEY as BRANCH_KEY
+from optrun.report.branches import planned_step
+from optrun.report.collect import NOT_STARTED, Run, flatten
 from optrun.report.findings import Findings, Question, find
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
@@ -72,11 +75,6 @@ class Comparison:
         return [each for each in self.workloads if not each.left_out]
 
     @property
-    def left(self) -> int:
-        """How many runs have not come to an end."""
-        return sum(run.status in ("running", NOT_STARTED) for run in self.runs)
-
-    @property
     def runs(self) -> list[Run]:
         """Those of all workloads."""
         return [run for each in self.workloads for run in each.runs]
@@ -101,7 +99,7 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
         asked.get("by", ()),
     )
     parts = split(runs) if len(runs) > 1 else {}
-    find_in = partial(find, tuned=asked.get("tuned", ()), objectives=asked.get("objectives", ()))
+    find_in = partial(find, tuned=asked.get("tuned", ()))
     between = dict.fromkeys(
         key for part in parts.values() for key in telling(compared(differing(part)), part)
     )
@@ -203,6 +201,17 @@ def split(runs: Sequence[Run]) -> dict[str, list[Run]]:
         else:
             alike += found
     return dict(zip(_names(parts), parts, strict=True))
+
+
+def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
+    """Count the workloads of resolved configurations of jobs that have not run."""
+    workloads = set()
+    for config in configs:
+        settings = flatten(config)
+        trunk = {BRANCH_KEY: planned_step(settings.get(BRANCH_KEY))}
+        planned = Run(Path(), "", NOT_STARTED, config=settings, respelt=trunk)
+        workloads.add(workload_of(planned))
+    return len(workloads)
 
 
 def _names(parts: Sequence[list[Run]]) -> list[str]:

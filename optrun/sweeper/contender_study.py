@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import takewhile
 
 import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from optrun.artifacts.objective import Objective, stand_in
+from optrun.artifacts.objective import stand_in
 from optrun.artifacts.provenance import identity
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict
@@ -27,17 +26,14 @@ from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import JobState, SweepDir
-from optrun.sweeper.halving import bracket_of, refuse_unreachable, rungs_of, survivors, value_at
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
-from optrun.sweeper.objectives import KEY, objectives_of, untrained, values_of
+from optrun.sweeper.rungs import build_pruner, rungs_of, untrained, value_at_rung
 from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
 from optrun.sweeper.view import Board
 
 _OF_PLACEMENT = {"distributed", "training.device", "training.nproc_per_node"}
 """Keys that decide which devices a job takes."""
-_PASSED = "optrun:passed"
-"""The last rung that a trial has passed."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +126,9 @@ class ContenderStudy:
         """A job that may never be: what is common to all can be seen in it."""
         self.max_steps = self.example.values["training"]["max_steps"]
         """Optimizer steps of a whole trial; None: its configuration counts in epochs."""
-        refuse_unreachable(options, self.max_steps)
-        self.objectives = objectives_of(options.objectives)
-        """Empty: the main metric alone."""
-        self._sweep: SweepDir | None = None
+        self._pruner = build_pruner(options, self.max_steps)
+        self._sweep: SweepDir
+        self._storage: BaseStorage
         self._study: optuna.Study
 
     def placements(self) -> Iterator[Job]:
@@ -190,11 +185,6 @@ class ContenderStudy:
             **({"seed": ",".join(self.seeds)} if self.seeds else {}),
             "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
             "checkpoint.mode": self.mode(),
-            **(
-                {KEY: [f"{each.name}:{each.mode}" for each in self.objectives]}
-                if self.objectives
-                else {}
-            ),
         }
 
     def mode(self) -> str:
@@ -209,7 +199,7 @@ class ContenderStudy:
             return metric_mode(str(saving["metric"]))
         return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
 
-    def open(self, storage: str | BaseStorage, where: str, sweep: SweepDir) -> None:
+    def open(self, storage: BaseStorage, where: str, sweep: SweepDir) -> None:
         """Open the study, made where there is none.
 
         Args:
@@ -221,8 +211,8 @@ class ContenderStudy:
             ConfigError: It was begun over another space or configuration.
         """
         self._sweep = sweep
-        modes = [each.mode for each in self.objectives] or [self.mode()]
-        self._study = study_of.open_study(storage, modes, self.name)
+        self._storage = storage
+        self._study = study_of.open_study(storage, self.mode(), self.name, self._pruner)
         require_hashed(self._study)
         later = partial(saved.is_default, self.example.values)
         study_of.refuse_other(self._study, where, self.space, self.shared(), later)
@@ -262,58 +252,55 @@ class ContenderStudy:
             self, self._study.get_trials(deepcopy=False)[asked.number], self._jobs(asked.params)
         )
 
-    def report(self, trial: Trial, step: int, value: float) -> None:
-        """Report the value at a rung to the sampler, once; NaN is not reported."""
-        unknown = (
-            trial.frozen.state == TrialState.RUNNING
-            and step not in trial.frozen.intermediate_values
-        )
-        if unknown and not math.isnan(value):
-            optuna.trial.Trial(self._study, trial.frozen._trial_id).report(value, step)
-
     def goals(self, trial: Trial, driver: Driver) -> list[Goal]:
-        """Judge a trial at every rung it has got to, among those that were there before it.
+        """Ask the pruner about a trial at every rung that it has reached.
 
         Returns:
-            How far its jobs are to get; nothing if it is over. One that was not evaluated until a
-            rung goes on.
+            How far its jobs are to get; nothing if it is over. A trial that was not evaluated
+            before a rung goes on.
         """
-        frozen, number, total = trial.frozen, str(trial.number), float(self.max_steps or math.inf)
-        bracket = partial(
-            bracket_of, self.options, self._study.study_name, max_steps=self.max_steps
-        )
-        total = min(total, *(driver.board.row(job).state.total or math.inf for job in trial.jobs))
-        for rung in takewhile(
-            lambda step: step < total, rungs_of(self.options, bracket(trial.number))
-        ):
-            if rung <= frozen.user_attrs.get(_PASSED, 0):
+        rows = [driver.board.row(job) for job in trial.jobs]
+        if any(row.resting for row in rows):
+            return []  # an earlier start pruned it, and was killed before the study knew
+        totals = [self.max_steps, *(row.state.total for row in rows)]
+        total = min((steps for steps in totals if steps is not None), default=math.inf)
+        for rung in rungs_of(self.options):
+            if rung >= total:
+                break
+            if rung in trial.frozen.intermediate_values:
                 continue
             goals = [Goal(job, rung) for job in trial.jobs]
             if any(map(driver.is_short_of, goals)):
                 return goals
-            there = {
-                str(other.number): other.intermediate_values[rung]
-                for other in self._study.get_trials(deepcopy=False)
-                if rung in other.intermediate_values
-                and bracket(other.number) == bracket(trial.number)
-            }
-            value = value_at(driver, trial.jobs, rung, there.values())
-            if value is not None:
-                self.report(trial, rung, value)
-                if number not in survivors(
-                    {**there, number: value}, self.mode(), self.options.reduction_factor
-                ):
-                    driver.stop_at_rung(trial.jobs, rung, "weaker than those before it")
-                    return []
-            optuna.trial.Trial(self._study, frozen._trial_id).set_user_attr(_PASSED, rung)
+            value = value_at_rung(driver, trial.jobs, rung, self._values_at(rung))
+            if value is not None and self._is_pruned(trial, rung, value):
+                driver.stop_at_rung(trial.jobs, rung)
+                return []
         goals = [Goal(job) for job in trial.jobs]
         return goals if any(map(driver.is_short_of, goals)) else []
 
+    def _values_at(self, rung: int) -> list[float]:
+        """List what all trials had at a rung."""
+        trials = self._study.get_trials(deepcopy=False)
+        return [
+            trial.intermediate_values[rung] for trial in trials if rung in trial.intermediate_values
+        ]
+
+    def _is_pruned(self, trial: Trial, rung: int, value: float) -> bool:
+        """Report the value at a rung to the study, and ask its pruner; NaN is always pruned."""
+        if math.isnan(value):
+            return True
+        study_id = self._storage.get_study_id_from_name(self._study.study_name)
+        trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        self._storage.set_trial_intermediate_value(trial_id, rung, value)
+        return bool(self._pruner.prune(self._study, self._storage.get_trial(trial_id)))
+
     def tell(self, trial: Trial, board: Board) -> None:
         """Let the study know how a trial ended, if it has."""
-        values, rows = self._values(trial, board), list(map(board.row, trial.jobs))
-        if values is not None:
-            self._study.tell(trial.number, values, skip_if_finished=True)
+        value = self._value(trial, board)
+        rows = [board.row(job) for job in trial.jobs]
+        if value is not None:
+            self._study.tell(trial.number, value, skip_if_finished=True)
         elif any(row.resting for row in rows):
             self._study.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
         elif all(row.state.ended for row in rows):
@@ -321,29 +308,30 @@ class ContenderStudy:
 
     def tell_late(self, trial: Trial, board: Board) -> None:
         """Let the study know of the result of a trial that had ended without one."""
-        values = self._values(trial, board)
-        if values is not None:
-            study_of.tell_again(self._study, trial.frozen, values)
+        value = self._value(trial, board)
+        if value is not None:
+            study_of.tell_again(self._study, trial.frozen, value)
 
-    def _values(self, trial: Trial, board: Board) -> list[float] | None:
-        """Compute the outcome of a trial: the mean over its seeds, a number for each objective.
+    def _value(self, trial: Trial, board: Board) -> float | None:
+        """Compute the outcome of a trial: the mean over its seeds.
 
         Returns:
-            None if a job has not ended, failed for another reason than divergence, or has a number
-            that is not finite.
+            None if a job has not ended, failed for another reason than divergence, or has no finite
+            metric.
         """
-        rows = [self._outcome(job, board.row(job).state) for job in trial.jobs]
-        found = [row for row in rows if row is not None]
-        return (
-            [sum(column) / len(column) for column in zip(*found, strict=True)]
-            if len(found) == len(rows)
-            else None
-        )
+        outcomes = []
+        for job in trial.jobs:
+            outcome = self._outcome(job, board.row(job).state)
+            if outcome is None:
+                return None
+            outcomes.append(outcome)
+        return sum(outcomes) / len(outcomes)
 
-    def _outcome(self, job: Job, state: JobState) -> list[float] | None:
+    def _outcome(self, job: Job, state: JobState) -> float | None:
         """Find what a job counts as.
 
-        A diverged one as the worst so far, or as its untrained model if that is worse.
+        A diverged one as the worst so far, or as its untrained model if that is worse: a sampler
+        that is not told of it proposes the same region again.
         """
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(
@@ -351,21 +339,11 @@ class ContenderStudy:
                 f" {state.mode}imum: say so with checkpoint.mode={state.mode}, and choose a new"
                 " hydra.sweep.dir."
             )
-        if state.diverged:  # a sampler that is not told of it proposes the same region again
-            assert self._sweep is not None
+        if state.diverged:
             ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            worst = []
-            for index, each in enumerate(
-                self.objectives or [Objective(state.metric or "", state.mode)]
-            ):
-                before = untrained(self._sweep, job, each.name)
-                value = stand_in((trial.values[index] for trial in ended), [before], each.mode)
-                if value is None:
-                    return None
-                worst.append(value)
-            return worst
-        if state.status != "finished":
+            before = untrained(self._sweep, job, state.metric or "")
+            values = [trial.value for trial in ended if trial.value is not None]
+            return stand_in(values, [before], state.mode)
+        if state.status != "finished" or state.best is None or math.isnan(state.best):
             return None
-        if self.objectives and self._sweep is not None:
-            return values_of(self._sweep, job, self.objectives)
-        return None if state.best is None or state.best != state.best else [state.best]
+        return state.best

@@ -35,7 +35,6 @@ from optrun.sweeper import launch as launching
 from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
-from optrun.sweeper.objectives import objectives_of
 from optrun.sweeper.stall import StallWatch, end_holder
 from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family
 from optrun.sweeper.view import Board, JobRow, PlainView
@@ -444,11 +443,8 @@ class Driver:
         row.suspect = True
         self.view.note(f"{told}; tried once more, alone")
 
-    def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
-        """Stop what has not ended of some jobs at a rung.
-
-        One that later survives there goes on from its checkpoint.
-        """
+    def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
+        """Leave the jobs of a pruned trial at a rung, but for those that have ended."""
         for row in map(self.board.row, jobs):
             if row.state.ended or row.resting:
                 continue
@@ -457,9 +453,9 @@ class Driver:
                     record.stopped_at = rung
                     self.sweep.write_record(row.job.name, record)
             except LockedError:
-                continue  # a sweep with another ladder is at it
+                continue  # another sweep process is at it
             row.resting = True
-            self.view.note(f"stopped at step {rung}: {row.job.label}  {why}")
+            self.view.note(f"pruned at step {rung}: {row.job.label}")
             self.write_result()
 
     def close(self) -> None:
@@ -503,8 +499,6 @@ class Driver:
             for row in self.board.rows.values()
         ]
         result: dict[str, object] = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
-        if objectives := objectives_of(self.options.objectives):
-            result["objectives"] = [asdict(each) for each in objectives]
         replace_text(
             self.sweep.result, json.dumps(to_json(result), indent=2, ensure_ascii=False) + "\n"
         )

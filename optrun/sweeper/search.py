@@ -21,7 +21,6 @@ from optrun.config.schema.sweeper import STORAGE, OptunaConfig
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.halving import Group, judge_together
 from optrun.sweeper.jobs import Composer, Job
 
 try:
@@ -113,21 +112,6 @@ class Search:
             for seed in study.seeds or [study.example.values["seed"]]
         ]
 
-    @property
-    def contenders(self) -> int:
-        """How many optimizers are searched.
-
-        With a space of their own each, or as a choice of a common one.
-        """
-        return sum(
-            len(getattr(study.space.get("optimizer"), "choices", (None,))) for study in self.studies
-        )
-
-    @property
-    def seeds_of_trial(self) -> int:
-        """Seeds that each trial runs on."""
-        return min(study.jobs_of_trial for study in self.studies)
-
     def __call__(self, driver: Driver) -> None:
         """Run trials until there are as many as asked for, those of earlier starts among them."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -194,103 +178,82 @@ class Search:
     def _go_back_to(self, driver: Driver, ended: Sequence[Trial]) -> None:
         """Bring to their end what earlier starts left, and let the studies know.
 
-        That is a job that is gone, one that failed and is to be tried again, and one that a rung
-        stopped where there are no rungs now.
+        That is a job that is gone, or one that failed and is to be tried again. What was pruned
+        stays so.
         """
-        at_rest = TrialState.PRUNED if self.options.halves else None
-        jobs = [job for trial in ended if trial.frozen.state != at_rest for job in trial.jobs]
+        left = [trial for trial in ended if trial.frozen.state != TrialState.PRUNED]
+        jobs = [job for trial in left for job in trial.jobs]
         driver.pursue(lambda: list(map(Goal, jobs)))
         with _asking(driver.sweep):
-            for trial in ended:
+            for trial in left:
                 trial.study.tell_late(trial, driver.board)
 
     # The trials
     # -----------------------------------------------------------------------------------------------------
 
-    def _proposed(
-        self, under_way: Sequence[Trial], had: dict[str, int], driver: Driver
-    ) -> list[Trial]:
-        """Propose trials until `n_jobs` are under way, or the budgets are spent."""
-        found = list(under_way)
-        while len(found) < self.options.n_jobs:
-            alone = found[0].study if found and self.options.rungs else None
-            able = [
-                study
-                for study in self.studies
-                if had[study.name] < self.share
-                and alone in (None, study)
-                and self._affords(study, found, driver)
-            ]
-            if not able:
-                break
-            study = min(able, key=lambda each: had[each.name])
-            found.append(study.ask())
-            had[study.name] += 1
-        return found[len(under_way) :]
-
     def _goals(self, driver: Driver) -> list[Goal]:
-        """Judge the trials that are at a rung, propose others in place of those that ended, and say what is next.
-
-        With `rungs` the trials proposed together compete and wait for each other. Else nobody
-        waits.
-        """
+        """Prune or go on with the trials at work, propose others, and say what is next."""
         with _asking(driver.sweep):
             for study in self.studies:
                 study.give_up_halves()
             trials = {study.name: study.trials() for study in self.studies}
-            found = [
-                each
+            at_work = [
+                trial
                 for own in trials.values()
-                for each in own
-                if each.frozen.state == TrialState.RUNNING
+                for trial in own
+                if trial.frozen.state == TrialState.RUNNING
             ]
-            had = {name: len(own) for name, own in trials.items()}
-            if self.options.rungs:  # who competes at a rung is of one optimizer
-                found = [trial for trial in found if trial.study is found[0].study]
-            left, goals = self._judged(found[: self.options.n_jobs], driver)
-            begun = any(
-                driver.board.row(job).state.status != "new" for trial in left for job in trial.jobs
-            )
-            out_of_time = any(row.out_of_time for row in driver.board.rows.values())
-            if not (out_of_time or (self.options.rungs and begun)):
-                new, more = self._judged(self._proposed(left, had, driver), driver)
-                if not (left or new):
-                    driver.board.expected = (
-                        0  # a budget of steps may be spent before the trials are
-                    )
-                goals += more
-            return goals
+            left, goals = self._judged(at_work[: self.options.n_jobs], driver)
+            if any(row.out_of_time for row in driver.board.rows.values()):
+                return goals
+            counts = {name: len(own) for name, own in trials.items()}
+            proposed, further = self._judged(self._propose(left, counts, driver), driver)
+            if not left and not proposed:
+                driver.board.expected = 0  # a budget of steps may be spent before the trials are
+            return goals + further
+
+    def _propose(
+        self, at_work: Sequence[Trial], counts: dict[str, int], driver: Driver
+    ) -> list[Trial]:
+        """Propose trials until `n_jobs` are at work, or the budgets are spent.
+
+        Args:
+            at_work: Trials that are not over.
+            counts: Trials of each study so far; counts what is proposed here, too.
+            driver: Of the sweep.
+        """
+        proposed: list[Trial] = []
+        while len(at_work) + len(proposed) < self.options.n_jobs:
+            able = [
+                study
+                for study in self.studies
+                if counts[study.name] < self.share
+                and self._affords(study, [*at_work, *proposed], driver)
+            ]
+            if not able:
+                break
+            study = min(able, key=lambda each: counts[each.name])
+            proposed.append(study.ask())
+            counts[study.name] += 1
+        return proposed
 
     def _judged(self, trials: Sequence[Trial], driver: Driver) -> tuple[list[Trial], list[Goal]]:
-        """Judge trials at the rungs that they have got to, and tell their studies of those that are over.
+        """Judge trials at the rungs that they have reached, and tell their studies which are over.
 
         Returns:
             The trials that are not over, and how far their jobs are to get.
         """
         driver.add(job for trial in trials for job in trial.jobs)
-        if self.options.rungs:
-            same: dict[str, list[Trial]] = {}
-            for trial in trials:  # two proposals may be one configuration
-                same.setdefault(trial.jobs[0].name, []).append(trial)
-
-            def report(group: Group, rung: int, value: float) -> None:
-                for trial in same[group[0].name]:
-                    trial.study.report(trial, rung, value)
-
-            goals = judge_together(driver, [each[0].jobs for each in same.values()], report)
-            left = list(trials) if any(map(driver.is_short_of, goals)) else []
-        else:
-            aims = [(trial, trial.study.goals(trial, driver)) for trial in trials]
-            goals = [goal for _, found in aims for goal in found]
-            left = [trial for trial, found in aims if found]
-        over = [trial for trial in trials if trial not in left]
-        # Those that were stopped first: if this process is killed, they are compared with the same
-        # others again.
-        for trial in sorted(
-            over, key=lambda each: not any(driver.board.row(job).resting for job in each.jobs)
-        ):
-            trial.study.tell(trial, driver.board)
-        return left, goals
+        left: list[Trial] = []
+        all_goals: list[Goal] = []
+        for trial in trials:
+            goals = trial.study.goals(trial, driver)
+            if goals:
+                left.append(trial)
+                all_goals += goals
+            else:
+                trial.study.tell(trial, driver.board)
+        return left, all_goals
 
     def _affords(self, study: ContenderStudy, under_way: Sequence[Trial], driver: Driver) -> bool:
         """Tell whether one more trial stays within the steps of a study."""

@@ -6,10 +6,11 @@ Its space, the configuration that its trials share, and what judges them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
+from optuna.pruners import BasePruner
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
@@ -24,24 +25,26 @@ _SHOWN = 3
 
 
 def open_study(
-    storage: str | BaseStorage, modes: Sequence[str], contender: str = ""
+    storage: BaseStorage, mode: str, contender: str = "", pruner: BasePruner | None = None
 ) -> optuna.Study:
     """Open the study of a contender, made where there is none.
 
     Args:
         storage: Of Optuna's.
-        modes: Which direction of each objective is better; one that is there keeps its own.
+        mode: `min` or `max`; a study that exists keeps its own.
         contender: Name of the optimizer; empty: all are searched as one.
+        pruner: Stops weak trials; None: nobody does.
     """
     return optuna.create_study(
         storage=storage,
         study_name=f"{_NAME}:{contender}" if contender else _NAME,
-        directions=["minimize" if mode == "min" else "maximize" for mode in modes],
+        direction="minimize" if mode == "min" else "maximize",
+        pruner=pruner or optuna.pruners.NopPruner(),
         load_if_exists=True,
     )
 
 
-def refuse_mixed(storage: str | BaseStorage, where: str, apart: bool) -> None:
+def refuse_mixed(storage: BaseStorage, where: str, apart: bool) -> None:
     """Refuse to go on with a search of one space as one space per optimizer, or the other way round.
 
     Args:
@@ -161,7 +164,7 @@ def described(found: BaseDistribution) -> str:
     return f"tag(log, {text})" if found.log else text
 
 
-def tell_again(study: optuna.Study, trial: FrozenTrial, values: Sequence[float]) -> None:
+def tell_again(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
     """Add the late result of a trial that ended without one, once.
 
     Optuna takes none for a trial that has ended.
@@ -169,14 +172,14 @@ def tell_again(study: optuna.Study, trial: FrozenTrial, values: Sequence[float])
     Args:
         study: Nobody else changes it meanwhile.
         trial: Failed or pruned.
-        values: What its job came to in the end, one for each objective.
+        value: What its jobs came to in the end.
     """
     repeated = {known.user_attrs.get(AGAIN) for known in study.get_trials(deepcopy=False)}
     if trial.number in repeated or trial.state == TrialState.COMPLETE:
         return
     study.add_trial(
         optuna.trial.create_trial(
-            values=list(values),
+            value=value,
             params=trial.params,
             distributions=trial.distributions,
             user_attrs={AGAIN: trial.number},

@@ -149,7 +149,7 @@ class SweepTask:
                 sweep.write_record(name, record)
         state = sweep.state(name)
         if stop_at is not None and (state.step >= stop_at or state.ended):
-            # Its best may be of later: a job that was cut further on, or ended, without rungs.
+            # Its best may be of later: a job that was cut further on, or ended, without a pruner.
             record.rungs[str(stop_at)] = sweep.best_until(name, stop_at)
             sweep.write_record(name, record)
         return done
@@ -176,7 +176,7 @@ class SweepTask:
             config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
         if stop_at is not None and not config.checkpoint.enabled:
             raise ConfigError(
-                "hydra.sweeper.rungs: survivors go on from checkpoints; checkpoint=none saves none."
+                "hydra.sweeper.pruner: trials go on from checkpoints, and checkpoint=none saves none."
             )
         begun = max(
             (parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None

@@ -25,7 +25,7 @@ from tests.sweep.forked import fork_jobs
 
 OWN_TESTS = {"docs/quickstart.md", "docs/extending_tasks.md", "docs/extending_training.md"}
 """Pages whose commands a test of their own runs, as they stand."""
-HARMLESS = {".", "cd", "eval", "export", "git", "python3", "cat", "cp", "mkdir"}
+HARMLESS = {".", "cd", "eval", "export", "git", "python3", "cat", "cp", "mkdir", "optuna-dashboard"}
 RUN, SWEEP = "outputs/2026-01-02/03-04-05", "outputs/sweeps/2026-01-02/03-04-05"
 SMALL = {"training.max_steps": "2", "data.max_eval_examples": "8"}
 """What is put into every command that trains, so that it takes seconds."""

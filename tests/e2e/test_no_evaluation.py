@@ -165,7 +165,6 @@ def test_every_task_can_do_without(words: list[str], here: Path) -> None:
             ["-m", "hydra/sweeper=optuna", "lr=interval(1e-4,1e-2)"],
             ["data.eval_fraction=0", "search"],
         ),
-        (["-m", "hydra.sweeper.rungs=[2]", "lr=1e-4,1e-3"], ["data.eval_fraction=0", "rungs"]),
     ],
 )
 def test_what_needs_one_is_refused(

@@ -30,7 +30,7 @@ from optrun.base.errors import OptrunError, UnreadableFileError
 from optrun.data import content
 from optrun.report.collect import load_runs
 from optrun.report.confirmation import read
-from optrun.report.sweep_folder import find_waiting, in_sweep, objectives_of, tuned_keys
+from optrun.report.sweep_folder import find_waiting, in_sweep, tuned_keys
 from optrun.runner import train as experiment
 from tests.faults.runs import Straight
 from tests.running import optrun, sentence
@@ -240,7 +240,6 @@ def runs(run: Path) -> int:
     found = load_runs([run.parent])
     (
         tuned_keys([run.parent]),
-        objectives_of([run.parent]),
         find_waiting(run.parent),
         in_sweep(run),
         read(run.parent),

@@ -69,7 +69,7 @@ class StandIn:
 
     @property
     def stopped(self) -> set[str]:
-        """Names of the jobs that rungs have stopped."""
+        """Names of the jobs whose trials were pruned."""
         return {name for name, row in self.board.rows.items() if row.resting}
 
     def add(self, jobs: Iterable[Job]) -> None:
@@ -107,7 +107,7 @@ class StandIn:
         )
         return not (self.board.row(goal.job).state.ended or at_rung)
 
-    def stop_at_rung(self, jobs: Iterable[Job], rung: int, why: str) -> None:
+    def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
         for row in map(self.board.row, jobs):
             if not (row.state.ended or row.resting):
                 row.resting = True
@@ -153,8 +153,6 @@ def options(**changed: Any) -> OptunaConfig:
         "retry_failed": False,
         "max_batch_size": None,
         "devices": None,
-        "rungs": [],
-        "reduction_factor": 2,
         "n_trials": 6,
         "n_steps": None,
         "n_jobs": 1,
@@ -163,8 +161,8 @@ def options(**changed: Any) -> OptunaConfig:
         "storage": None,
         "pruner": Pruner.none,
         "min_resource": None,
+        "reduction_factor": 2,
         "confirm": ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
-        "objectives": [],
     }
     return OptunaConfig(**{**given, **changed})
 

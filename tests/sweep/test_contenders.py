@@ -18,7 +18,7 @@ from optrun.config.schema.sweeper import Sampler
 from optrun.config.store import open_hydra
 from optrun.sweeper.contenders import contenders_of, search_overrides
 from optrun.sweeper.storage import open_storage
-from tests.sweep.stand_in import UNTRAINED, search_of, searched
+from tests.sweep.stand_in import UNTRAINED, searched
 
 ADAMW, SGD = (
     "search.adamw.lr=tag(log,interval(1e-4,1e-2))",
@@ -150,17 +150,6 @@ def test_one_more_optimizer_catches_up(tmp_path: Path) -> None:
         ConfigError, match=r"search.adamw, search.sgd, search.lamb, and now one space for all"
     ):
         searched(tmp_path, [], "lr=1e-3,1e-2", "optimizer=adamw,sgd")
-
-
-def test_what_a_search_compares_is_known_beforehand() -> None:
-    """Its trials are not, but how many optimizers on how many seeds.
-
-    So it can say what its report will see.
-    """
-    apart = search_of((ADAMW, SGD), ("seed=0,1,2",), ())
-    assert (apart.contenders, apart.seeds_of_trial) == (2, 3)
-    together = search_of((), ("lr=1e-3,1e-2", "optimizer=adamw,sgd,lamb"), ())
-    assert (together.contenders, together.seeds_of_trial) == (3, 1)
 
 
 def test_a_trial_is_as_good_as_the_mean_of_its_seeds(tmp_path: Path) -> None:

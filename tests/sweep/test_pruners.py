@@ -1,69 +1,54 @@
-"""Halving.
-
-One rule for grids and searches, whether jobs wait at a rung or are judged by those before them.
-"""
+"""Optuna's pruners stop weak trials at rungs; the others go on from their checkpoints."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
 
+import optuna
 import pytest
 
+from optrun.artifacts.metrics import read_metrics
 from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import Pruner
-from optrun.config.store import open_hydra
-from optrun.sweeper.halving import judge_together, survivors
-from optrun.sweeper.jobs import Composer, build_jobs
-from tests.sweep.stand_in import UNTRAINED, Listed, StandIn, loss, options, search_of, searched
+from tests.running import records, summary, tensors
+from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep
+from tests.sweep.stand_in import UNTRAINED, loss, options, search_of, searched
 from tests.sweep.test_contenders import ADAMW, SGD, studies
+from tests.sweep.test_search import trials as trials_of
 
 HALVED = {"pruner": Pruner.asha, "min_resource": 1, "n_trials": 12}
+ASHA = ["hydra/sweeper=optuna", "lr=tag(log,interval(1e-4,1e-1))", "hydra.sweeper.pruner=asha"]
 
 
-WAVE = {"n_trials": 6, "n_jobs": 6}
+def test_who_is_pruned_is_what_optuna_says(tmp_path: Path) -> None:
+    driver = searched(tmp_path, [ADAMW], pruner=Pruner.asha, min_resource=1, n_trials=8)
+    study = optuna.create_study(
+        pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2)
+    )
+    pruned = set()
+    for job in driver.jobs:
+        trial = study.ask()
+        for rung in (1, 2):
+            trial.report(loss(job.values), rung)
+            if trial.should_prune():
+                pruned.add(job.name)
+                study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+                break
+        else:
+            study.tell(trial, loss(job.values))
+    assert driver.stopped == pruned
+    assert 0 < len(pruned) < 8
 
 
-def test_the_same_values_have_the_same_survivors(tmp_path: Path) -> None:
-    """By a grid, a search whose trials wait for each other, and one that compares each with those before it."""
-    together = searched(tmp_path / "together", [ADAMW], rungs=Listed([1]), **WAVE)
-    values = {job.name: loss(job.values) for job in together.jobs}
-    kept = survivors(values, "min", 2)
-    assert values.keys() - together.stopped == set(kept)
-
-    compose = Composer(open_hydra(), "config")
-    grid = StandIn(tmp_path / "grid", options(rungs=[1]))
-    jobs = build_jobs(compose, [job.overrides for job in together.jobs])
-    grid.add(jobs)
-    grid.pursue(lambda: judge_together(grid, [(job,) for job in jobs]))  # type: ignore[arg-type]
-    assert grid.stopped == together.stopped
-
-    alone = searched(tmp_path / "alone", [ADAMW], pruner=Pruner.asha, min_resource=3, **WAVE)
-    there = [dict(list(values.items())[: place + 1]) for place in range(len(values))]
-    passed = {
-        name
-        for name, before in zip(values, there, strict=True)
-        if name in survivors(before, "min", 2)
-    }
-    assert values.keys() - alone.stopped == passed != set(kept)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{"rungs": Listed([1, 2]), "n_jobs": 4}, {"pruner": Pruner.asha, "min_resource": 1}],
-    ids=["together", "alone"],
-)
-def test_a_kill_in_the_middle_of_a_rung_changes_nothing(
-    given: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_kill_between_jobs_changes_nothing(tmp_path: Path) -> None:
     """Every job goes from rung to rung as if nothing had happened, wherever the process dies."""
-    given = {**given, "n_trials": 8}
+    given = {"pruner": Pruner.asha, "min_resource": 1, "n_trials": 8}
     whole = searched(tmp_path / "whole", [ADAMW, SGD], **given)
     ran: list[str] = []
-    while len(found := searched(tmp_path / "cut", [ADAMW, SGD], dies_at=1, **given).ran):
+    while found := searched(tmp_path / "cut", [ADAMW, SGD], dies_at=1, **given).ran:
         ran += found
     assert ran == whole.ran
-    assert found == []
     studied = [studies(folder) for folder in (tmp_path / "whole", tmp_path / "cut")]
     told = [
         {
@@ -75,19 +60,14 @@ def test_a_kill_in_the_middle_of_a_rung_changes_nothing(
     assert told[0] == told[1]
 
 
-@pytest.mark.parametrize(
-    "given", [{"rungs": Listed([1])}, {"pruner": Pruner.asha, "min_resource": 1}]
-)
-def test_a_diverged_trial_has_a_bad_value_at_a_rung(
-    given: dict[str, object], tmp_path: Path
-) -> None:
+def test_a_diverged_trial_has_a_bad_value_at_a_rung(tmp_path: Path) -> None:
     own = ["search.adamw.lr=tag(log,interval(1e-4,1))"]
-    searched(tmp_path, own, diverges_above=1e-2, **WAVE, **given)
+    given = {"pruner": Pruner.asha, "min_resource": 1, "n_trials": 6}
+    searched(tmp_path, own, diverges_above=1e-2, **given)
     (trials,) = studies(tmp_path).values()
     diverged = [trial for trial in trials if trial.params["lr"] > 1e-2]
     assert diverged
     assert {(trial.state.name, trial.value) for trial in diverged} == {("COMPLETE", UNTRAINED)}
-    assert {trial.intermediate_values[1] for trial in diverged} == {UNTRAINED}
 
 
 @pytest.mark.parametrize(("pruner", "n_jobs"), [(Pruner.asha, 3), (Pruner.hyperband, 1)])
@@ -112,26 +92,12 @@ def test_nobody_waits_and_nothing_is_lost(pruner: Pruner, n_jobs: int, tmp_path:
     assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
 
 
-@pytest.mark.parametrize(
-    "given",
-    [HALVED, {"rungs": Listed([1]), "n_jobs": 4, "n_trials": 12}],
-    ids=["alone", "together"],
-)
-def test_without_halving_the_stopped_are_brought_to_their_end(
-    given: dict[str, Any], tmp_path: Path
-) -> None:
-    searched(tmp_path, [ADAMW, SGD], **given)
-    assert {trial.state.name for trials in studies(tmp_path).values() for trial in trials} == {
-        "COMPLETE",
-        "PRUNED",
-    }
-    assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
-    for _ in range(2):
-        driver = searched(tmp_path, [ADAMW, SGD], n_trials=12)
-        assert driver.board.count("finished") == 12
-        for trials in studies(tmp_path).values():
-            assert sum(trial.state.name == "COMPLETE" for trial in trials) == 6
-    assert driver.ran == []
+def test_what_was_pruned_stays_so_without_the_pruner(tmp_path: Path) -> None:
+    driver = searched(tmp_path, [ADAMW, SGD], **HALVED)
+    assert driver.stopped
+    states = [trial.state.name for trials in studies(tmp_path).values() for trial in trials]
+    assert set(states) == {"COMPLETE", "PRUNED"}
+    assert searched(tmp_path, [ADAMW, SGD], n_trials=12).ran == []
 
 
 def test_a_budget_of_steps_buys_more_trials_where_the_weak_are_stopped(tmp_path: Path) -> None:
@@ -150,7 +116,7 @@ def test_a_budget_of_steps_buys_more_trials_where_the_weak_are_stopped(tmp_path:
         ({"pruner": Pruner.asha}, ("pruner=asha", "hydra.sweeper.min_resource=STEPS")),
         ({"min_resource": 5}, ("min_resource=5", "no effect", "asha or hyperband")),
         ({"min_resource": 0, "pruner": Pruner.asha}, ("min_resource=0", "1 or more")),
-        ({"min_resource": 5, "pruner": Pruner.asha, "rungs": [5]}, ("rungs=[5]", "pruner=asha")),
+        ({"reduction_factor": 1}, ("reduction_factor=1", "2 or more")),
     ],
 )
 def test_a_ladder_that_cannot_be_is_refused(
@@ -184,3 +150,73 @@ def test_a_first_rung_beyond_the_end_is_refused(
         search_of((ADAMW,), common, tuple(changed.items()))
     for fact in facts:
         assert fact in str(refused.value)
+
+
+def test_survivors_go_on_from_their_checkpoints(place: Path, undisturbed: Path) -> None:
+    """A trial of two seeds that survives ends bit for bit as the runs that were never paused."""
+    words = ["hydra/sweeper=optuna", "lr=1e-3,2e-3", "seed=0,1", "hydra.sweeper.n_trials=2"]
+    words += ["hydra.sweeper.pruner=asha", "hydra.sweeper.min_resource=5"]
+    assert sweep(*words) == 0
+    rows = result().values()
+    assert {row["status"] for row in rows} <= {"finished", "stopped at a rung"}
+    finished = [Path("sweep", row["name"]) for row in rows if row["status"] == "finished"]
+    assert len(finished) >= 2
+    assert all(same(job, undisturbed / job.name) for job in finished)
+    paused = [job for job in jobs() if job not in finished]
+    assert all(steps(job) == [1, 2, 3, 4, 5] for job in paused)
+    ForkServer.launches.clear()
+    assert sweep(*words) == 0
+    assert ForkServer.launches == []
+
+
+def test_a_rung_is_no_evaluation_to_early_stopping(place: Path) -> None:
+    """It pauses a job between two evaluations; the survivor ends where it would have ended."""
+    words = ["hydra/sweeper=optuna", "lr=tag(log,interval(1e-4,1e-1))", "hydra.sweeper.n_trials=2"]
+    words += ["training.eval_steps=2"]
+    words += ["training.early_stopping_patience=1", "training.early_stopping_threshold=100"]
+    assert sweep(*words, folder="straight") == 0
+    assert sweep(*words, "hydra.sweeper.pruner=asha", "hydra.sweeper.min_resource=3") == 0
+    survivors = [job for job in jobs() if len(steps(job)) == 4]
+    assert survivors
+    for survivor in survivors:
+        straight = Path("straight", survivor.name)
+        assert summary(survivor)["stopped"] == summary(straight)["stopped"]
+        assert records(survivor) == records(straight)
+        assert tensors(survivor, 4) == tensors(straight, 4)
+
+
+def test_a_trial_whose_time_is_up_is_not_pruned(place: Path) -> None:
+    words = [*ASHA, "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=2"]
+    words += ["hydra.sweeper.min_resource=2", "training.max_steps=3", "checkpoint.save_steps=1"]
+    assert sweep(*words, "training.max_seconds=1e-9") == 75
+    assert [trial.state.name for trial in trials_of()] == ["RUNNING"] * 2
+    assert sweep(*words) == 0
+    states = {trial.state.name for trial in trials_of()}
+    assert "COMPLETE" in states
+    assert states <= {"COMPLETE", "PRUNED"}
+
+
+def test_the_study_holds_the_value_at_a_rung(place: Path) -> None:
+    """A rung at step 4, where the job is evaluated anyway."""
+    words = ["hydra/sweeper=optuna", "lr=1e-3,2e-3", "hydra.sweeper.n_trials=1"]
+    words += ["scheduler=constant", "hydra.sweeper.storage=journal:study.log"]
+    assert sweep(*words, "hydra.sweeper.pruner=asha", "hydra.sweeper.min_resource=4") == 0
+    (job,) = jobs()
+    assert steps(job)[-1] == STEPS
+    (trial,) = optuna.load_study(
+        study_name="optrun",
+        storage=optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend("study.log")
+        ),
+    ).get_trials()
+    at, values = read_metrics(job / "metrics.jsonl").series("eval/loss")
+    value = dict(zip(at, values, strict=True))[4]
+    assert trial.intermediate_values == {4: value}
+    record = json.loads(Path("sweep", ".sweep", "jobs", f"{job.name}.json").read_text())
+    assert record["rungs"] == {"4": value}
+
+
+def test_a_pruner_without_checkpoints_is_refused(place: Path) -> None:
+    words = [*ASHA, "hydra.sweeper.n_trials=1", "hydra.sweeper.min_resource=3"]
+    assert sweep(*words, "checkpoint=none", "checkpoint.save_steps=null") == 1
+    assert "checkpoint=none" in next(iter(result().values()))["message"]

@@ -1,4 +1,4 @@
-"""Searches go on where they were killed, and halving goes on from checkpoints."""
+"""Searches go on where they were killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
 from optrun.sweeper.contender_study import ContenderStudy
 from optrun.sweeper.contenders import Contender
-from optrun.sweeper.halving import survivors
 from optrun.sweeper.jobs import Composer, merged, parse
 from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.search import Search
@@ -28,7 +27,7 @@ from optrun.sweeper.space import distribution
 from optrun.training.step import TrainStep
 from tests.running import summary
 from tests.sweep import forked
-from tests.sweep.forked import STEPS, ForkServer, jobs, result, same, steps, sweep, whole
+from tests.sweep.forked import ForkServer, jobs, steps, sweep, whole
 from tests.sweep.stand_in import searched
 
 SEARCH = [
@@ -134,14 +133,11 @@ def search(words: list[str]) -> ContenderStudy:
         params={},
         search={},
         confirm=ConfirmConfig(seeds=None, power=None, difference=None, baseline=None),
-        objectives=[],
         timeout=None,
         stall_seconds=None,
         retry_failed=False,
         max_batch_size=None,
         devices=None,
-        rungs=[],
-        reduction_factor=2,
         n_trials=1,
         n_steps=None,
         n_jobs=1,
@@ -149,6 +145,7 @@ def search(words: list[str]) -> ContenderStudy:
         seed=0,
         pruner=Pruner.none,
         min_resource=None,
+        reduction_factor=2,
         storage=None,
     )
     contender = Contender("", checked(hydra, "config", words, sweep=True))
@@ -306,6 +303,19 @@ def test_a_storage_of_ones_own_belongs_to_one_sweep(
     assert not list(place.glob("*/study.db"))
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_optuna_draws_the_study(place: Path) -> None:
+    """As docs/sweeps.md has it."""
+    assert sweep(*SEARCH, "hydra.sweeper.n_trials=2") == 0
+    storage = optuna.storages.RDBStorage("sqlite:///sweep/study.db")
+    study = optuna.load_study(study_name="optrun", storage=storage)
+    plot = optuna.visualization.matplotlib.plot_parallel_coordinate
+    plot(study).figure.savefig("search.png")
+    assert Path("search.png").stat().st_size > 0
+    storage.remove_session()
+    storage.engine.dispose()
+
+
 def test_what_a_study_left_is_brought_to_its_end(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,48 +384,6 @@ def steps_of(job: Path) -> list[int]:
     return steps(job) if (job / "metrics.jsonl").is_file() else []
 
 
-def test_halving_goes_on_from_checkpoints(place: Path, undisturbed: Path) -> None:
-    """Four jobs, one survivor.
-
-    4 x 3 + 1 x 5 of 32 steps, none of them twice, and the survivor as if never paused.
-    """
-    words = [
-        "lr=1e-3,2e-3",
-        "seed=0,1",
-        "hydra.sweeper.rungs=[3]",
-        "hydra.sweeper.reduction_factor=4",
-    ]
-    assert sweep(*words) == 0
-    rows = result().values()
-    assert sorted(row["status"] for row in rows) == ["finished", *["stopped at a rung"] * 3]
-    assert sum(row["global_step"] for row in rows) == 4 * 3 + (STEPS - 3)
-    for row in rows:
-        job = Path("sweep") / row["name"]
-        if row["status"] == "finished":
-            assert same(job, undisturbed / job.name)
-            best = row["best"]
-        else:
-            assert steps(job) == [1, 2, 3]
-    assert all(row["best"] >= best for row in rows)
-    ForkServer.launches.clear()
-    assert sweep(*words) == 0
-    assert ForkServer.launches == []
-    assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0, (
-        "without rungs, the others are brought to their end"
-    )
-    assert all(same(job, undisturbed / job.name) for job in jobs())
-
-
-def test_halving_without_checkpoints_is_refused(place: Path) -> None:
-    assert (
-        sweep(
-            "seed=0,1", "hydra.sweeper.rungs=[3]", "checkpoint=none", "checkpoint.save_steps=null"
-        )
-        == 1
-    )
-    assert "checkpoint=none" in next(iter(result().values()))["message"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -445,13 +413,6 @@ def test_the_name_means_ours_beside_a_plugin_of_that_name() -> None:
     cfg = compose(hydra, "config", ["hydra/sweeper=optuna"])
     assert cfg.hydra.sweeper.n_trials == 20
     assert "_target_" not in cfg.hydra.sweeper
-
-
-def test_survivors() -> None:
-    values = {"a": 3.0, "b": float("nan"), "d": 1.0, "e": 1.0}
-    assert survivors(values, "min", 2) == ["d", "e"]
-    assert survivors(values, "max", 2) == ["a", "d"]
-    assert survivors({"a": float("nan")}, "min", 2) == []
 
 
 def test_direction_of_every_task() -> None:

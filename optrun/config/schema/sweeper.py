@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import Checked, expect
-from optrun.config.schema.objective import read_objectives
-from optrun.config.schema.ranges import Count, Seconds, at_least, rising
+from optrun.config.schema.ranges import Count, Seconds, at_least
 
 STORAGE = "hydra.sweeper.storage"
 """How a message names a storage that is not the sweep's own; its URL may hold a password."""
@@ -21,7 +20,7 @@ A Sobol sequence, and TPE once it has a start.
 """
 
 Pruner = StrEnum("Pruner", ["none", "asha", "hyperband"])
-"""Who stops the weaker trials of a search, each as soon as it is at a rung."""
+"""Who stops the weaker trials of a search: Optuna's SuccessiveHalvingPruner or HyperbandPruner."""
 
 
 @dataclass(kw_only=True)
@@ -67,11 +66,6 @@ class SweeperConfig(Checked):
     """
     confirm: ConfirmConfig
     """Confirm what was chosen on fresh seeds, in the same command."""
-    objectives: list[str]
-    """Two or more numbers to weigh against each other, such as [eval/loss,perf/tokens_per_second].
-
-    NAME:min or NAME:max.
-    where the better direction is not known; empty: the main metric alone."""
     timeout: Seconds | None
     """Seconds of wall clock for the whole command.
 
@@ -91,40 +85,11 @@ class SweeperConfig(Checked):
 
     `auto`, or a list of indices, UUIDs, MIG names.
     """
-    rungs: Annotated[list[int], rising(1)]
-    """Successive halving: steps at which the weaker jobs are stopped; empty.
-
-    Every job runs to its end.
-    """
-    reduction_factor: Annotated[int, at_least(2)]
-    """Of so many jobs at a rung one goes on, from its checkpoint."""
-
-    @property
-    def halves(self) -> bool:
-        """Whether the weaker jobs are stopped before their end."""
-        return bool(self.rungs)
 
     def __post_init__(self) -> None:
-        """Refuse objectives and devices beside what goes with none of them."""
+        """Refuse devices beside what goes with none of them."""
         super().__post_init__()
-        self._check_objectives()
         self._check_devices()
-
-    def _check_objectives(self) -> None:
-        if not read_objectives(self.objectives, "hydra.sweeper.objectives"):
-            return
-        given = f"hydra.sweeper.objectives={self.objectives}"
-        if self.halves:
-            raise ConfigError(
-                f"{given}: rungs and pruners stop what is weaker in one number, and here are"
-                f" {len(self.objectives)}. Leave hydra.sweeper.rungs and hydra.sweeper.pruner out."
-            )
-        if self.confirm.asked:
-            raise ConfigError(
-                f"{given}: a front has no single choice to confirm, so hydra.sweeper.confirm has"
-                " nothing to run. `optrun confirm SWEEP metric=NAME` confirms the best in one of"
-                " them."
-            )
 
     def _check_devices(self) -> None:
         if self.devices is None:
@@ -184,12 +149,11 @@ class OptunaConfig(SweeperConfig):
     seed: int
     """Of the sampler."""
     pruner: Pruner
-    """Asynchronous halving: no trial waits for another.
-
-    Rungs are min_resource * reduction_factor^k steps.
-    """
+    """Optuna's pruner, asked at min_resource * reduction_factor^k steps; no trial waits."""
     min_resource: Count | None
     """Steps of the first rung of a pruner."""
+    reduction_factor: Annotated[int, at_least(2)]
+    """Of so many trials at a rung one goes on, from its checkpoint."""
     storage: str | None
     """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null.
 
@@ -197,19 +161,14 @@ class OptunaConfig(SweeperConfig):
     """
 
     @property
-    def halves(self) -> bool:
-        """Whether the weaker jobs are stopped before their end."""
-        return bool(self.rungs) or self.pruner is not Pruner.none
+    def prunes(self) -> bool:
+        """Whether weak trials are stopped before their end."""
+        return self.pruner is not Pruner.none
 
     def __post_init__(self) -> None:
         """Refuse a search of nothing."""
         super().__post_init__()
         self._check_pruner()
-        if self.objectives and self.sampler is Sampler.cmaes:
-            raise ConfigError(
-                "hydra.sweeper.sampler=cmaes: goes for one objective, and"
-                f" hydra.sweeper.objectives={self.objectives}. Choose tpe, gp, qmc or random."
-            )
         if (
             self.storage is not None
             and journal_path(self.storage) is None
@@ -221,19 +180,13 @@ class OptunaConfig(SweeperConfig):
             )
 
     def _check_pruner(self) -> None:
-        key, given = "hydra.sweeper.min_resource", f"hydra.sweeper.pruner={self.pruner.value}"
-        if self.pruner is Pruner.none and self.min_resource is not None:
+        key = "hydra.sweeper.min_resource"
+        pruner = f"hydra.sweeper.pruner={self.pruner.value}"
+        if self.prunes and self.min_resource is None:
+            raise ConfigError(f"{pruner}: at which step is the first rung? Give {key}=STEPS.")
+        if not self.prunes and self.min_resource is not None:
             raise ConfigError(
-                f"{key}={self.min_resource}: has no effect with {given}. Choose asha or hyperband."
-            )
-        if self.pruner is Pruner.none:
-            return
-        if self.min_resource is None:
-            raise ConfigError(f"{given}: at which step is the first rung? Give {key}=STEPS.")
-        if self.rungs:
-            raise ConfigError(
-                f"hydra.sweeper.rungs={self.rungs}: all wait for each other there, and with {given}"
-                " nobody waits. Leave one of them out."
+                f"{key}={self.min_resource}: has no effect with {pruner}. Choose asha or hyperband."
             )
 
 
@@ -253,3 +206,15 @@ def journal_path(storage: str) -> str | None:
 
 
 SCHEMAS: dict[str, type[SweeperConfig]] = {"grid": GridConfig, "optuna": OptunaConfig}
+
+INSTEAD = {
+    "rungs": (
+        "A search prunes: hydra/sweeper=optuna hydra.sweeper.pruner=asha"
+        " hydra.sweeper.min_resource=STEPS."
+    ),
+    "objectives": (
+        "A sweep goes for checkpoint.metric alone; report.csv of its report has score, speed and"
+        " memory of every run."
+    ),
+}
+"""Key of `hydra.sweeper` that does not exist -> what to use instead."""

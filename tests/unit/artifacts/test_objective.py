@@ -1,11 +1,11 @@
-"""Which evaluation is the best: one rule for checkpoints, tables, pictures and objectives."""
+"""Which evaluation is the best: one rule for checkpoints, tables and pictures."""
 
 from __future__ import annotations
 
 import math
 
 from optrun.artifacts.metrics import MetricsLog
-from optrun.artifacts.objective import Objective, best_evaluation, objective_value, rank_steps
+from optrun.artifacts.objective import best_evaluation, rank_steps
 
 NAN, INF = math.nan, math.inf
 
@@ -35,8 +35,6 @@ def test_before_the_first_step_nothing_is_best() -> None:
     log = _log("eval/loss", {0: 0.1, 2: 0.7, 4: 0.6})
     assert best_evaluation(log, "eval/loss", "min") == 4
     assert best_evaluation(_log("eval/loss", {0: 0.1}), "eval/loss", "min") is None
-    summary = {"main_metric": {"name": "eval/loss", "mode": "min"}}
-    assert objective_value(Objective("eval/loss", "min"), log, summary) == 0.6
 
 
 def test_what_is_not_finite_is_never_best() -> None:

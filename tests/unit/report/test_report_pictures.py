@@ -19,7 +19,6 @@ from optrun.report.differences import LINES, differences, draw_differences
 from optrun.report.figures import pictures
 from optrun.report.findings import find
 from optrun.report.picture import Picture, reach
-from optrun.report.searched import importances
 from optrun.report.theme import LIGHT, PAGE, to_svg
 from tests.unit.report.conftest import BEST_LR
 
@@ -149,11 +148,9 @@ def test_a_bad_contender_is_named_above_curves_and_basins(
         assert any(text.get_text().startswith("↑ sgd ") for text in ax.texts), name
 
 
-def test_four_contenders_are_no_fog(tmp_path: Path, make_run: MakeRun) -> None:
-    """Two have a band.
-
-    On the page, and there alone, the seeds of the others wait to be pointed at.
-    """
+def test_every_seed_has_a_line_in_the_colour_of_its_contender(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
     for number in range(8):
         optimizer = ("adamw", "lamb", "adamax", "lion")[number % 4]
         make_run(
@@ -164,72 +161,12 @@ def test_four_contenders_are_no_fog(tmp_path: Path, make_run: MakeRun) -> None:
             eval_every=10,
         )
     picture = _drawn(pictures(find(load_runs([tmp_path]))))["metric"]
-    paper, page = picture.draw(LIGHT).axes[0], picture.draw(PAGE).axes[0]
-    assert len(paper.collections) == len(page.collections) == 2
-    assert [line.get_gid() for line in paper.get_lines()] == [f"s-{series}" for series in range(4)]
-    waiting = [line for line in page.get_lines() if str(line.get_gid()).startswith("h-")]
-    assert [line.get_gid() for line in waiting] == ["h-2", "h-2", "h-3", "h-3"]
-    assert '<g class="h3"' in to_svg(picture.draw(PAGE), name="x", label="x")
-
-
-def _search(tmp_path: Path, make_run: MakeRun, keys: int) -> Any:
-    """lr decides, the others do nothing."""
-    for number, factor in enumerate([0.2, 0.3, 0.5, 0.8, 1, 2, 3, 5, 8, 20] * 2):
-        settings = {
-            "optimizer.dropout": 0.1 * (number > 9),
-            "optimizer.flavour": ("plain", "b<c>$")[number % 2],
-        }
-        config = dict(list(settings.items())[: keys - 1])
-        lost = {"diverge_at": 10} if factor == 20 else {}
-        make_run(
-            tmp_path / str(number),
-            lr=1e-3 * factor,
-            max_steps=20,
-            config=config,
-            log_every=10,
-            **lost,
-        )
-    return find(load_runs([tmp_path]), by=["optimizer.name"])
-
-
-def test_a_search_over_three_settings_is_one_picture(tmp_path: Path, make_run: MakeRun) -> None:
-    findings = _search(tmp_path, make_run, 3)
-    shares = importances(findings)
-    assert sum(shares.values()) == pytest.approx(1)
-    assert next(iter(shares)) == "lr"
-    drawn = _drawn(pictures(findings))
-    figure = drawn["search"].draw(PAGE)
-    assert len(figure.rows()) == len(figure.marks) == 20
-    assert sorted(mark.text.rpartition(": ")[2] for mark in figure.marks)[-2:] == ["diverged"] * 2
-    (ax,) = figure.axes
-    lines = [line for line in ax.get_lines() if line.get_gid()]
-    assert {len(line.get_xdata()) for line in lines} == {4}, "three settings and the score"
-    (thick,) = [line for line in lines if line.get_linewidth() == 3]
-    assert thick.get_ydata()[-1] == pytest.approx(1), "the chosen one has the best score"
-    assert next(iter(ax.get_xticklabels())).get_text() == "lr", (
-        "the most important setting comes first"
-    )
-    assert "b&lt;c&gt;$" in to_svg(figure, name="x", label="x")
-
-
-def test_two_settings_are_one_picture_and_lr_alone_is_a_basin(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
-    drawn = _drawn(pictures(_search(tmp_path / "two", make_run, 2)))
-    assert "search" not in _drawn(pictures(_search(tmp_path / "one", make_run, 1)))
-    svg = to_svg(drawn["search"].draw(PAGE), name="x", label="x")
-    assert svg.count(": diverged</title>") == 2
-    assert svg.count("<title>") == 20
-
-
-def test_without_optuna_nothing_is_weighed(
-    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    findings = _search(tmp_path, make_run, 3)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert importances(findings) == {}
-    figure = _drawn(pictures(findings))["search"].draw(LIGHT)
-    assert not any("%" in text.get_text() for text in figure.axes[0].texts)
+    (ax,) = picture.draw(PAGE).axes
+    of_contender = [line for line in ax.get_lines() if line.get_gid()]
+    assert [line.get_gid() for line in of_contender] == [f"s-{at // 2}" for at in range(8)]
+    assert len({line.get_color() for line in of_contender}) == 4
+    (box,) = picture.draw(PAGE).legends
+    assert len(box.get_texts()) == 4
 
 
 def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:

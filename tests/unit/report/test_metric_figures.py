@@ -1,4 +1,4 @@
-"""Curves over seeds: how they end is seen."""
+"""Lines of seeds: how they end is seen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
-from optrun.report.seed_curves import draw_seed_curves, progress, seed_curves
+from optrun.report.metric_figures import choose_axis, draw_seed_lines, seed_lines
 from optrun.report.theme import LIGHT
 
 
@@ -31,9 +31,8 @@ def test_the_untrained_value_does_not_squeeze_how_few_evaluations_end(
         before = json.dumps({"step": 0, "epoch": 0.0, "time": 0.0, "eval/loss": 9.0})
         (run / "metrics.jsonl").write_text("\n".join([before, *lines]) + "\n")
     rows = find(load_runs([tmp_path])).rows
-    (ax,) = draw_seed_curves(
-        seed_curves(rows, "eval/loss", "step"), "eval/loss", "min", "step", LIGHT
-    ).axes
+    lines = seed_lines(rows, "eval/loss", "step")
+    (ax,) = draw_seed_lines(lines, "eval/loss", "min", "step", LIGHT).axes
     low, high = ax.get_ylim()
     assert low < 2.5
     assert 2.52 < high < 4.0
@@ -46,5 +45,5 @@ def test_the_axis_is_the_data_seen_where_a_global_batch_makes_steps_unequal(
         whole = {"training.global_batch_size": batch}
         make_run(tmp_path / f"{batch}", max_steps=steps, eval_every=10, config=whole)
     rows = find(load_runs([tmp_path]), by=["training.global_batch_size"]).rows
-    assert progress(rows) == "epoch"
+    assert choose_axis(rows) == "epoch"
     assert {run.samples for row in rows for run in row.arm.runs} == {1280}

@@ -1,0 +1,201 @@
+"""Draw a metric of contenders during training, and at its end against the learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from optrun.base.formatting import rate
+from optrun.report.arms import Arm, Contender
+from optrun.report.collect import Array
+from optrun.report.curves import smooth
+from optrun.report.findings import Findings
+from optrun.report.picture import (
+    Dot,
+    draw_dots,
+    limit,
+    panel,
+    reach,
+    short_name,
+    style_of,
+    tell_cut,
+)
+from optrun.report.table import value
+from optrun.report.theme import Chart, Theme, count_axis, legend, log_axis, of_series
+
+Axis = Literal["step", "epoch"]
+
+_CROWDED = 10
+"""A contender with more learning rates than this was searched, not run on a grid."""
+_POINTS = 200
+"""Points of a drawn line; a longer log is thinned."""
+
+
+@dataclass(frozen=True)
+class SeedLine:
+    """One run of a contender's best configuration."""
+
+    series: int
+    contender: str
+    seed: int | None
+    finished: bool
+    x: Array
+    """Steps or epochs; shape (n,)."""
+    y: Array
+    """The metric; shape (n,)."""
+
+
+def choose_axis(rows: Sequence[Contender]) -> Axis:
+    """Choose the x axis: optimizer steps, or epochs if batch sizes differ."""
+    runs = [run for row in rows for run in row.arm.runs]
+    if len({run.batch for run in runs}) <= 1:
+        return "step"
+    if all(len(run.series("epoch")[0]) for run in runs):
+        return "epoch"
+    return "step"
+
+
+def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedLine]:
+    """List the line of each seed of each contender's best configuration.
+
+    Runs that have not finished count only if none has. A training loss is smoothed.
+
+    Args:
+        rows: The contenders that are drawn.
+        metric: What was logged.
+        axis: What it is drawn against.
+    """
+    lines = []
+    for series, row in enumerate(rows):
+        finished = [run for run in row.arm.counted if run.finished]
+        for run in finished or row.arm.counted:
+            x, y = run.line(metric, axis)
+            if not len(x):
+                continue
+            if metric.startswith("train/"):
+                y = smooth(y, max(1.0, len(y) / 50))
+            shown = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
+            has_score = bool(row.arm.scores)
+            lines.append(SeedLine(series, row.name, run.seed, has_score, x[shown], y[shown]))
+    return lines
+
+
+def draw_seed_lines(
+    lines: Sequence[SeedLine], metric: str, mode: str, axis: Axis, theme: Theme
+) -> Chart:
+    """Draw one line for each seed, in the colour of its contender."""
+    contenders: dict[int, list[SeedLine]] = defaultdict(list)
+    for line in lines:
+        contenders[line.series].append(line)
+    below = {"step": "optimizer step", "epoch": "passes over the training data"}[axis]
+    figure, ax = panel(theme, len(contenders), below, metric)
+    for members in contenders.values():
+        for place, line in enumerate(members):
+            style = _line_style(line, theme, is_first=place == 0, is_alone=len(members) == 1)
+            of_series(ax.plot(line.x, line.y, **style), line.series)
+            figure.mark_line(ax, line.x, line.y, _tooltips(line, axis), series=line.series)
+    _limit(ax, lines, mode)
+    ends = [
+        (members[0].contender, float(np.mean([line.y[-1] for line in members])))
+        for members in contenders.values()
+    ]
+    tell_cut(ax, theme, mode, ends, [float(y) for line in lines for y in line.y])
+    if axis == "step":
+        count_axis(ax)
+    legend(ax, theme, below=figure, series=list(contenders))
+    return figure
+
+
+def _line_style(line: SeedLine, theme: Theme, *, is_first: bool, is_alone: bool) -> dict[str, Any]:
+    """Style a line; the first one of a contender stands in the legend."""
+    style = style_of(theme, line.series)
+    every = max(1, len(line.x) // 8)
+    # Markers of two contenders stand at different places: one line may lie on another.
+    style["markevery"] = (line.series * every // 8, every)
+    style["linewidth"] = 1.8 if is_alone else 1.1
+    style["linestyle"] = "-" if line.finished else "--"
+    if not is_first:
+        style["marker"] = ""
+        return style
+    style["label"] = short_name(line.contender) + ("" if line.finished else " (not finished)")
+    return style
+
+
+def _tooltips(line: SeedLine, axis: Axis) -> list[str]:
+    """Say where each point lies."""
+    seed = "" if line.seed is None else f", seed {line.seed}"
+    return [
+        f"{line.contender}{seed}, {axis} {x:,.6g}: {value(y)}"
+        for x, y in zip(line.x, line.y, strict=True)
+    ]
+
+
+def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
+    """Show how the lines end, and as much of the steep beginning as fits."""
+    sign = 1.0 if mode == "min" else -1.0
+    ends = [float(line.y[-1]) for line in lines]
+    best = min(sign * end for end in ends)
+    # The first value is that of the untrained model; a quarter later the steep descent is over.
+    quarters = [sign * float(line.y[(len(line.y) + 2) // 4]) for line in lines if len(line.y) > 1]
+    early = float(np.median(quarters)) - best if quarters else 0.0
+    least = min(early, max(3 * reach([sign * end - best for end in ends]), 0.33 * early))
+    lowest = min(float((sign * line.y).min()) for line in lines)
+    limit(ax, ends, mode, least=least, edge=[sign * lowest])
+
+
+def _over_seeds(arm: Arm) -> str:
+    """Write the mean of an arm, and the range of its seeds."""
+    if len(arm.finished) < 2:
+        return value(arm.mean)
+    low, high = min(arm.finished), max(arm.finished)
+    return f"{value(arm.mean)} ({value(low)} to {value(high)}, {len(arm.finished)} seeds)"
+
+
+def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) -> Chart:
+    """Draw the final metric against lr, lr logarithmic."""
+    figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
+    log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
+    ax.margins(x=0.05)
+    bests = [(row.name, row.basin.best.mean) for row in rows if row.basin.best is not None]
+    if bests:
+        means = [mean for _, mean in bests]
+        best = min(means) if findings.mode == "min" else max(means)
+        every = [arm.mean for row in rows for arm in row.basin.points.values()]
+        limit(ax, every, findings.mode, least=1.3 * reach(abs(mean - best) for mean in means))
+        tell_cut(ax, theme, findings.mode, bests, ())
+    # Many learning rates come from a search, whose neighbours differ in other settings, too: a
+    # line through them would show that noise.
+    width = 1.4 if max(len(row.basin.points) for row in rows) <= _CROWDED else 0.0
+    for series, row in enumerate(rows):
+        dots = _lr_dots(ax, row)
+        colour = style_of(theme, series)["color"]
+        for dot in dots:
+            finished = row.basin.points[dot.x].finished if math.isfinite(dot.y) else []
+            if finished:
+                ends = [min(finished), max(finished)]
+                look = {"linewidth": 1.1, "alpha": 0.7, "color": colour}
+                of_series(ax.plot([dot.x, dot.x], ends, **look), series)
+        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, width)
+    legend(ax, theme, below=figure, series=range(len(rows)))
+    return figure
+
+
+def _lr_dots(ax: Axes, row: Contender) -> list[Dot]:
+    """List the outcome at each lr; of one that diverged on some seeds only if it is in sight."""
+    low, high = ax.get_ylim()
+    basin = row.basin
+    dots = []
+    for lr, arm in basin.points.items():
+        if lr in basin.diverged and not low <= arm.mean <= high:
+            continue
+        told = f"{row.name}, lr {rate(lr)}: {_over_seeds(arm)}"
+        dots.append(Dot(lr, arm.mean, told, arm is basin.best))
+    for lr in basin.diverged:
+        dots.append(Dot(lr, math.nan, f"{row.name}, lr {rate(lr)}: diverged"))
+    return dots
