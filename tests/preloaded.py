@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -190,6 +191,7 @@ def _no_name(depth: int = 2) -> str:
 def _run(module: str, args: list[str], env: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
+    tempfile.tempdir = None  # it may be that of another test
     sys.path[:0] = [str(Path.cwd()), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     sys.argv = [module, *args]

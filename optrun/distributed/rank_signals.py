@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from types import FrameType
 
 from optrun.distributed.heartbeat import Heartbeats
@@ -13,6 +14,8 @@ from optrun.distributed.heartbeat import Heartbeats
 _LOOK_SECONDS = 0.1
 _ORPHAN_SECONDS = 30.0
 """For a rank whose launcher is gone: time to stop by itself, everything saved."""
+_REPEAT_SECONDS = 2.5
+"""After which a second request is one: more than `training.signals.REPEAT_SECONDS`."""
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -92,10 +95,16 @@ class RankSignals:
         ):  # once: what is sent is heard only when the main thread comes to it
             self._sent = 1
             os.kill(os.getpid(), number)
-        elif stops > 1 and heard and self._sent < 2:
+        elif stops > 1 and heard and self._sent < 2 and self._is_second(handler):
             self._sent = 2
             os.kill(os.getpid(), number)
         saves = asked.saves if asked is not None else 0
         if saves > self._saves_seen or self._save_noted:
             self._saves_seen, self._save_noted = saves, False
             os.kill(os.getpid(), signal.SIGUSR1)
+
+    @staticmethod
+    def _is_second(handler: object) -> bool:
+        """Tell whether enough time has passed for a request to be another one."""
+        stopped_at: float = getattr(handler, "stopped_at", 0.0)
+        return time.monotonic() - stopped_at > _REPEAT_SECONDS

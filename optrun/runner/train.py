@@ -88,7 +88,7 @@ def train(
     started = time.monotonic()
     with (
         RunLock(run.lock) if world.is_main else nullcontext(),
-        SignalHandler(owns_process=owns_process) as signal_handler,
+        SignalHandler(owns_process=owns_process, is_rank=world.size > 1) as signal_handler,
     ):
         if not world.is_main:
             silent = Summary(run, request, "")

@@ -11,12 +11,16 @@ import multiprocessing
 import os
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
 from optrun.base.errors import show_cursor
+
+REPEAT_SECONDS = 2.0
+"""Between a signal that a rank receives, and the same one as its launcher passes it on."""
 
 
 class Stopped(BaseException):
@@ -41,10 +45,15 @@ class SignalHandler:
     Args:
         owns_process: Whether a second request to stop ends this process; else it raises
             KeyboardInterrupt.
+        is_rank: Whether a launcher may pass on what a scheduler sends to all processes: a second
+            request within `REPEAT_SECONDS` is the same one then.
     """
 
-    def __init__(self, *, owns_process: bool = True) -> None:
+    def __init__(self, *, owns_process: bool = True, is_rank: bool = False) -> None:
         self._owns_process = owns_process
+        self._repeat_seconds = REPEAT_SECONDS if is_rank else 0.0
+        self.stopped_at = 0.0
+        """When it was asked to stop, on the monotonic clock."""
         self.stop_signal: signal.Signals | None = None
         self.save_requested = False
         self._before: dict[signal.Signals, object] = {}
@@ -102,6 +111,8 @@ class SignalHandler:
             # a loader worker just forked: the main process answers, and still wants its batches
             return
         if self.stop_signal is not None:
+            if time.monotonic() - self.stopped_at < self._repeat_seconds:
+                return
             if not self._owns_process:
                 raise KeyboardInterrupt
             for worker in multiprocessing.active_children():
@@ -110,6 +121,7 @@ class SignalHandler:
             os.write(2, b"\nstopped at once: nothing new was saved\n")
             os._exit(128 + number)
         self.stop_signal = signal.Signals(number)
+        self.stopped_at = time.monotonic()
         if self._immediate:
             raise Stopped
 

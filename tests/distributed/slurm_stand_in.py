@@ -182,6 +182,8 @@ class Slurm:
                 "SLURMD_NODENAME": f"127.0.0.{node + 1}",
             }
             given = args[args.index("-m") + 1 :]
+            if args[0] == "torchrun":
+                given = ["torch.distributed.run", *args[1:]]
             with patch.object(
                 compose_cache, "folder", None
             ):  # submitit's plugin is imported anew, and does not pickle
@@ -196,6 +198,9 @@ class Slurm:
         _answer(asked, 0, "\n".join(["JobID|State|NodeList", *rows, ""]))
 
     def _scontrol(self, asked: Path, args: list[str]) -> None:
+        if args[:2] == ["show", "hostnames"]:
+            _answer(asked, 0, "127.0.0.1\n127.0.0.2\n")
+            return
         _answer(asked, 0)
         self.requeue(next(job for job in self.jobs if job.name == args[-1]))
 

@@ -161,10 +161,12 @@ def test_a_rendezvous_that_nobody_joins_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request to its agent stops the ranks at one step, saved, and leaves no temporary file.
+@pytest.mark.parametrize("at_once", [False, True])
+def test_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool) -> None:
+    """SIGTERM stops the ranks at one step, saved, and leaves no temporary file.
 
-    The exit code is torchrun's own.
+    It may reach torchrun and ranks at once, as SLURM sends it, and torchrun passes its own on. The
+    exit code is torchrun's.
     """
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
@@ -177,8 +179,11 @@ def test_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     with program("torch.distributed.run", given, tmp_path) as process:
         run = Started(process, tmp_path / "run")
+        for pid in run.ranks if at_once else []:
+            os.kill(pid, signal.SIGTERM)
         process.send_signal(signal.SIGTERM)
-        run.end()
+        _, said = run.end()
+    assert "stopped at once" not in said
     done = summary(tmp_path / "run")
     assert done["status"] == "interrupted"
     assert RunDir(tmp_path / "run").checkpoint(done["global_step"]).is_dir()

@@ -9,6 +9,7 @@ import hashlib
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,11 +25,14 @@ from optrun.base.errors import OptrunError
 from optrun.distributed.world import World
 from optrun.training.replicas import refuse_parted
 from tests.distributed.ranked_runs import rows
+from tests.distributed.slurm_stand_in import Slurm
 from tests.distributed.test_launch import PATIENCE, ranks_of
 from tests.distributed.test_launch_others import free_port, joined
 from tests.preloaded import Program, program
 from tests.ranks import run_ranks
 from tests.running import summary
+
+ROOT = Path(__file__).parents[2]
 
 
 def parted_ranks_are_named(rank: int) -> None:
@@ -137,12 +141,15 @@ def killed_runs(folder: Path, words: list[str], kills: int, seed: int) -> tuple[
             time.sleep(rng.uniform(0, 0.3))
             node = rng.randrange(2)
             victim = rng.choice(["rank", "rank", "torchrun"])
-            pids = ranks_of(both.programs[node].pid)
-            if victim == "rank" and not pids:
+            pids = [both.programs[node].pid]
+            if victim == "rank":
+                pids = ranks_of(both.programs[node].pid)
+            if not pids:
                 continue
-            os.kill(
-                rng.choice(pids) if victim == "rank" else both.programs[node].pid, signal.SIGKILL
-            )
+            try:
+                os.kill(rng.choice(pids), signal.SIGKILL)
+            except ProcessLookupError:  # it has just ended
+                continue
             victims.append(f"{victim} of torchrun {node}")
         both.until(lambda: False)
     return run, victims
@@ -218,3 +225,53 @@ def test_ranks_and_torchruns_are_killed_and_nobody_can_tell(tmp_path: Path) -> N
     assert summary(run.path)["status"] == "finished"
     assert weights(run) == weights(undisturbed)
     assert figures(run) == figures(undisturbed)
+
+
+@pytest.mark.slow
+def test_the_sbatch_file_of_the_page(tmp_path: Path) -> None:
+    """SIGTERM to torchruns and ranks before the time is up; a rank is killed after that."""
+    page = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+    script = page.split("```sbatch\n", 1)[1].split("```", 1)[0]
+    words = [
+        word
+        for word in words_of(tmp_path, 100000)
+        if not word.startswith(("distributed=", "hydra.run.dir=", "resume="))
+    ]
+    run = RunDir(tmp_path / "run")
+    for shown, here in {
+        "--nproc-per-node=8": "--nproc-per-node=2",
+        "distributed=fsdp": " ".join(["distributed=ddp", *words]),
+        "/shared/run": str(run.path),
+        ":29500": f":{free_port()}",
+    }.items():
+        assert shown in script
+        script = script.replace(shown, here)
+    (tmp_path / "job.sh").write_text(script)
+    with Slurm(tmp_path / "slurm", tmp_path) as slurm:
+        env = {**os.environ, **slurm.environment}
+        job_file = str(tmp_path / "job.sh")
+        subprocess.run(["sbatch", job_file], env=env, check=True, timeout=60)
+        (job,) = slurm.jobs
+        ranks = ranks_after_steps(run, slurm)
+        for pid in ranks:
+            os.kill(pid, signal.SIGTERM)
+        job.signal(signal.SIGTERM)
+        wait_for(lambda: job.starts == 2, slurm)
+        os.kill(ranks_after_steps(run, slurm)[0], signal.SIGKILL)
+        ranks_after_steps(run, slurm)
+        assert len(summary(run.path)["resumes"]) >= 2
+
+
+def ranks_after_steps(run: RunDir, slurm: Slurm) -> list[int]:
+    """Processes of all ranks, once they have saved three times more."""
+    goal = committed(run) + 3
+    wait_for(lambda: committed(run) >= goal, slurm)
+    return [rank for task in slurm.jobs[0].tasks for rank in ranks_of(task.pid)]
+
+
+def wait_for(condition: Callable[[], bool], slurm: Slurm) -> None:
+    deadline = time.monotonic() + PATIENCE / 2
+    while not condition():
+        said = [task.communicate(0)[0] for job in slurm.jobs for task in job.tasks if task.poll()]
+        assert time.monotonic() < deadline, said
+        time.sleep(0.05)

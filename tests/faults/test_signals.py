@@ -31,7 +31,7 @@ from optrun.runner import prepare as preparation
 from optrun.runner import train as experiment
 from optrun.training import evaluate as evaluation
 from optrun.training import loop as loop_of
-from optrun.training.signals import SignalHandler
+from optrun.training.signals import REPEAT_SECONDS, SignalHandler
 from optrun.training.step import TrainStep
 from tests.faults.runs import STEPS, Go, Straight
 from tests.faults.syscalls import Syscalls, in_child
@@ -274,6 +274,20 @@ def test_a_worker_leaves_signals_to_the_main_process() -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         assert in_child(work) == 0
+
+
+def test_a_rank_takes_a_signal_that_comes_twice_at_once_as_one() -> None:
+    """As from SLURM and from torchrun, which passes its own on; a later one ends it at once."""
+
+    def rank() -> None:
+        with SignalHandler(is_rank=True) as signal_handler:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert signal_handler.stop_signal == signal.SIGTERM
+            signal_handler.stopped_at -= REPEAT_SECONDS
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert in_child(rank) == 128 + signal.SIGTERM
 
 
 # In processes of their own
