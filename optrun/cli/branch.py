@@ -110,7 +110,6 @@ class Branching:
         Returns:
             Those that were typed, each trunk named by its content.
         """
-        overrides.refuse_twice(overrides.parse(tokens))
         typed = self.pinned(tokens)
         value, given = (
             trunk_of(typed),
@@ -218,16 +217,13 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
         ConfigError: As `Branching.checked`, and for another model or another place in the data.
         CheckpointError: As `find_trunk`.
     """
-    if trunk_of(command_line.overrides) is None:
+    override = command_line.override(KEY)
+    if override is None or _values(override)[0] is None:
         return command_line
-    for override in overrides.parse(
-        [token for token in command_line.overrides if is_branch(token)]
-    ):
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"{override.input_line}: several trunks are a sweep. Add -m to run one job for"
-                " each."
-            )
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
+        )
     branching = Branching(hydra, command_line)
     whole = branching(branching.checked(command_line.overrides, sweep=False))
     branching.require_place(

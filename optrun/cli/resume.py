@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +15,15 @@ from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, printable, refuse_url
 from optrun.base.plain import PlainMapping
 from optrun.cli.auto_lr import compose_new
-from optrun.cli.branch import trunk_of
 from optrun.config import overrides, saved, store
 from optrun.config.batch import leave_open
-from optrun.config.branch import is_branch
+from optrun.config.branch import KEY as BRANCH
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_command, original_cwd, rebase_paths
 from optrun.config.registry.origins import require
 from optrun.config.request import CommandLine
-from optrun.config.tokens import key_of
 from optrun.launch.rank_checks import refuse_unfit
 from optrun.launch.single_run import Caller, execute, start
 
@@ -51,7 +50,8 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     """
     from optrun.runner.resume.target import find_target
 
-    if value != "auto" and trunk_of(command_line.overrides) is not None:
+    branch = command_line.override(BRANCH)
+    if value != "auto" and branch is not None and branch.value() is not None:
         raise ConfigError(
             f"resume={value} and branch_from: resume goes on with a run, in its directory;"
             " branch_from begins a new one. Give one of them; with resume=auto a branch begins"
@@ -60,8 +60,8 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     given_dir = _run_dir(command_line)
     target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
     if target is None:  # resume=auto, and nothing to resume
-        own = [token for token in command_line.overrides if not overrides.is_resume(token)]
-        checked, cfg = compose_new(hydra, replace(command_line, overrides=own), caller.console)
+        new_run = command_line.without("resume")
+        checked, cfg = compose_new(hydra, new_run, caller.console)
         # That took a moment, in which another process may have begun there, and ended.
         target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
         if target is None:
@@ -88,19 +88,13 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     if command_line.names_config and command_line.config_name != name:
         raise _other_recipe(run, command_line.config_name, name)
     changes = _changes(command_line)
-    given = {override.key_or_group for override in overrides.parse(changes)} | {
-        "resume",
-        "model.trust_remote_code",
-    }
-    noted_here = [
-        str(one.input_line) for one in overrides.parse(tokens) if one.key_or_group not in given
-    ]
-    kept = [
-        token for token in noted_here if not overrides.is_hydra(token)
-    ]  # what Hydra notes has none of its own
-    again = replace(command_line, config_name=name, overrides=[*kept, *changes, place])
+    given = {override.key_or_group for override in changes.parsed}
+    noted_line = replace(command_line, overrides=tokens)
+    kept = noted_line.without(*given, "resume", "model.trust_remote_code").overrides
+    tokens = [*kept, *changes.overrides, place]
+    again = replace(command_line, config_name=name, overrides=tokens)
     checked, cfg = compose_new(hydra, again, caller.console)
-    _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes)
+    _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes.overrides)
     rebase_paths(cfg, original_cwd(run.hydra))
     sys.stderr.write(
         f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts"
@@ -109,7 +103,7 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     return start(hydra, replace(again, overrides=checked), cfg, caller)
 
 
-def _tell_variables(values: PlainMapping, where: Path, changes: list[str]) -> None:
+def _tell_variables(values: PlainMapping, where: Path, changes: Sequence[str]) -> None:
     for note in saved.variables_asked(values, str(where), changes):
         sys.stderr.write(f"optrun: {printable(note)}\n")
 
@@ -122,18 +116,20 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     if command_line.names_config:
         _refuse_other_recipe(target.run, command_line.config_name)
     kept, mended = configuration_of(
-        target.run, [override.key_or_group for override in overrides.parse(changes)]
+        target.run, [override.key_or_group for override in changes.parsed]
     )
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
-    _tell_variables(kept, target.run.config, changes)
-    changes = _as_begun(before.branch_from, _without_experiment(changes, target.run), target.run)
+    _tell_variables(kept, target.run.config, changes.overrides)
+    changes = _without_experiment(changes, target.run)
+    changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
-    after = saved.changed(hydra, before, changes)
-    leave_open(after, changes, settled=True)
-    request = request_of(command_line, after, changes)
-    refuse_unfit(request.config, changes, caller.launched, resumes=True)
+    tokens = list(changes.overrides)
+    after = saved.changed(hydra, before, tokens)
+    leave_open(after, tokens, settled=True)
+    request = request_of(command_line, after, tokens)
+    refuse_unfit(request.config, tokens, caller.launched, resumes=True)
     notes = [] if mended is None else [mended]
     point = ResumePoint(
         target.checkpoint, began, saved=bool(before.checkpoint.enabled), notes=notes
@@ -143,82 +139,85 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
 
 def _run_dir(command_line: CommandLine) -> Path | None:
     """Return `hydra.run.dir` if the command line names one."""
-    given = overrides.parse(
-        [token for token in command_line.overrides if token.startswith("hydra.run.dir=")]
-    )
-    if not given:
+    override = command_line.override("hydra.run.dir")
+    if override is None:
         return None
-    path = str(given[-1].value())
+    path = str(override.value())
     refuse_url("hydra.run.dir", path)
     return Path(path)
 
 
-def _changes(command_line: CommandLine) -> list[str]:
+def _changes(command_line: CommandLine) -> CommandLine:
     """Return the overrides that change the configuration of the run.
 
     Raises:
         ConfigError: One is for Hydra, which starts nothing here.
     """
-    kept = [token for token in command_line.overrides if not overrides.is_resume(token)]
-    for token in kept:
-        if overrides.is_hydra(token) and not token.startswith("hydra.run.dir="):
-            raise ConfigError(f"{token}: has no effect on a run that goes on; leave it out.")
-    return [token for token in kept if not overrides.is_hydra(token)]
+    changes = command_line.without("resume", "hydra.run.dir")
+    for token in filter(overrides.is_hydra, changes.overrides):
+        raise ConfigError(f"{token}: has no effect on a run that goes on; leave it out.")
+    return changes
 
 
-def _as_begun(begun: str | None, changes: list[str], run: RunDir) -> list[str]:
+def _as_begun(begun: str | None, changes: CommandLine, run: RunDir) -> CommandLine:
     """Drop a `branch_from` that says again what the run began from.
 
     Args:
         begun: `branch_from` of the run, with the digest of its trunk.
-        changes: Overrides of the command line.
+        changes: Overrides that change the run.
         run: Which goes on.
 
     Raises:
         ConfigError: It says something else.
     """
-    for token in filter(is_branch, changes):
-        value = overrides.parse([token])[0].value()
-        began = None if begun is None else Trunk.parse(begun)
-        named = None if value is None else Trunk.parse(str(value))
-        place = (
-            None if value is None else Path(str(value) if named is None else named.folder).resolve()
+    branch = changes.override(BRANCH)
+    if branch is not None and not _names_trunk(branch.value(), begun):
+        raise ConfigError(
+            f"{branch.input_line}: the run in {run.path} began from {begun or 'its own step 0'},"
+            " and goes on. A branch from elsewhere is a new run, in another directory."
         )
-        same = (
-            value is None
-            if began is None
-            else place is not None and began.folder.is_relative_to(place)
+    schedule = changes.override("branch_schedule")
+    if schedule is not None:
+        raise ConfigError(
+            f"{schedule.input_line}: what the schedule of a branch counts from was settled when it"
+            " left its trunk. Leave it out, or begin another branch."
         )
-        if not same or (began is not None and named is not None and named.digest != began.digest):
-            raise ConfigError(
-                f"{token}: the run in {run.path} began from {begun or 'its own step 0'}, and goes"
-                " on. A branch from elsewhere is a new run, in another directory."
-            )
-    kept = [token for token in changes if not is_branch(token)]
-    for override in overrides.parse(kept):
-        if override.key_or_group == "branch_schedule":
-            raise ConfigError(
-                f"{override.input_line}: what the schedule of a branch counts from was settled when"
-                " it left its trunk. Leave it out, or begin another branch."
-            )
-    return kept
+    return changes.without(BRANCH)
 
 
-def _without_experiment(changes: list[str], run: RunDir) -> list[str]:
+def _names_trunk(value: object, begun: str | None) -> bool:
+    """Tell whether a value of `branch_from` names the trunk that a run began from.
+
+    Args:
+        value: A folder that holds the trunk, the trunk with its digest, or None for no trunk.
+        begun: `branch_from` of the run.
+    """
+    trunk = None if begun is None else Trunk.parse(begun)
+    if value is None or trunk is None:
+        return value is None and trunk is None
+    named = Trunk.parse(str(value))
+    folder = Path(str(value)) if named is None else named.folder
+    if not trunk.folder.is_relative_to(folder.resolve()):
+        return False
+    return named is None or named.digest == trunk.digest
+
+
+def _without_experiment(changes: CommandLine, run: RunDir) -> CommandLine:
     """Drop an `experiment` that says again what the run began with.
 
     Raises:
         ConfigError: It is another one, whose values would be left unread.
     """
-    found = [token for token in changes if key_of(token) == store.EXPERIMENT]
-    for token in found:
-        if token not in _begun(run).get("overrides", []):
-            raise ConfigError(
-                f"{token}: the run in {run.path} goes on with the configuration it has, and its"
-                " summary.json does not say that it began with this. Leave it out, and give what"
-                " should change as key=value."
-            )
-    return [token for token in changes if token not in found]
+    experiment = changes.override(store.EXPERIMENT)
+    if experiment is None:
+        return changes
+    if experiment.input_line not in _begun(run).get("overrides", []):
+        raise ConfigError(
+            f"{experiment.input_line}: the run in {run.path} goes on with the configuration it has,"
+            " and its summary.json does not say that it began with this. Leave it out, and give"
+            " what should change as key=value."
+        )
+    return changes.without(store.EXPERIMENT)
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:

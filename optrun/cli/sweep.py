@@ -189,7 +189,7 @@ def run_points(
 
 def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
     return SweepCommand(
-        **vars(command_line),
+        **vars(replace(command_line)),
         plugins=list(plugins.LOADED.values()),
         plugins_may_change=origins.changes_allowed(),
         sweeps_by_itself=is_sweep(hydra, replace(command_line, overrides=())),

@@ -52,14 +52,10 @@ def run(argv: list[str]) -> int:
     parser = hydra_options.parser()
     args = hydra_options.parse(parser, argv)
     found = launched(os.environ)
-    if found is not None and found.size > 1 and _is_alone(args):
-        from optrun.launch.rank_checks import refuse_one_process
-
-        refuse_one_process(found)
     if found is not None and found.rank:
-        if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
-            return EXIT_DONE  # rank 0 answers
-        return _join(found, argv, args.overrides)
+        return _follow(found, argv, args)
+    if found is not None:
+        _refuse_alone(found, args)
     hydra = store.open_hydra(args.config_dir)
     if hydra_services.answer(hydra, parser, args):
         return EXIT_DONE
@@ -70,32 +66,10 @@ def run(argv: list[str]) -> int:
         config_dir=args.config_dir,
         overrides=args.overrides,
     )
-    overrides.refuse_twice(overrides.parse(args.overrides))
-    resumes = overrides.resume_value(args.overrides) is not None
+    resumes = command_line.resume is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:
-        if resumes:
-            raise ConfigError(
-                f"resume: --{'cfg' if args.cfg else 'info'} shows what a command line composes, and"
-                " no run. Leave it out; what a run computes stands in its config.yaml."
-            )
-        whole = command_line if sweeps else whole_command_line(hydra, command_line)
-        tokens = (
-            whole.overrides
-            if sweeps
-            else auto_lr.resolve(hydra, command_line.config_name, whole.overrides)[0]
-        )
-        common = [token for token in tokens if not (sweeps and overrides.is_search(token))]
-        checked = overrides.checked(hydra, command_line.config_name, common, sweep=sweeps)
-        several = next(
-            (each.input_line for each in overrides.parse(common) if each.is_sweep_override()), None
-        )
-        if args.cfg and several:
-            raise ConfigError(
-                f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its"
-                " values."
-            )
-        hydra_services.show(hydra, command_line.config_name, checked, args)
+        _show(hydra, command_line, args, sweeps=sweeps)
         return EXIT_DONE
 
     def work(leader: Leader | None = None) -> int:
@@ -118,12 +92,51 @@ def run(argv: list[str]) -> int:
     return work()
 
 
-def _is_alone(args: argparse.Namespace) -> bool:
-    """Tell whether it is clear before composing that no launcher started other ranks to meet."""
+def _show(
+    hydra: Hydra, command_line: CommandLine, args: argparse.Namespace, *, sweeps: bool
+) -> None:
+    """Show what `--cfg` or `--info` asks for.
+
+    Raises:
+        ConfigError: A run goes on, or several are asked for, where one configuration is shown.
+    """
+    if command_line.resume is not None:
+        raise ConfigError(
+            f"resume: --{'cfg' if args.cfg else 'info'} shows what a command line composes, and"
+            " no run. Leave it out; what a run computes stands in its config.yaml."
+        )
+    if sweeps:
+        common = [token for token in command_line.overrides if not overrides.is_search(token)]
+        line = replace(command_line, overrides=common)
+    else:
+        line, _ = auto_lr.resolve(hydra, whole_command_line(hydra, command_line))
+    checked = overrides.check(hydra, line.config_name, line.parsed, sweep=sweeps).tokens
+    several = next((one.input_line for one in line.parsed if one.is_sweep_override()), None)
+    if args.cfg and several:
+        raise ConfigError(
+            f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its values."
+        )
+    hydra_services.show(hydra, line.config_name, checked, args)
+
+
+def _follow(found: Launched, argv: list[str], args: argparse.Namespace) -> int:
+    """Run as a rank other than the first, which alone answers what is asked."""
+    _refuse_alone(found, args)
+    if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
+        return EXIT_DONE
+    return _join(found, argv, args.overrides)
+
+
+def _refuse_alone(found: Launched, args: argparse.Namespace) -> None:
+    """Refuse several processes of a command line that is one process, if that is clear already."""
     told = any(
         token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides
     )
-    return not (told or args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ)
+    composes = args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ
+    if found.size > 1 and not told and not composes:
+        from optrun.launch.rank_checks import refuse_one_process
+
+        refuse_one_process(found)
 
 
 def _join(
@@ -183,8 +196,7 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
             raise ConfigError(
                 f"{token}: has no effect on a single run. Add -m for a sweep, or leave it out."
             )
-    overrides.refuse_twice(overrides.parse(command_line.overrides))
-    value = overrides.resume_value(command_line.overrides)
+    value = command_line.resume
     if value is None:
         checked, cfg = auto_lr.compose_new(hydra, command_line, caller.console)
         if cfg.resume is None:
@@ -223,7 +235,7 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
                 f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie."
             )
     cfg = store.compose(hydra, command_line.config_name, branching(checked), RunMode.MULTIRUN)
-    if cfg.resume is not None or overrides.resume_value(command_line.overrides) is not None:
+    if cfg.resume is not None or command_line.resume is not None:
         raise ConfigError(
             "resume goes on with one run; a sweep is taken up by repeating its own command."
         )

@@ -20,12 +20,22 @@ def compose_request(hydra: Hydra, command_line: CommandLine) -> Request:
     Raises:
         ConfigError: A key, choice or value that does not exist or does not fit.
     """
-    checked = overrides.checked(
-        hydra, command_line.config_name, command_line.overrides, sweep=False
-    )
-    return request_of(
-        command_line, store.compose(hydra, command_line.config_name, checked), checked
-    )
+    checked, cfg = compose_line(hydra, command_line)
+    return request_of(command_line, cfg, checked)
+
+
+def compose_line(hydra: Hydra, command_line: CommandLine) -> tuple[list[str], DictConfig]:
+    """Check the overrides of one run, and compose them.
+
+    Returns:
+        The checked overrides, and what they compose to, Hydra's node in it.
+
+    Raises:
+        ConfigError: A key, choice or value that does not exist or does not fit.
+    """
+    checked = overrides.check(hydra, command_line.config_name, command_line.parsed, sweep=False)
+    cfg = store.with_values(hydra, command_line.config_name, checked.choices, checked.tokens)
+    return checked.tokens, cfg
 
 
 def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str]) -> Request:

@@ -157,9 +157,8 @@ def _not_among(
     """Refuse a key that its group does not have, or has under other choices."""
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     siblings = [name for name in siblings if "." not in name]
-    close = [f"{head}.{name}" for name in nearest(leaf, siblings)]
-    if not close:
-        close = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)
+    elsewhere = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)
+    close = elsewhere or [f"{head}.{name}" for name in nearest(leaf, siblings)]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     within = [name for name in keys if name.startswith(f"{head}.") and name.endswith(f".{leaf}")]
     if others:

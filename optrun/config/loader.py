@@ -60,7 +60,7 @@ class Loader(ConfigLoaderImpl):
             return super().load_configuration(
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
-        values = [override for override in parsed if _is_value(override)]
+        values = [override for override in parsed if is_value(override)]
         choices = [str(override.input_line) for override in parsed if override not in values]
         known = (config_name, tuple(choices))
         if known not in self._composed:
@@ -69,7 +69,7 @@ class Loader(ConfigLoaderImpl):
             )
         cfg = copy.deepcopy(self._composed[known])
         if values:
-            _assign(cfg, values, parsed)
+            assign_values(cfg, values, parsed)
         return cfg
 
     def _compose_config_from_defaults_list(
@@ -141,7 +141,7 @@ def refuse_listed(group: str, names: Sequence[str]) -> None:
         raise ConfigError(f"{given}: {lone} goes with no other. Leave it out of the list.")
 
 
-def _is_value(override: Override) -> bool:
+def is_value(override: Override) -> bool:
     """Tell whether an override changes a value alone.
 
     Neither which files are read, nor what Hydra records.
@@ -154,7 +154,7 @@ def _is_value(override: Override) -> bool:
     )
 
 
-def _assign(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> None:
+def assign_values(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> None:
     """Put values into a composition of the choices, as the end of `ConfigLoaderImpl._load_configuration_impl` does.
 
     Args:

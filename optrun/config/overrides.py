@@ -1,8 +1,10 @@
 """The command line's `key=value`, checked by name before Hydra composes anything."""
 
+import copy
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
@@ -26,7 +28,6 @@ from optrun.config.literal import parse_token, quote_path
 from optrun.config.loader import refuse_listed
 from optrun.config.schema.optimizer_base import refuse_few_bits
 from optrun.config.schema.run import RunConfig
-from optrun.config.tokens import key_of
 from optrun.config.types import expected_type, in_yaml, number_meant
 
 SEARCH = "search."
@@ -144,25 +145,38 @@ def _takes(schema: type[object], name: str, override: Override) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class Checked:
+    """Overrides that were checked by name and type."""
+
+    tokens: list[str]
+    """The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no
+    `+`."""
+    choices: DictConfig
+    """What the choices among them compose to, before their values; Hydra's node in it."""
+
+
 def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: bool) -> list[str]:
+    """Parse overrides and check them by name; see `check`."""
+    parsed = parse(tokens)
+    refuse_twice(parsed)
+    return check(hydra, config_name, parsed, sweep=sweep).tokens
+
+
+def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: bool) -> Checked:
     """Check overrides by name: Hydra would refuse some at length, and others not at all.
 
     Args:
         hydra: Composes the choices.
         config_name: The primary configuration.
-        tokens: The `key=value` arguments of the command line.
+        overrides: Parsed; no key stands twice.
         sweep: True under `-m`, where a value may be a list of values.
-
-    Returns:
-        The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no
-        `+`.
 
     Raises:
         ConfigError: For a key or choice that does not exist, with the nearest names; for a value of
             the wrong type; for a list of values without `-m`; for the same key twice.
     """
-    parsed = [_without_glob(hydra, override) for override in parse(tokens)]
-    refuse_twice(parsed)
+    parsed = [_without_glob(hydra, override) for override in overrides]
     groups = [
         override
         for override in parsed
@@ -175,21 +189,27 @@ def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: boo
         _check_hydra_choice(hydra, override)
     choices = [*groups, *of_hydra]
     settled = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
-    full = store.compose(hydra, config_name, settled)
-    base = store.without_hydra(full)
-    OmegaConf.set_struct(full, False)
-    OmegaConf.set_readonly(full, False)
-    found = []
+    composed = store.compose(hydra, config_name, settled)
+    base = store.without_hydra(composed)
+    with_hydra = _writable(composed) if any(one.is_hydra_override() for one in parsed) else base
+    tokens = []
     for override in parsed:
         token = str(override.input_line)
         if override.key_or_group == "hydra":
             raise ConfigError(f"{token}: expected a key of Hydra's, such as hydra.run.dir=DIR.")
         if override.key_or_group.startswith("hydra."):
-            _check_hydra_key(full, override)
+            _check_hydra_key(with_hydra, override)
         elif override not in choices:
             token = _check_value(base, token, override, sweep=sweep)
-        found.append(token)
-    return found
+        tokens.append(token)
+    return Checked(tokens, composed)
+
+
+def _writable(composed: DictConfig) -> DictConfig:
+    cfg = copy.deepcopy(composed)
+    OmegaConf.set_struct(cfg, False)
+    OmegaConf.set_readonly(cfg, False)
+    return cfg
 
 
 def _without_glob(hydra: Hydra, override: Override) -> Override:
@@ -442,21 +462,3 @@ def is_search(token: str) -> bool:
         (True, False)
     """
     return token.lstrip("+~").startswith(SEARCH)
-
-
-def is_resume(token: str) -> bool:
-    """Tell whether an override is `resume=...`."""
-    return key_of(token) == "resume"
-
-
-def resume_value(tokens: Sequence[str]) -> str | None:
-    """Read the value of `resume=`; None where it is absent or null.
-
-    Raises:
-        ConfigError: It has several values.
-    """
-    for override in parse([token for token in tokens if is_resume(token)]):
-        if override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
-        return None if override.value() is None else str(override.value())
-    return None

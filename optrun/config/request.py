@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
 
+from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
 from optrun.config.schema.run import RunConfig
+from optrun.config.tokens import key_of
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
 
 DEFAULT_CONFIG = "config"
 """The primary configuration where no recipe is named."""
@@ -26,6 +33,43 @@ class CommandLine:
     """`--config-dir`: a folder of choices and recipes of the user's own."""
     overrides: Sequence[str] = ()
     """The `key=value` arguments among them."""
+
+    @cached_property
+    def parsed(self) -> list[Override]:
+        """The overrides, parsed once; no key stands twice.
+
+        Raises:
+            ConfigError: One cannot be read, or a key is given twice.
+        """
+        from optrun.config import overrides  # needs Hydra
+
+        parsed = overrides.parse(self.overrides)
+        overrides.refuse_twice(parsed)
+        return parsed
+
+    def override(self, key: str) -> Override | None:
+        """Return the override of a key; None if it is not given."""
+        return next((one for one in self.parsed if one.key_or_group == key), None)
+
+    @property
+    def resume(self) -> str | None:
+        """The value of `resume=`; None if it is absent or null.
+
+        Raises:
+            ConfigError: It has several values.
+        """
+        override = self.override("resume")
+        if override is None:
+            return None
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
+        value = override.value()
+        return None if value is None else str(value)
+
+    def without(self, *keys: str) -> Self:
+        """Return the command line without the overrides of these keys."""
+        kept = [token for token in self.overrides if key_of(token) not in keys]
+        return replace(self, overrides=kept)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
@@ -21,7 +23,8 @@ from optrun.config.groups import complete_choices
 from optrun.config.hydra_internals import Hydra, create_config_search_path
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
-from optrun.config.loader import Loader
+from optrun.config.literal import parse_token
+from optrun.config.loader import Loader, assign_values, is_value
 from optrun.config.paths import config_dir, recipes_dir
 from optrun.config.registered import publish
 from optrun.config.safety import refuse_unsafe
@@ -136,7 +139,7 @@ def compose(
         ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse; for the name
             of code to run, and for a secret.
     """
-    try:
+    with _refusing(hydra, config_name):
         cfg = hydra.compose_config(
             config_name=config_name,
             overrides=list(overrides),
@@ -146,12 +149,6 @@ def compose(
         )
         for key in _NEEDED_AT_ONCE:
             OmegaConf.select(cfg, key)
-    except ConfigError:
-        raise
-    except (
-        Exception
-    ) as error:  # of Hydra, of OmegaConf, or of Python's own where these did not look
-        raise refusal(hydra, config_name, error) from error
     if OmegaConf.get_type(cfg) is not RunConfig:
         where = shown(READ[config_name]) if config_name in READ else f"-cn {config_name}"
         raise ConfigError(
@@ -159,6 +156,47 @@ def compose(
         )
     refuse_unsafe(cfg)
     return cfg
+
+
+def with_values(
+    hydra: Hydra, config_name: str, choices: DictConfig, overrides: list[str]
+) -> DictConfig:
+    """Put the values of a command line into what its choices compose to.
+
+    It equals `compose(hydra, config_name, overrides)`, which is called where an override may say
+    which files are read, or what Hydra records.
+
+    Args:
+        hydra: Composes.
+        config_name: What was composed.
+        choices: Composed of the choices alone, Hydra's node in it; changed in place.
+        overrides: All of them, checked.
+
+    Raises:
+        ConfigError: As `compose`.
+    """
+    parsed = [parse_token(token) for token in overrides]
+    values = [override for override in parsed if is_value(override)]
+    chosen = [one for one in parsed if one.key_or_group in GROUPS or "/" in one.key_or_group]
+    if len(values) + len(chosen) < len(parsed):
+        return compose(hydra, config_name, overrides)
+    with _refusing(hydra, config_name):
+        assign_values(choices, values, parsed)
+        for key in _NEEDED_AT_ONCE:
+            OmegaConf.select(choices, key)
+    refuse_unsafe(choices)
+    return choices
+
+
+@contextmanager
+def _refusing(hydra: Hydra, config_name: str) -> Iterator[None]:
+    """Turn whatever Hydra, OmegaConf or Python raise into one readable message."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise refusal(hydra, config_name, error) from error
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:

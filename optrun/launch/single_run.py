@@ -16,12 +16,12 @@ from omegaconf import DictConfig
 from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import ConfigError, StorageError, refuse_url
-from optrun.config import overrides
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
 from optrun.config.request import CommandLine, Request
 from optrun.config.schema.distributed import RanksConfig
+from optrun.config.tokens import key_of
 from optrun.distributed.join import Launched
 from optrun.launch.leader import Leader
 from optrun.launch.rank_checks import refuse_unfit
@@ -71,7 +71,7 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
         command_line, cfg, command_line.overrides
     )  # refused before a directory is made
     resumes = cfg.resume is not None or any(
-        map(overrides.is_resume, command_line.argv)
+        key_of(token) == "resume" for token in command_line.argv
     )  # auto has found nothing
     refuse_unfit(request.config, command_line.overrides, caller.launched, resumes=resumes)
     refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))

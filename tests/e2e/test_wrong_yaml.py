@@ -309,7 +309,7 @@ WRONG: dict[str, tuple[str, str | bytes, int | None, list[str]]] = {
             " hydra/sweeper/sampler: tpe\n"
         ),
         4,
-        ["hydra/sweeper/sampler", "hydra.sweeper.sampler=NAME"],
+        ["hydra/sweeper/sampler", "no such choice of Hydra's"],
     ),
     "a misspelt key of a grid": (
         "rec",
