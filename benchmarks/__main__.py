@@ -68,7 +68,8 @@ def table(words: str) -> str | None:
 
 
 def last_table(lines: list[str]) -> str:
-    """The table that ends what a part printed, with the line that stands over it, a blank one between.
+    """The table that ends what a part printed, with the line that stands over it, a blank one
+    between.
 
     Example:
         >>> last_table(["step 1", "", "Two rounds.", "", "| a |", "| --- |", ""])

@@ -113,7 +113,9 @@ def by(name: str, optimizer: torch.optim.Optimizer) -> Step:
 
 
 def share(optimizer: torch.optim.Optimizer, moments: dict[tuple[Tensor, str], Tensor]) -> None:
-    """Take a first step, and put the moments that all optimizers work on into the state that it makes."""
+    """Take a first step, and put the moments that all optimizers work on into the state that it
+    makes.
+    """
     optimizer.step()
     for param, state in optimizer.state.items():
         for key, moment in (("exp_avg", "first"), ("exp_avg_sq", "second"), ("exp_inf", "second")):

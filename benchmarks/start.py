@@ -1,4 +1,5 @@
-"""What a start of optrun costs beyond its libraries, beside a program of one step by hand and by transformers.Trainer.
+"""What a start of optrun costs beyond its libraries, beside a program of one step by hand and
+by transformers.Trainer.
 
     python benchmarks/start.py [--repeats 3]
 

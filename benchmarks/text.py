@@ -1,4 +1,5 @@
-"""Time and memory of a start on a text file, cold and warm, beside `datasets.map` and a bare loop over `tokenizers`.
+"""Time and memory of a start on a text file, cold and warm, beside `datasets.map` and a bare
+loop over `tokenizers`.
 
     python benchmarks/text.py [--sizes 10,100,1000] [--without optrun|tokenizers|datasets.map ...]
 

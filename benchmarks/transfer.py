@@ -78,7 +78,9 @@ def covered(
 
 
 def rows(sweeps: int) -> Iterator[list[str]]:
-    """Tabulate, for each shape and each number of seeds and sizes, the least coverage and the usual width."""
+    """Tabulate, for each shape and each number of seeds and sizes, the least coverage and the
+    usual width.
+    """
     yield ["basin", *(f"{seeds} seeds, {count} sizes" for seeds, count in SIZES)]
     for shape in SHAPES:
         cells = []

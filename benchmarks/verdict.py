@@ -41,7 +41,9 @@ BEFORE = {
     (12, 5): 0.88,
     (7, 10): 1.0,
 }
-"""How often the moderated test of before told a contender from one that was better by four standard deviations."""
+"""How often the moderated test of before told a contender from one that was better by four
+standard deviations.
+"""
 
 
 def _basins(apart: float) -> Callable[[Random, tuple[int, ...]], Array]:
@@ -257,7 +259,9 @@ def lost_over_workloads(tables: int, gains: tuple[float, ...] = ()) -> str:
 
 
 def found_over_workloads(gain: float | None, tables: int) -> float:
-    """Rate at which a contender is ruled out that is worse by two sd on five workloads, beside one that gains less."""
+    """Rate at which a contender is ruled out that is worse by two sd on five workloads, beside
+    one that gains less.
+    """
     floor = np.array([*[FAR] * 5, *([] if gain is None else [gain])])
     values = draw("equal", 3, 3, tables, workloads=len(floor))
     values[:, :5, -1] += 2.0
@@ -274,7 +278,8 @@ def small_difference() -> Verdict:
 
 
 def won_by_losing(tables: int, *, counted: bool) -> float:
-    """Rate at which the best is ruled out by one that is better by 4 sd where it comes to its end, and diverges else.
+    """Rate at which the best is ruled out by one that is better by 4 sd where it comes to its
+    end, and diverges else.
 
     Two of its five runs diverge. `counted`: these stand with the score of the untrained model, 10
     sd above; else they are dropped.

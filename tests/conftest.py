@@ -1,4 +1,6 @@
-"""Every test runs offline, on few threads, with its own cache, and leaves the random state as it found it."""
+"""Every test runs offline, on few threads, with its own cache, and leaves the random state as
+it found it.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _same_random_state() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_notes_of_another_test() -> Iterator[None]:
-    """What a test left untold of a cache it had damaged is not told by the next one in the same process."""
+    """What a test left untold of a cache it had damaged is not told by the next one in the same
+    process.
+    """
     yield
     if (cache := sys.modules.get("optrun.data.cache")) is not None:
         cache.discarded()
@@ -118,7 +122,9 @@ _frozen = 0
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests, which stay, are out of the way of the collector and of walks over all objects."""
+    """Modules and tests, which stay, are out of the way of the collector and of walks over all
+    objects.
+    """
     _freeze()
 
 

@@ -206,7 +206,9 @@ def tensors(run: Path, step: int) -> dict[str, bytes]:
 
 
 def state(run: Path, step: int) -> dict[str, Any]:
-    """`state.json` of a checkpoint without what depends on the clock or on how the run was asked for."""
+    """`state.json` of a checkpoint without what depends on the clock or on how the run was
+    asked for.
+    """
     values = dict(json.loads((run / "checkpoints" / f"step-{step:08d}" / "state.json").read_text()))
     for key in ("config", "config_digest", "total_steps"):
         values.pop(key)

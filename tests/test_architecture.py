@@ -106,7 +106,9 @@ def trees() -> dict[Path, ast.Module]:
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Every module of the package and the modules of the package that it imports, also inside functions."""
+    """Every module of the package and the modules of the package that it imports, also inside
+    functions.
+    """
     files = {module_of(path): path for path in trees() if path.suffix == ".py"}
     found: dict[str, set[str]] = {}
     for module, path in files.items():

@@ -1,4 +1,5 @@
-"""Compile the Triton kernels for devices that need not be there, and print what they became, a JSON object a line.
+"""Compile the Triton kernels for devices that need not be there, and print what they became, a
+JSON object a line.
 
 python -m tests.triton_compiled
 """

@@ -26,7 +26,9 @@ class SweepResult:
     sweep_dir: Path
     """Absolute."""
     exit_code: int
-    """0 where every job finished, 1 where one failed, 75 where it was stopped with everything saved."""
+    """0 where every job finished, 1 where one failed, 75 where it was stopped with everything
+    saved.
+    """
     runs: tuple[Run, ...]
     """Those that were begun."""
     verdict: SweepVerdict | None

@@ -206,7 +206,7 @@ def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
 
 
 # Interpolations
-# -------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:

@@ -170,7 +170,7 @@ def shown(path: Path, line: int | None = None) -> str:
 
 
 # Where things stand
-# ---------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node, int]]:

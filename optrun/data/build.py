@@ -13,7 +13,9 @@ from optrun.data.mixture import MixedSource
 from optrun.data.source import Source, Split, cut
 
 Inputs = Callable[[Source], Sequence[str]]
-"""Gives the columns by which rows of a source are equal, or raises a `ConfigError` that its task will raise again."""
+"""Gives the columns by which rows of a source are equal, or raises a `ConfigError` that its
+task will raise again.
+"""
 
 
 def load_source(

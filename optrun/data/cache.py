@@ -39,7 +39,9 @@ _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
 _SEAL = "seal.json"
 YOUNG_SECONDS = 2.0
-"""A file that was changed so short a time ago may change again within the tick of its file system's clock."""
+"""A file that was changed so short a time ago may change again within the tick of its file
+system's clock.
+"""
 _LOOK_SECONDS = 0.1
 """Between two looks at who makes an entry."""
 _SIGN_SECONDS = 1.0

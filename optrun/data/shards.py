@@ -32,7 +32,9 @@ Row = dict[str, Any]
 File = LocalFile | HubFile
 _SPACE = np.isin(np.arange(256), list(b" \t\r\n"))
 _GROUPS = 4
-"""Row groups of the parquet files of a stream that stay in memory, besides those with the rows of six windows."""
+"""Row groups of the parquet files of a stream that stay in memory, besides those with the rows
+of six windows.
+"""
 _WINDOWS = 6
 
 

@@ -43,8 +43,9 @@ class Split:
     Shape (rows,), int64.
     """
     content: str | None = None
-    """Digest of everything that decides the rows, by which what was found out of all of them is remembered; None: it is
-    found out anew."""
+    """Digest of everything that decides the rows, by which what was found out of all of them is
+    remembered; None: it is found out anew.
+    """
 
     folder: Path | None = None
     """Of the file that the rows came by, where relative paths in them may begin."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 TRAINING_CHARACTERS = 16_000_000
 """A vocabulary is learnt from this much text at most; more changes it little."""
 MIN_FREQUENCY = 2
-"""How often a pair must stand in the text to become a token, as in `tokenizers.ByteLevelBPETokenizer`. A pair that
-stands there once would make a token of each word of a small text: what is learnt of it is true of
-that row alone.
+"""How often a pair must stand in the text to become a token, as in
+`tokenizers.ByteLevelBPETokenizer`. A pair that stands there once would make a token of each
+word of a small text: what is learnt of it is true of that row alone.
 """
 
 _SPECIAL = {

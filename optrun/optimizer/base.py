@@ -62,8 +62,9 @@ class NamedOptimizer(Optimizer):
     STATE: ClassVar[tuple[str, ...]] = ()
     """What is kept for every parameter that was stepped, besides `step`."""
     SLOTS: ClassVar[Mapping[str, str]] = {}
-    """Option -> state tensor it needs where it is set, for classes that make that with a parameter's first state only;
-    a state saved without it cannot be stepped."""
+    """Option -> state tensor it needs where it is set, for classes that make that with a
+    parameter's first state only; a state saved without it cannot be stepped.
+    """
 
     TAKES_SHARDS: ClassVar[bool] = True
     """Whether it steps the pieces of sharded parameters (DTensors) as one process steps the whole.
@@ -135,7 +136,7 @@ class NamedOptimizer(Optimizer):
         """
 
     # -- groups
-    # -------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _checked(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
         """Check `options` in place.
@@ -249,7 +250,7 @@ class NamedOptimizer(Optimizer):
         return found
 
     # -- learning rate
-    # ------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
         """Name what writes the learning rate from step to step; None if `set_lr` may."""
@@ -298,7 +299,7 @@ class NamedOptimizer(Optimizer):
                 group["base_lr"] = base
 
     # -- configuration
-    # ------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def get_config(self) -> PlainDict:
         """Return the keywords that build this optimizer again, exclusion lists included.
@@ -326,7 +327,7 @@ class NamedOptimizer(Optimizer):
         return cls(params, **config)
 
     # -- state
-    # --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def kept_state(self, param: Tensor, group: Group) -> set[str]:
         """List the keys of a parameter's state after a step of its group.

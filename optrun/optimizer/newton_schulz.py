@@ -12,7 +12,9 @@ from torch.optim._muon import (
 )
 
 _SMALL = 4096
-"""Entries below which torch's products in bfloat16 cost no more than those in float32 and the rounding."""
+"""Entries below which torch's products in bfloat16 cost no more than those in float32 and the
+rounding.
+"""
 
 
 def orthogonalised(

@@ -20,7 +20,9 @@ from optrun.param_groups.roles import roles_of
 from optrun.param_groups.tree import Node, inside, tree_of, upwards
 
 LARGE = 0.15
-"""Share of the largest stack's elements from which another one, in the same model, counts as a tower."""
+"""Share of the largest stack's elements from which another one, in the same model, counts as a
+tower.
+"""
 
 DEEP = 6
 """Blocks from which a stack counts as a tower however narrow it is."""

@@ -25,9 +25,9 @@ class SweepVerdict:
     """What a report says, typed: the same as its first line."""
 
     kind: str
-    """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the seeds that chose the
-    configurations), `compared`, `confirmed` (fresh seeds, configurations fixed before),
-    `exploratory` (another metric than the sweep's own).
+    """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the
+    seeds that chose the configurations), `compared`, `confirmed` (fresh seeds, configurations
+    fixed before), `exploratory` (another metric than the sweep's own).
     """
     metric: str
     possible: tuple[str, ...]

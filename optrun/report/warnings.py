@@ -21,7 +21,9 @@ from optrun.report.templating import fill_text
 from optrun.report.verdict import beyond
 
 _COARSE = 5.0
-"""A grid whose values beside the best lr are further apart than this factor may have missed the best between them."""
+"""A grid whose values beside the best lr are further apart than this factor may have missed the
+best between them.
+"""
 _ALIKE = 1.4
 """So much may runs of one configuration differ in speed before their times say nothing."""
 _TELLING_SECONDS = 10.0

@@ -28,7 +28,9 @@ from optrun.report.findings import Findings, Question, find
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 TEACHES = 5.0
-"""Standard deviations between seeds that the best contender has to gain, or the workload teaches nothing."""
+"""Standard deviations between seeds that the best contender has to gain, or the workload
+teaches nothing.
+"""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from optrun.scheduler import curves
 from optrun.scheduler.curves import Curve
 
 DEFAULT_RATIO = 0.1
-"""Share of the run where a curve needs a stretch (the climb of inverse_sqrt, the way down of wsd) and none is given."""
+"""Share of the run where a curve needs a stretch (the climb of inverse_sqrt, the way down of
+wsd) and none is given.
+"""
 
 
 class Span(NamedTuple):

@@ -218,7 +218,7 @@ class ContenderStudy:
         study_of.refuse_other(self._study, where, self.space, self.shared(), later)
 
     # Trials
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def trials(self) -> list[Trial]:
         """List the trials that a sampler proposed, with all their parameters.

@@ -94,7 +94,7 @@ class Driver:
         self.stop.groups, self.stop.at_work = self.workers.pids, self._unsaved
 
     # What is known
-    # --------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def add(self, jobs: Iterable[Job]) -> None:
         """Add jobs of this sweep.
@@ -146,7 +146,7 @@ class Driver:
         return self.board.row(goal.job).out_of_time or self._wanted(goal)
 
     # What is done
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
         """Bring jobs to where a plan wants them.
@@ -466,7 +466,7 @@ class Driver:
             self.sweep.stop(self.token).unlink(missing_ok=True)
 
     # How it ended
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def exit_code(self) -> int:
         """Return 0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75.

@@ -116,7 +116,7 @@ class SweepDir:
         return self.hidden / f"launch-{token}.json"
 
     # Jobs
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def read_record(self, name: str) -> Record:
         """Read the record of a job; a new one where there is none."""

@@ -124,7 +124,7 @@ class Search:
             driver.pursue(lambda: self._goals(driver))
 
     # The studies
-    # ----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> None:
         where = STORAGE if self.options.storage else str(sweep.study)
@@ -189,7 +189,7 @@ class Search:
                 trial.study.tell_late(trial, driver.board)
 
     # The trials
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _goals(self, driver: Driver) -> list[Goal]:
         """Prune or go on with the trials at work, propose others, and say what is next."""

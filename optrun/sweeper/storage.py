@@ -19,7 +19,9 @@ from optrun.base.reading import LINE_BYTES, open_file
 from optrun.config.schema.sweeper import STORAGE, journal_path
 
 _RECORD = b'{"op_code":'
-"""What every line of a journal begins with (`_write_log` of `optuna.storages.journal.JournalStorage`)."""
+"""What every line of a journal begins with (`_write_log` of
+`optuna.storages.journal.JournalStorage`).
+"""
 _OF_THE_VALUE = (
     ValueError,
     ImportError,

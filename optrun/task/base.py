@@ -244,7 +244,7 @@ class Task(ABC):
         return example
 
     # Loss
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Run a model over a batch; what comes of it is what `loss` and metrics are given."""
@@ -330,7 +330,7 @@ class Task(ABC):
         return each.reshape(len(known), -1).sum(1), known.reshape(len(known), -1).sum(1)
 
     # Evaluation
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted and true classes of a batch for the registered metrics.

@@ -193,7 +193,7 @@ class Embedding(Task):
         return int(batch["attention_mask"].sum()), self.count(batch)
 
     # Loss
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
         """Run a model over the texts of a batch, without what only the loss reads."""
@@ -230,7 +230,7 @@ class Embedding(Task):
         return self.compare(self.represent(outputs, batch), batch)
 
     # Evaluation
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosine of each pair, and its score."""

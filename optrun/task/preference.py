@@ -172,7 +172,7 @@ class Preference(ChatTask):
             )
 
     # Batches
-    # ------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `input_ids`, `attention_mask` and `labels` of shape (2 * pairs, longest), chosen rows first.
@@ -201,7 +201,7 @@ class Preference(ChatTask):
                     module.p = 0.0
 
     # Loss
-    # ---------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> PairOutputs:
         """Compute the log-probabilities of the answers in one pass over both."""
@@ -245,7 +245,7 @@ class Preference(ChatTask):
         return PairMetrics(self)
 
     # The reference
-    # ------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def reference(
         self,

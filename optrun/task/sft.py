@@ -104,7 +104,7 @@ class Sft(ChatTask):
             self._note_way(source.train)
 
     # Examples
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield the chats of a split, all of one kind, of roles that the template knows."""
@@ -279,7 +279,7 @@ class Sft(ChatTask):
         )
 
     # Batches
-    # ------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `input_ids` and `labels` (batch, longest), with `attention_mask`.
@@ -321,7 +321,7 @@ class Sft(ChatTask):
         return TokenMetrics(shift=True)
 
     # For people
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _questions(
         self, split: Split, tokenizer: PreTrainedTokenizerBase

@@ -29,7 +29,9 @@ class Divergence:
     checkpoints: CheckpointManager
     """Saves the last good state before an end."""
     restore: Callable[[int], TrainState]
-    """Puts model, optimizer, random states and callbacks back to a step, and returns the counters from there."""
+    """Puts model, optimizer, random states and callbacks back to a step, and returns the
+    counters from there.
+    """
     note: Callable[[str], None]
     """Tells the user one line."""
 

@@ -121,7 +121,7 @@ class Hooks:
             self.training.final = True
 
     # State
-    # --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
         """Return the states of components that have one, by configuration key, as JSON can hold them.
@@ -148,7 +148,7 @@ class Hooks:
                     component.load_state_dict(states[key])
 
     # Calls
-    # --------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _call(
         self, hook: str, *args: object, of_callbacks: object = None, deferred: bool = False

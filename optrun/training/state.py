@@ -82,7 +82,9 @@ class TrainState:
     lrs: dict[str, float] = field(default_factory=dict)
     """Learning rates of the last step, by metric name."""
     data_shift: int = 0
-    """How many steps of data the position is ahead of `global_step`, since the plan of the data was changed."""
+    """How many steps of data the position is ahead of `global_step`, since the plan of the data
+    was changed.
+    """
     passed_steps: Count = 0
     """Steps of data that were passed over when training went back."""
     rollbacks: Count = 0

@@ -148,7 +148,9 @@ class BySource:
     """Adds up what the examples of each source of a mixture lose."""
 
     losses: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
-    """What the model returned, and the batch, to each example's sum of losses and number of targets."""
+    """What the model returned, and the batch, to each example's sum of losses and number of
+    targets.
+    """
     sources: int
     """How many there are."""
     sums: Sums = field(default_factory=Sums)

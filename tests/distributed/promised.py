@@ -12,7 +12,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "distributed.md"
 
 
 def promised(first: str, column: str) -> dict[str, float]:
-    """Read a column of the table whose header has it, by the names between backticks in the first column.
+    """Read a column of the table whose header has it, by the names between backticks in the
+    first column.
 
     Args:
         first: In the header of the first column.

@@ -1,4 +1,6 @@
-"""Messages between ranks in a step, counted by torch's profiler, as docs/distributed.md states them."""
+"""Messages between ranks in a step, counted by torch's profiler, as docs/distributed.md states
+them.
+"""
 
 from __future__ import annotations
 

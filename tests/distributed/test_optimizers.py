@@ -1,4 +1,5 @@
-"""Every optimizer on 2 and 4 gloo ranks, whole (DDP), sharded (FSDP2) and both (HSDP), against one process in float64.
+"""Every optimizer on 2 and 4 gloo ranks, whole (DDP), sharded (FSDP2) and both (HSDP), against
+one process in float64.
 
 The ranks are started once for a layout and note for each case how far they are from one process;
 the tests read that.

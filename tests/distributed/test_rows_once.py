@@ -1,4 +1,6 @@
-"""The rows of a run are made once, however many ranks of a machine want them, and give signs of life meanwhile."""
+"""The rows of a run are made once, however many ranks of a machine want them, and give signs of
+life meanwhile.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,9 @@ def test_verify_covers_shards(saved: RunDir, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_shard_that_changes_is_looked_at_again(saved: RunDir) -> None:
-    """What retention has verified once it knows by size and time of each file, those in folders too."""
+    """What retention has verified once it knows by size and time of each file, those in folders
+    too.
+    """
     retention = Retention(saved, keep_last=2)
     assert retention.whole([4, 3], 2) == [4, 3]
     flip(saved.checkpoint(4) / MODEL)

@@ -110,7 +110,9 @@ def test_every_stream_and_chat_on_two_ranks(tmp_path: Path, kind: str) -> None:
 def test_a_stream_goes_on_with_other_ranks_and_workers(
     tmp_path: Path, kind: str, case: str
 ) -> None:
-    """Begun on 2 ranks, gone on with alone and with workers, ended on 2 ranks with workers, in the second epoch."""
+    """Begun on 2 ranks, gone on with alone and with workers, ended on 2 ranks with workers, in
+    the second epoch.
+    """
     start_on(1, [start(case, tmp_path, "none")], tmp_path)
     workers, moved = "training.dataloader_num_workers=2", "moved"
     start_on(2, [start(case, tmp_path, kind, stop_at=2, name=moved)], tmp_path / "first")

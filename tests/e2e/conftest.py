@@ -1,4 +1,6 @@
-"""Runs of a user's, without the picture at the end where no test looks at it, and with little of `data=stdlib`."""
+"""Runs of a user's, without the picture at the end where no test looks at it, and with little
+of `data=stdlib`.
+"""
 
 from __future__ import annotations
 

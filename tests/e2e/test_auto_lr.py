@@ -34,7 +34,9 @@ def words(folder: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text and a sweep over lr at widths 16 and 32, whose optima are 4e-3 and 2e-3."""
+    """A folder with a text and a sweep over lr at widths 16 and 32, whose optima are 4e-3 and
+    2e-3.
+    """
     folder = tmp_path_factory.mktemp("swept")
     write_text(folder)
     hydra = store.open_hydra()

@@ -1,4 +1,6 @@
-"""Figures of each class by `optrun evaluate`, and the tasks with several labels and with choices from end to end."""
+"""Figures of each class by `optrun evaluate`, and the tasks with several labels and with
+choices from end to end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is said of data, tokenizer and learning rate before the first step, and what a damaged cache does to a run."""
+"""What is said of data, tokenizer and learning rate before the first step, and what a damaged
+cache does to a run.
+"""
 
 from __future__ import annotations
 

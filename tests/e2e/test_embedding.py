@@ -157,7 +157,8 @@ TEXTS = [row["anchor"] for row in ROWS]
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a base, a LoRA that was trained on pairs, both exports of it, and the vectors that optrun predicts.
+    """A folder with a base, a LoRA that was trained on pairs, both exports of it, and the
+    vectors that optrun predicts.
 
     The factors moved far: left out, they are missed.
     """

@@ -1,4 +1,6 @@
-"""`optrun evaluate` reads the words and the classes that the weights were trained with, or refuses."""
+"""`optrun evaluate` reads the words and the classes that the weights were trained with, or
+refuses.
+"""
 
 from __future__ import annotations
 

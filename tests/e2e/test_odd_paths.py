@@ -1,4 +1,6 @@
-"""Paths with blanks, `=`, brackets, quotes, any letters or a dash are taken as they stand by every verb."""
+"""Paths with blanks, `=`, brackets, quotes, any letters or a dash are taken as they stand by
+every verb.
+"""
 
 from __future__ import annotations
 

@@ -204,7 +204,9 @@ def test_a_metric_that_gives_no_number(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_nan_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of checkpoints that are ranked by it none is the best, and none is advised to be exported as such."""
+    """Of checkpoints that are ranked by it none is the best, and none is advised to be exported
+    as such.
+    """
     write(value="float('nan')")
     assert optrun(*RUN, "checkpoint.metric=eval/mine", "checkpoint.mode=max") == 0
     said = capsys.readouterr().out

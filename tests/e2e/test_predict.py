@@ -309,7 +309,9 @@ def test_csv_and_parquet_hold_the_same(
 
 
 def test_a_csv_runs_no_formula(trained: Trained) -> None:
-    """Texts that begin as a formula does are told from those, and given back by taking one apostrophe away."""
+    """Texts that begin as a formula does are told from those, and given back by taking one
+    apostrophe away.
+    """
     values = ["=1+1", "+a", "-b", "@c", "\td", "'=e", "'f", "-0.5", "+1e-3", "g=h", ""]
     write_rows(
         Path("rows.jsonl"), [{"text": "the fox", "=note": value, "share": -0.5} for value in values]
@@ -334,7 +336,9 @@ def test_a_csv_runs_no_formula(trained: Trained) -> None:
 def test_a_file_is_there_when_it_is_whole(
     trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of a prediction that ends in its middle; a file that comes meanwhile is not written over."""
+    """Nothing of a prediction that ends in its middle; a file that comes meanwhile is not
+    written over.
+    """
     run = trained("sequence_classification")
     texts(3)
     words = ("predict", str(run), "data.eval=rows.jsonl")

@@ -126,7 +126,8 @@ def die(name: str, args: tuple[Any, ...], real: Callable[..., Any]) -> Any:
 
 
 def deaths(folder: Path, work: Callable[[], Any], into: Path, every: int = 1) -> list[Path]:
-    """Do a piece of work once, and copy a folder before each of its calls, as a process that dies there leaves it.
+    """Do a piece of work once, and copy a folder before each of its calls, as a process that
+    dies there leaves it.
 
     Of a write, half has been done. Dying in a process of its own costs a fork for each call and
     leaves the same files: what is in memory is lost in both.

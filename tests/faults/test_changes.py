@@ -282,7 +282,9 @@ def test_other_rows_without_a_word_are_refused(straight: Straight, go: Go, tmp_p
 
 
 def test_other_classes_are_refused(go: Go, tmp_path: Path) -> None:
-    """With a tokenizer that stays, other training rows may only rename what the weights tell apart."""
+    """With a tokenizer that stays, other training rows may only rename what the weights tell
+    apart.
+    """
     write_labelled(tmp_path)
     small = (word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT)
     words = [

@@ -1,4 +1,6 @@
-"""What stands on the disk when a save dies, or is refused, between any two calls of the operating system."""
+"""What stands on the disk when a save dies, or is refused, between any two calls of the
+operating system.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ def test_a_save_over_a_damaged_one_keeps_it_to_be_looked_at(tmp_path: Path) -> N
 
 
 # Retention
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def steps(run: RunDir) -> list[int]:
@@ -215,7 +217,7 @@ def test_pointers_are_hints(tmp_path: Path) -> None:
 
 
 # Power cut
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 class Disk:

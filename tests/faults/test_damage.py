@@ -1,4 +1,6 @@
-"""Every kind of damage to a checkpoint is noticed before anything is loaded, and the right file is named."""
+"""Every kind of damage to a checkpoint is noticed before anything is loaded, and the right file
+is named.
+"""
 
 from __future__ import annotations
 
@@ -235,7 +237,7 @@ def test_what_is_saved_is_what_safetensors_reads(tmp_path: Path) -> None:
 
 
 # Hostile files
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 class Bomb:

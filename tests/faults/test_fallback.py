@@ -192,7 +192,9 @@ def begun(run: RunDir, left: list[str]) -> None:
 def test_killed_before_the_run_began_nothing_blocks_the_same_command(
     straight: Straight, go: Go, tmp_path: Path, how: list[str]
 ) -> None:
-    """Hydra's folder is written before the first line of a run is executed, and importing takes seconds after that."""
+    """Hydra's folder is written before the first line of a run is executed, and importing takes
+    seconds after that.
+    """
     for number, left in enumerate(LEFT):
         begun(RunDir(tmp_path / str(number)), left)
         assert RunDir(tmp_path / str(number)).is_unbegun(), left

@@ -1,4 +1,6 @@
-"""A run that came to its good end stays what it is, whatever a resume of it is asked for or ends by."""
+"""A run that came to its good end stays what it is, whatever a resume of it is asked for or
+ends by.
+"""
 
 from __future__ import annotations
 

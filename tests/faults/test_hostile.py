@@ -111,7 +111,9 @@ RUNS_IT = "{_target_: torch.utils.collect_env.run, command: touch ran}"
 def test_code_that_is_named_is_not_run(
     straight: Straight, go: Go, tmp_path: Path, words: list[str]
 ) -> None:
-    """From the command line, a sweep's values, a stranger's recipe, the stored configuration of a run."""
+    """From the command line, a sweep's values, a stranger's recipe, the stored configuration of
+    a run.
+    """
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "sly.yaml").write_text(
         f"defaults: [config, _self_]\nhydra:\n  callbacks:\n    mine: {RUNS_IT}\n"
@@ -131,7 +133,7 @@ def test_code_that_is_named_is_not_run(
 
 
 # Secrets
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 SECRET = "hf_neverWriteMeDown"
 VARIABLES = (
@@ -230,7 +232,7 @@ def test_what_only_sounds_like_a_secret_is_let_pass() -> None:
 
 
 # Terminal escapes
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 ESCAPE = "\x1b]0;owned\x07\x1bM"
 SHOWN = r"\x1b]0;owned\x07\x1bM"
@@ -282,7 +284,7 @@ def test_escapes_in_labels_and_columns_are_shown_as_words(go: Go, tmp_path: Path
 
 
 # Several processes
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [["hydra.run.dir=new"], ["resume=run"], ["-m", "seed=0,1"]])

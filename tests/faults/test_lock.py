@@ -235,7 +235,9 @@ def test_a_manifest_deleted_behind_a_look_at_it_is_named(
 
 
 def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
-    """While one process saves and deletes, another finds a whole checkpoint whenever it looks, without waiting."""
+    """While one process saves and deletes, another finds a whole checkpoint whenever it looks,
+    without waiting.
+    """
     run = make_run(tmp_path, (1,))
 
     def write() -> None:

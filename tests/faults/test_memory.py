@@ -93,7 +93,9 @@ class _OnDevice:
 
 
 def test_a_copy_waits_for_the_devices_it_is_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the second device may still be at it when the checksum is taken of what is half there."""
+    """Else the second device may still be at it when the checksum is taken of what is half
+    there.
+    """
     waited = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: empty(shape, dtype=dtype))

@@ -32,7 +32,9 @@ from tests.running import records, state, summary, tensors
 def poisoned(
     monkeypatch: pytest.MonkeyPatch, batches: set[str], how: str = "gradient"
 ) -> Iterator[list[str]]:
-    """A step is poisoned by its data, so that it is the same step after a resume and not after the data has moved."""
+    """A step is poisoned by its data, so that it is the same step after a resume and not after
+    the data has moved.
+    """
     seen: list[str] = []
     original = TrainStep.__call__
 

@@ -47,7 +47,9 @@ def send_at(
     *,
     group: bool = False,
 ) -> None:
-    """Send this process, or its group, a signal right before the call number `count` of something."""
+    """Send this process, or its group, a signal right before the call number `count` of
+    something.
+    """
     original, calls = getattr(place, name), [0]
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -440,7 +442,8 @@ SIGNALS = int(os.environ.get("OPTRUN_SIGNALS", "20"))
 def test_random_moments(
     straight: Straight, go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`OPTRUN_SIGNALS` requests, to the process or, with loader workers, to its group, at any moment of its life.
+    """`OPTRUN_SIGNALS` requests, to the process or, with loader workers, to its group, at any
+    moment of its life.
 
     A third comes by the clock over its whole life, a third while it trains, a third right before an
     update.

@@ -172,7 +172,9 @@ def test_narrow_arithmetic(
     steps: int,
     stops: list[int],
 ) -> None:
-    """With float16 the loss scale, what it counts, and the updates that it left out are taken up as well."""
+    """With float16 the loss scale, what it counts, and the updates that it left out are taken
+    up as well.
+    """
     original = torch.amp.GradScaler
 
     def scaler(device: str, enabled: bool) -> torch.amp.GradScaler:

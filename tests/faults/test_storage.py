@@ -76,7 +76,9 @@ class Full:
 def test_a_full_disk_is_told_and_tried_again(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training goes on, the checkpoint is written when there is room, and no number is another for it."""
+    """Training goes on, the checkpoint is written when there is room, and no number is another
+    for it.
+    """
     full = Full(monkeypatch, {2})
     monkeypatch.setattr(TrainStep, "__call__", slowly(TrainStep.__call__))
     words = straight.words_with(

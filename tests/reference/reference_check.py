@@ -157,7 +157,9 @@ def _paddle_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> 
 
 
 def _tfm_state(_system: str, play: Player, _left_out: dict[str, set[int]]) -> None:
-    """The count, then m's and v's of the variables in the order in which they first had a gradient."""
+    """The count, then m's and v's of the variables in the order in which they first had a
+    gradient.
+    """
     saved = fields(
         f"{play.case.id} state", play.case.state, "iterations", "weight_names", "weights"
     )

@@ -1,4 +1,6 @@
-"""Every value table beside the cases, held against optrun's functions and against what `build_...` makes of them."""
+"""Every value table beside the cases, held against optrun's functions and against what
+`build_...` makes of them.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,9 @@ def _clip_values(where: str, entry: Any) -> None:
 
 
 def _get_config(where: str, entry: Any) -> None:
-    """What the package's configuration says, ours says under its own names, and builds the same again."""
+    """What the package's configuration says, ours says under its own names, and builds the same
+    again.
+    """
     table = fields(where, entry, "kwargs", "get_config")
     config = tfm_config(f"{where} kwargs", table.kwargs)
     params = [("a/b", torch.nn.Parameter(torch.ones(1)))]
@@ -153,7 +157,9 @@ def _get_config(where: str, entry: Any) -> None:
 
 
 def _normalised_name(where: str, entry: Any) -> None:
-    """A pattern that spells out the recorded name finds the parameter, and one that adds to it does not."""
+    """A pattern that spells out the recorded name finds the parameter, and one that adds to it
+    does not.
+    """
     table = fields(where, entry, "variable_name", "pattern_is_searched_in")
     for suffix, decays in (("$", False), (".", True)):
         param = torch.nn.Parameter(torch.ones(1))

@@ -58,7 +58,9 @@ def tfm_name(name: str) -> str:
 
 
 def tfm_optimizer(params: Any, config: SimpleNamespace, lr: Any, **options: Any) -> Lamb:
-    """The Model Garden adapts without decay, and excludes from adaptation what it excludes from decay unless told."""
+    """The Model Garden adapts without decay, and excludes from adaptation what it excludes from
+    decay unless told.
+    """
     no_decay = list(config.exclude_from_weight_decay or ())
     no_adaptation = list(config.exclude_from_layer_adaptation or ()) or no_decay
     return Lamb(

@@ -1,4 +1,5 @@
-"""What is learnt of chats with the templates of models that people have, beside what TRL learns of them.
+"""What is learnt of chats with the templates of models that people have, beside what TRL learns
+of them.
 
 TRL brings each template of a model, and beside most of them one of its own with generation marks,
 by which it labels. Here the model's own is used: by prefix, or each answer as when it is asked for.
@@ -158,7 +159,9 @@ def test_what_is_learnt_beside_trl(tokenizer: Any) -> None:
 
 
 def test_an_answer_is_learnt_behind_what_it_is_asked_with(tokenizer: Any) -> None:
-    """Where a template opens an answer as it writes it, the learnt text begins there, in every example."""
+    """Where a template opens an answer as it writes it, the learnt text begins there, in every
+    example.
+    """
     for path in sorted(folder().glob("*.jinja")):
         own = ChatTemplate(tokenizer, path.stem, path.read_text(encoding="utf-8"))
         if own.marked:

@@ -77,7 +77,9 @@ def ours(rows: list[Row], tokenizer: Any, max_length: int = 1024, **options: Any
 def theirs(
     model: Any, rows: list[Row], tokenizer: Any, folder: Path, max_length: int = 1024
 ) -> tuple[Any, Any]:
-    """TRL's trainer with a model of its own and its reference, and the batch of all rows that it makes."""
+    """TRL's trainer with a model of its own and its reference, and the batch of all rows that
+    it makes.
+    """
     from trl import DPOConfig, DPOTrainer
 
     trainer = DPOTrainer(

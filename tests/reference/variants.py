@@ -19,7 +19,7 @@ import numpy as np
 from tests.reference.variant_cases import LAYERS, SHAPES, STEPS, Case, file_of, rate_of, table_of
 
 # -- Paddle Lamb
-# ------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def lamb_case(
@@ -100,11 +100,13 @@ def paddle_lamb() -> dict[str, Any]:
 
 
 # -- Paddle Adamax
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def paddle_adamax() -> dict[str, Any]:
-    """L1 for all, a parameter with a scale and a regularizer of its own, clips, a piecewise rate, a rate by hand."""
+    """L1 for all, a parameter with a scale and a regularizer of its own, clips, a piecewise
+    rate, a rate by hand.
+    """
     file = file_of("paddle_adamax")
     piecewise = {"kind": "PiecewiseDecay", "boundaries": [1, 4], "values": [0.02, 0.3, 0.001]}
     by_hand = [
@@ -160,7 +162,9 @@ def paddle_adamax() -> dict[str, Any]:
 
 
 def adamwdl() -> dict[str, Any]:
-    """Nearly everything left out, a schedule of Keras' package beside, parameters without a key of the framework."""
+    """Nearly everything left out, a schedule of Keras' package beside, parameters without a key
+    of the framework.
+    """
     fractional = table_of("InverseSquareRootSchedule", warmup_steps=2.5)
     noam = {"kind": "NoamDecay", "d_model": 4, "warmup_steps": 3}
     file = file_of(
@@ -214,7 +218,9 @@ def adamwdl() -> dict[str, Any]:
 
 
 def tfm_lamb() -> dict[str, Any]:
-    """Every kind of Keras with its defaults left out, the count of the optimizer, names with a number at the end."""
+    """Every kind of Keras with its defaults left out, the count of the optimizer, names with a
+    number at the end.
+    """
     cycle = {
         "kind": "PolynomialDecay",
         "initial_learning_rate": 0.1,
@@ -324,7 +330,9 @@ def tfm_lamb() -> dict[str, Any]:
 
 
 def lazy_adam() -> dict[str, Any]:
-    """Rates and decays of groups, an order, a schedule in the case, repeated rows without and with decay."""
+    """Rates and decays of groups, an order, a schedule in the case, repeated rows without and
+    with decay.
+    """
     warmup = {"kind": "WarmUpLR", "learning_rate": 0.05, "warmup_steps": 4}
     polynomial = {
         "kind": "PolynomialDecayLR",

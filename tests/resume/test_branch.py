@@ -31,7 +31,9 @@ Between log lines and evaluations, in an epoch.
 
 
 def words(folder: Path) -> list[str]:
-    """A causal LM with dropout, shuffled blocks, two micro-batches a step, and settings that are nobody's default."""
+    """A causal LM with dropout, shuffled blocks, two micro-batches a step, and settings that
+    are nobody's default.
+    """
     return [
         *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT),
         "data=files",

@@ -160,7 +160,9 @@ def test_stop_by_signal(
 def test_stop_by_step_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, straight: Straight
 ) -> None:
-    """The end of the shorter run, with its evaluation and its last log line, leaves no trace in the longer one."""
+    """The end of the shorter run, with its evaluation and its last log line, leaves no trace in
+    the longer one.
+    """
     monkeypatch.chdir(tmp_path)
     words, undisturbed = straight("causal_lm")
     assert optrun(*words_with(words, f"training.max_steps={HALF}"), "hydra.run.dir=stopped") == 0

@@ -140,7 +140,9 @@ def test_a_note_of_how_a_run_began_has_no_variable_sent(
 
 
 def test_from_another_folder(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path of which a variable is a part stays a reference where it is seen from elsewhere."""
+    """A relative path of which a variable is a part stays a reference where it is seen from
+    elsewhere.
+    """
     monkeypatch.setenv("DATA", f"../{place.name}-data/{SECRET}")
     assert optrun(*WORDS) == 0
     (place / "below").mkdir()

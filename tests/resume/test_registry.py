@@ -52,7 +52,9 @@ WORDS = {
 
 
 class Tied(nn.Module):
-    """A tied head, a frozen layer, a parameter without dimensions, dropout, a table of which few rows are touched."""
+    """A tied head, a frozen layer, a parameter without dimensions, dropout, a table of which
+    few rows are touched.
+    """
 
     def __init__(self) -> None:
         super().__init__()

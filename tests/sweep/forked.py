@@ -172,7 +172,9 @@ def result(folder: str | Path = "sweep") -> dict[str, dict[str, Any]]:
 
 
 def same(job: Path, undisturbed: Path) -> bool:
-    """Whether a finished job has the metrics and the last weights and states of another, bit for bit."""
+    """Whether a finished job has the metrics and the last weights and states of another, bit
+    for bit.
+    """
     return (
         whole(job)
         and records(job) == records(undisturbed)

@@ -139,7 +139,9 @@ def test_a_refusal_leaves_nothing(
 
 
 def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line that a stopped confirmation names has all that was typed, and the whole limit of time."""
+    """The line that a stopped confirmation names has all that was typed, and the whole limit of
+    time.
+    """
     for seed in range(3):
         for optimizer in ("adamw", "lamb"):
             write_run(

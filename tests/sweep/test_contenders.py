@@ -114,7 +114,9 @@ def test_a_search_that_cannot_be_starts_nothing(
 
 
 def test_budgets_are_equal_whatever_kills_the_search(tmp_path: Path) -> None:
-    """Killed twice, it is never uneven by more than one trial, and comes to what the undisturbed one did."""
+    """Killed twice, it is never uneven by more than one trial, and comes to what the
+    undisturbed one did.
+    """
     ran = []
     for dies_at in (1, 2, None):
         ran += searched(tmp_path / "killed", [ADAMW, SGD], n_trials=5, dies_at=dies_at).ran

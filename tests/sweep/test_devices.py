@@ -299,7 +299,9 @@ def test_a_list_of_devices_stands_in_brackets(
 
 @pytest.mark.slow
 def test_the_real_program(two: Path, request: pytest.FixtureRequest) -> None:
-    """Workers are pinned in their environment, keep their device until they have saved, and then free it."""
+    """Workers are pinned in their environment, keep their device until they have saved, and
+    then free it.
+    """
     words = [*forked.JOB, "lr=1e-3,2e-3", "seed=0,1", "hydra.sweep.dir=sweep", TWO]
     words[words.index("training.max_steps=8")] = "training.max_steps=60"
 

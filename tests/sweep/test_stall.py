@@ -28,7 +28,9 @@ from tests.sweep.forked import SAVE, ForkServer, jobs, result, same, sweep
 
 
 class Clock:
-    """Time that passes by a minute a look, only while a job hangs, and only until something is due."""
+    """Time that passes by a minute a look, only while a job hangs, and only until something is
+    due.
+    """
 
     def __init__(self, hanging: Path) -> None:
         self.hanging = hanging

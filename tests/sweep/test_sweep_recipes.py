@@ -86,7 +86,9 @@ def test_expands(name: str, count: int, seeds: int, words: list[str]) -> None:
 
 
 def test_a_benchmark_is_tuned_equally() -> None:
-    """Each optimizer has the same learning rates, as many as every other one, and the same seeds on each workload."""
+    """Each optimizer has the same learning rates, as many as every other one, and the same
+    seeds on each workload.
+    """
     tried: dict[str, dict[str, set[tuple[float, int]]]] = {}
     for line in points(store.open_hydra(), "optimizer_benchmark"):
         job = dict(token.split("=") for token in line)
@@ -242,7 +244,9 @@ def test_every_optimizer_runs(place: Path) -> None:
 
 @pytest.mark.slow
 def test_search_and_confirm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line searches three optimizers with equal budgets, confirms the best of each, and says so first."""
+    """One line searches three optimizers with equal budgets, confirms the best of each, and
+    says so first.
+    """
     monkeypatch.setattr("optrun.report.build.save_png", lambda figure, path, *, dpi: path)
     words = [*TINY_GPT, "training.max_steps=4", "training.eval_steps=4", "checkpoint=none"]
     words += ["data.max_train_examples=64", "data.max_eval_examples=8"]

@@ -57,7 +57,9 @@ def test_what_is_left_is_told_apart() -> None:
 
 
 def test_each_job_counts_once() -> None:
-    """A finished job whose process still draws its curves, and one that ended after it was stopped at a rung."""
+    """A finished job whose process still draws its curves, and one that ended after it was
+    stopped at a rung.
+    """
     shown = board()
     shown.rows["job0"].running = shown.rows["job1"].running = True
     shown.rows["job0"].resting = shown.rows["job2"].resting = True

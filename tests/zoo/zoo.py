@@ -253,7 +253,9 @@ def examine(model_type: str, model: nn.Module) -> Row:
 
 
 def _note_calls(model: nn.Module) -> list[str]:
-    """A list that gets the dotted name of each module that the last pass of the model, or of a copy of it, calls."""
+    """A list that gets the dotted name of each module that the last pass of the model, or of a
+    copy of it, calls.
+    """
     calls: list[str] = []
 
     def hook_of(path: str) -> Callable[..., None]:
@@ -378,7 +380,9 @@ def _decays_right(model: nn.Module, groups: list[dict[str, Any]]) -> int:
 
 
 def _falls(model: nn.Module, groups: list[dict[str, Any]]) -> dict[str, int]:
-    """Depth of each tower, the scales of which fall by one factor from the top block to the lowest."""
+    """Depth of each tower, the scales of which fall by one factor from the top block to the
+    lowest.
+    """
     towers: dict[str, dict[int, float]] = {}
     for group in groups:
         tower, _, place = group["layer"].rpartition("/")

@@ -12,7 +12,9 @@ from optrun.base.errors import OptrunError
 from optrun.config import registry
 
 _WORKERS_FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (\S+)$', re.MULTILINE)
-"""A frame in the text that torch (`torch._utils.ExceptionWrapper`) makes of an error in a worker of a data loader."""
+"""A frame in the text that torch (`torch._utils.ExceptionWrapper`) makes of an error in a
+worker of a data loader.
+"""
 
 
 Frame = tuple[str, int | None, str]

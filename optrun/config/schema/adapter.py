@@ -63,8 +63,10 @@ class LoraConfig(AdapterConfig):
     Here and below is a default,
     since older runs have no such key."""
     target_parameters: list[str] | None = None
-    """Names of parameters with two or three axes, or ends of names at a dot, that get factors by themselves, such as
-    the experts stacked in mlp.experts.gate_up_proj; each expert has its own, of rank `r`."""
+    """Names of parameters with two or three axes, or ends of names at a dot, that get factors
+    by themselves, such as the experts stacked in mlp.experts.gate_up_proj; each expert has its
+    own, of rank `r`.
+    """
     layers_to_transform: Any = None
     """Numbers of the layers that get factors, one or a list; null: all."""
     rank_pattern: dict[str, int] = field(default_factory=dict)
@@ -87,7 +89,9 @@ class LoraConfig(AdapterConfig):
     loraplus_lr_ratio: Positive | None
     """What the lr of B is multiplied by; null: 1."""
     default_lr_factor: Positive | None
-    """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this, of any model; null: 1."""
+    """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this, of
+    any model; null: 1.
+    """
 
     def __post_init__(self) -> None:
         """Refuse ranks and beginnings that are none, and names that cannot be names."""

@@ -151,8 +151,10 @@ class AdamWDLConfig(TwoMoments):
     """Factor from one layer to the next below; 1 leaves layers to param_groups."""
     n_layers: WholeNumber = 12
     name_dict: Annotated[Any, _names] = None
-    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null) from parameter names
-    to names of the form `encoder.layers.<number>`; null: the names themselves."""
+    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed
+    null) from parameter names to names of the form `encoder.layers.<number>`; null: the names
+    themselves.
+    """
     decay_form: Annotated[str, one_of(*DECAY_FORMS)] = "documented"
     """A word with a dash and a dot in it, hence no Enum."""
     lazy_mode: bool = False

@@ -20,7 +20,9 @@ from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hin
 from optrun.config.types import in_yaml
 
 Check: TypeAlias = Callable[[str, Any], Any]
-"""`check(name, value)` returns the value in the type it is kept in, or raises TypeError / ValueError."""
+"""`check(name, value)` returns the value in the type it is kept in, or raises TypeError /
+ValueError.
+"""
 
 MOST = 2**31 - 1
 """A count above it was not meant: libraries hold counts in 32 bits, and no run has so many steps.

@@ -72,9 +72,9 @@ class SweeperConfig(Checked):
     Then the running jobs save and end, and the same line goes on. A.
     job that has not ended 300 s later is killed."""
     stall_seconds: Seconds | None
-    """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is killed and tried once more;
-    null: 20 times the longest pause of any job so far, at least an hour, and a day until it has
-        logged a step.
+    """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is
+    killed and tried once more; null: 20 times the longest pause of any job so far, at least an
+    hour, and a day until it has logged a step.
     """
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""

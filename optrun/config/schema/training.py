@@ -58,7 +58,9 @@ class TrainingConfig(Checked):
     eval_steps: Count | None
     """Null: at the end of each epoch. The end of training is always evaluated."""
     label_smoothing_factor: Fraction
-    """Share of each target that is spread evenly over all classes or tokens, in [0, 1); as in transformers."""
+    """Share of each target that is spread evenly over all classes or tokens, in [0, 1); as in
+    transformers.
+    """
     precision: Precision
     compile: bool
     """torch.compile the model."""
@@ -103,7 +105,9 @@ class TrainingConfig(Checked):
     A trace and a table in extra/.
     """
     early_stopping_patience: Count | None
-    """End after this many evaluations in a row without improvement of the main metric (`checkpoint.metric`)."""
+    """End after this many evaluations in a row without improvement of the main metric
+    (`checkpoint.metric`).
+    """
     early_stopping_threshold: NotNegative
     """What improves is better than the best by more than this."""
     chunked_loss: Annotated[str, matching("auto|[Tt]rue|[Ff]alse", "auto, true or false")] = "false"

@@ -17,11 +17,14 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.9
 NEAR, WIDE = 2.2, 4.5
-"""A parabola is fitted to the best learning rate, its neighbours, and what else lies within the first factor of it. How
-far it holds is seen by fitting once more, with what lies within the second and the next neighbours.
+"""A parabola is fitted to the best learning rate, its neighbours, and what else lies within the
+first factor of it. How far it holds is seen by fitting once more, with what lies within the
+second and the next neighbours.
 """
 GRAIN = 1 / 12
-"""A grid tells where its optimum is no better than to this part of its step, as a standard deviation."""
+"""A grid tells where its optimum is no better than to this part of its step, as a standard
+deviation.
+"""
 MIN_LRS = 3
 MIN_SEEDS = 2
 

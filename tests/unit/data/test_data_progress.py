@@ -1,4 +1,6 @@
-"""A bar shows what is true of a long preparation, of one long text as of many, and nothing of a short one."""
+"""A bar shows what is true of a long preparation, of one long text as of many, and nothing of a
+short one.
+"""
 
 from __future__ import annotations
 

@@ -553,7 +553,7 @@ def test_a_file(
 
 
 # Folders
-# ----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def texts(folder: Path, *classes: str, ending: str = ".txt") -> Path:
@@ -646,7 +646,7 @@ def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
 
 
 # What is said
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -689,7 +689,9 @@ def test_a_stream_is_read_as_utf8(tmp_path: Path) -> None:
 
 
 def test_rows_are_known_by_what_is_said(tmp_path: Path) -> None:
-    """One file, read in two ways, is two sets of rows, in the cache and for what is remembered of them."""
+    """One file, read in two ways, is two sets of rows, in the cache and for what is remembered
+    of them.
+    """
     (tmp_path / "a.csv").write_text("a;b|c\nd;e|f\n")
     found = []
     for mark in (";", "|"):

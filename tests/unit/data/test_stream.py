@@ -321,7 +321,9 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
 def test_a_shard_is_small_on_its_way_to_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its rows begin is mapped from the cache there, and found again where the cache is gone."""
+    """Where its rows begin is mapped from the cache there, and found again where the cache is
+    gone.
+    """
     rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS * 100)], 9, [])
     packed = pickle.dumps(rows.shards)
     assert len(packed) < 2000

@@ -78,7 +78,9 @@ def test_ranks_that_start_again_meet_in_a_store_that_knows_those_before() -> Non
 
 
 class Counted(HashStore):
-    """A store that counts what it is asked, looks that are repeated while others are awaited left out."""
+    """A store that counts what it is asked, looks that are repeated while others are awaited
+    left out.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -123,7 +123,9 @@ def whole_of(model: Any) -> dict[str, torch.Tensor]:
 def test_the_default_fits(
     auto_class: str, kind: str, values: dict[str, Any], saved: list[str]
 ) -> None:
-    """Every factor has a gradient, a step moves the adapter alone, and a merge is what the adapter computed."""
+    """Every factor has a gradient, a step moves the adapter alone, and a merge is what the
+    adapter computed.
+    """
     model = small(auto_class, kind, values)
     before, linear = whole_of(model), linear_modules(model)
     inputs = batch(auto_class)

@@ -1,4 +1,6 @@
-"""Losses, predictions and gradients without logits are those of the logits, in every architecture and task."""
+"""Losses, predictions and gradients without logits are those of the logits, in every
+architecture and task.
+"""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def test_an_encoder_with_weights_is_no_decoder_unless_told(bert: Path, meta: boo
 
 
 # With weights
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -361,7 +361,9 @@ def test_code_that_comes_with_a_model_is_not_run(bert: Path) -> None:
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
 def test_kernels_that_a_model_asks_for_are_not_fetched(bert: Path, name: str) -> None:
-    """transformers runs an implementation called OWNER/NAME as code of the hub, whoever wrote that into config.json."""
+    """transformers runs an implementation called OWNER/NAME as code of the hub, whoever wrote
+    that into config.json.
+    """
     values = json.loads((bert / "config.json").read_text())
     (bert / "config.json").write_text(json.dumps({**values, name: "owner/kernel"}))
     with pytest.raises(

@@ -121,7 +121,9 @@ def test_factors_have_gradients_and_the_base_none(
 def test_a_merge_computes_the_same(
     auto_class: str, kind: str, values: Any, asked: Any, options: Any
 ) -> None:
-    """Factors beside plain modules with the weights that quantised ones compute with, then one plain model."""
+    """Factors beside plain modules with the weights that quantised ones compute with, then one
+    plain model.
+    """
     plain, model = both(auto_class, kind, values, asked, **options)
     torch.manual_seed(1)
     inject(lora(**options), plain, auto_class, quantization=asked, dequantized=True)

@@ -234,7 +234,9 @@ RIGHT = {
     "AdamW": {"adamw", "radam", "lamb", "adamwdl", "lazy_adam"},
     "RAdam": {"adam", "radam", "lamb", "adamwdl", "lazy_adam"},
 }
-"""torch's optimizers, whose states say nothing of the class, and those of ours that may go on from them."""
+"""torch's optimizers, whose states say nothing of the class, and those of ours that may go on
+from them.
+"""
 
 
 @pytest.mark.parametrize(

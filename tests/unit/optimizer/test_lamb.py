@@ -127,7 +127,9 @@ def test_a_negative_decay_adapts_nothing(mode: str) -> None:
 
 
 def test_bounds_of_the_ratio() -> None:
-    """A bound of |w| below 1 counts, and where a norm is 0 the ratio is 1 whatever its bounds are."""
+    """A bound of |w| below 1 counts, and where a norm is 0 the ratio is 1 whatever its bounds
+    are.
+    """
     twos = torch.tensor([2.0, 2.0])
     bounded = trust_ratios({**RULE, "max_param_norm": 0.5}, torch.tensor([0.1, 1.0]), twos)
     assert bounded.tolist() == pytest.approx([0.05, 0.25])

@@ -130,7 +130,9 @@ def test_a_schedule_is_no_difference() -> None:
 
 
 def decaying(groups: list[tuple[list[str], float]]) -> tuple[Lamb, Scheduler]:
-    """LAMB over toy parameters in groups of names and weight decay, both lr and decay on a schedule."""
+    """LAMB over toy parameters in groups of names and weight decay, both lr and decay on a
+    schedule.
+    """
     params = toy()
     built = [
         {"params": [(n, params[n]) for n in names], "weight_decay": decay}
@@ -162,7 +164,9 @@ def test_a_scheduled_weight_decay_is_the_new_configurations() -> None:
 
 @pytest.mark.parametrize("cls", [AdamW, Lamb])
 def test_the_base_rate_of_corrected_decay(cls: type[AdamW] | type[Lamb]) -> None:
-    """It is the rate that the optimizer was built with, that of a loaded state, or what `set_lr` gave."""
+    """It is the rate that the optimizer was built with, that of a loaded state, or what
+    `set_lr` gave.
+    """
 
     def built(lr: float) -> Any:
         weight = torch.nn.Parameter(torch.full((2,), 8.0))

@@ -372,7 +372,9 @@ def test_a_bias_at_zero_that_is_adapted_carries_no_factor() -> None:
 
 
 def tied_check(name: str, carries: Callable[[float], float]) -> CoordinateCheck:
-    """Check `Tied` of widths 32 to 256, whose norm has a factor on the logits by the width over that of the base."""
+    """Check `Tied` of widths 32 to 256, whose norm has a factor on the logits by the width over
+    that of the base.
+    """
     config, lr = config_of(name), RATES[name]
 
     def trial(width: float, seed: int) -> Trial:

@@ -1,4 +1,6 @@
-"""Every trainable parameter in exactly one group, decayed by what it is, scaled by where it lies."""
+"""Every trainable parameter in exactly one group, decayed by what it is, scaled by where it
+lies.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_single_decays_everything() -> None:
 
 
 class OddNorm(nn.Module):
-    """A norm of the user's own, two-dimensional and under another name, as some models have them."""
+    """A norm of the user's own, two-dimensional and under another name, as some models have
+    them.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +175,7 @@ def test_names_and_shapes_are_enough() -> None:
 
 
 # -- rules
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_tensor_under_two_names_is_claimed_once_by_its_first() -> None:

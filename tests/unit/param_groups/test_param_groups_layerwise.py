@@ -1,4 +1,6 @@
-"""The layer of every parameter, by the module tree, by a `name_dict`, or by a function, and the scale of its lr."""
+"""The layer of every parameter, by the module tree, by a `name_dict`, or by a function, and the
+scale of its lr.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from optrun.param_groups import NamedParam, build_param_groups, layerwise_lr_dec
 from tests.group_models import bert, by_name, on_meta
 
 # -- layerwise
-# --------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

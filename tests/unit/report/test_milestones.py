@@ -71,7 +71,9 @@ def _seeds(folder: Path, make_run: MakeRun, finals: list[float]) -> None:
 
 
 def _reached(found: Findings, row: Contender) -> tuple[int, int, float, float]:
-    """Runs that reached the target, all that were begun, and the medians of steps and seconds to it."""
+    """Runs that reached the target, all that were begun, and the medians of steps and seconds
+    to it.
+    """
     told = time_to_target(row.arm, found.metric, found.mode, found.target)
     return told.reached, told.runs, told.steps, told.seconds
 

@@ -114,7 +114,9 @@ def test_of_settings_changed_together_the_first_typed_names_the_contender(
 
 
 def test_the_spelling_of_a_path_makes_no_contender(tmp_path: Path, make_run: MakeRun) -> None:
-    """The same model and data, seen from two folders, through a link, and on a machine where they are gone."""
+    """The same model and data, seen from two folders, through a link, and on a machine where
+    they are gone.
+    """
     (tmp_path / "in" / "deep").mkdir(parents=True)
     (tmp_path / "in" / "train.tsv").touch()
     (tmp_path / "link.tsv").symlink_to("in/train.tsv")

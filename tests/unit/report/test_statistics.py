@@ -457,7 +457,9 @@ def test_nobody_wins_by_losing_runs() -> None:
 
 
 def test_the_page_holds_its_promise() -> None:
-    """The best is lost in at most 5.5 % of every size, and a confirmation has between 0.75 and 0.9 of power."""
+    """The best is lost in at most 5.5 % of every size, and a confirmation has between 0.75 and
+    0.9 of power.
+    """
     text = (
         simulated.DOCUMENT.read_text(encoding="utf-8")
         .split(simulated.BEGIN)[1]

@@ -163,7 +163,9 @@ THE_FIELDS: dict[str, tuple[dict[str, Any], Callable[[torch.optim.Optimizer], An
         lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.8),
     ),
 }
-"""Library and name -> what has no default there, or another one (wsd's shape), and that library's own schedule."""
+"""Library and name -> what has no default there, or another one (wsd's shape), and that
+library's own schedule.
+"""
 
 
 @pytest.mark.parametrize("schedule", THE_FIELDS)
@@ -215,7 +217,9 @@ def test_never_below_the_floor_after_the_climb_and_never_above_the_peak(
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "polynomial"])
 def test_behind_the_last_step_a_curve_is_at_its_end(name: str) -> None:
-    """Also where the climb takes all of the run but one step, or where no step is left to come down in."""
+    """Also where the climb takes all of the run but one step, or where no step is left to come
+    down in.
+    """
     config = choice("scheduler", SCHEMAS, name, {"num_warmup_steps": 3, "min_lr": 0.025})
     curve = build_curve(config, num_training_steps=4, lr=0.1)
     assert [curve(step) for step in (3, 4)] == pytest.approx([1.0, 0.25])

@@ -79,7 +79,9 @@ def whole(
 
 @pytest.fixture
 def flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' way into flash attention, with the definitions above in place of its kernels."""
+    """transformers' way into flash attention, with the definitions above in place of its
+    kernels.
+    """
     monkeypatch.setattr(flash_utils, "_loaded_implementation", FLASH)
     monkeypatch.setattr(flash_utils, "_flash_fn", whole)
     monkeypatch.setattr(flash_utils, "_flash_varlen_fn", varlen)
@@ -130,7 +132,9 @@ def tasks(source: Make, task: Make, bpe: Any, name: str) -> tuple[Any, Any]:
 def test_packed_is_unpacked(
     make_source: Make, make_task: Make, tokenizer: Make, implementation: str, name: str
 ) -> None:
-    """Sum of losses to 1e-6 and, but of FlexAttention, gradients to 1e-5, in float64, against each document alone."""
+    """Sum of losses to 1e-6 and, but of FlexAttention, gradients to 1e-5, in float64, against
+    each document alone.
+    """
     alone, packed = tasks(make_source, make_task, tokenizer("chat"), name)
     trained = implementation != "flex_attention"
     with torch.set_grad_enabled(trained):

@@ -1,4 +1,6 @@
-"""Label smoothing is transformers', class weights are torch's, and neither depends on how a batch is cut."""
+"""Label smoothing is transformers', class weights are torch's, and neither depends on how a
+batch is cut.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def test_what_happens_in_which_order(tmp_path: Path) -> None:
 
 
 def scheduled(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines of a run without what its end alone asked for, and without what this process measures of itself."""
+    """The lines of a run without what its end alone asked for, and without what this process
+    measures of itself.
+    """
     found = []
     for line in lines:
         ignored = ("perf/", *line.get("unscheduled", ()))
