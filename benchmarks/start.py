@@ -35,7 +35,9 @@ optimizer.step()
 model.save_pretrained("by_hand")
 """
 BY_TRAINER = """
-arguments = transformers.TrainingArguments("by_trainer", max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True)
+arguments = transformers.TrainingArguments(
+    "by_trainer", max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True
+)
 rows = [{"input_ids": row, "labels": row} for row in tokens]
 trainer = transformers.Trainer(model, arguments, train_dataset=rows)
 trainer.train()

@@ -35,12 +35,15 @@ from transformers.models.gpt2 import modeling_gpt2
 from optrun.config import overrides, store
 from optrun.data import examples
 from optrun.runner.prepare import prepare
-words = ["data=files", f"data.train={sys.argv[1]}", f"model.tokenizer={sys.argv[2]}", "data.max_length=1024",
-         "model.config.n_layer=2", "model.config.n_embd=64", "model.config.n_head=2"]
+words = ["data=files", f"data.train={sys.argv[1]}", f"model.tokenizer={sys.argv[2]}",
+         "data.max_length=1024", "model.config.n_layer=2", "model.config.n_embd=64",
+         "model.config.n_head=2"]
 hydra = store.open_hydra()
 config = store.typed(store.without_hydra(store.compose(hydra, "config",
                      overrides.checked(hydra, "config", words, sweep=False))))
-before, write_ids, spent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, examples.write_ids, [0.0]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+write_ids = examples.write_ids
+spent = [0.0]
 def timed(*arguments):
     begun = time.process_time()
     write_ids(*arguments)
@@ -50,7 +53,8 @@ begun = time.perf_counter()
 prepared = prepare(config)
 fingerprint = prepared.task.train.fingerprint()
 seconds = time.perf_counter() - begun
-tokens = sum(int(each.lengths.sum()) for each in (prepared.task.train, *prepared.task.eval_sets.values()))
+splits = (prepared.task.train, *prepared.task.eval_sets.values())
+tokens = sum(int(split.lengths.sum()) for split in splits)
 print(json.dumps({"seconds": seconds, "encoding": spent[0], "tokens": tokens, "before": before}))
 """
 BARE = """
@@ -75,19 +79,22 @@ tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[2])
 begun = time.perf_counter()
 rows = datasets.load_dataset("text", data_files=sys.argv[1], split="train", cache_dir=sys.argv[3])
 def spent():
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    processes = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(who)[:2]) for who in processes)
 between = spent()
 made = rows.map(lambda batch: {"input_ids": tokenizer(batch["text"])["input_ids"]}, batched=True,
                 num_proc=os.cpu_count(), remove_columns=["text"])
 ended, encoding = time.perf_counter(), spent() - between
-tokens = sum(len(ids) for batch in made.with_format("numpy").iter(1000) for ids in batch["input_ids"])
+batches = made.with_format("numpy").iter(1000)
+tokens = sum(len(ids) for batch in batches for ids in batch["input_ids"])
 print(json.dumps({"seconds": ended - begun, "encoding": encoding, "tokens": tokens}))
 """
 TOKENIZER = f"""
 import sys
 from optrun.model.tokenizer import train_tokenizer
 text = open(sys.argv[1], encoding="utf-8").read()
-train_tokenizer(lambda: iter([text]), vocab_size={VOCABULARY}, kind="stream").save_pretrained(sys.argv[2])
+tokenizer = train_tokenizer(lambda: iter([text]), vocab_size={VOCABULARY}, kind="stream")
+tokenizer.save_pretrained(sys.argv[2])
 """
 
 

@@ -144,7 +144,7 @@ def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def unresolved_key(config: PlainMapping) -> str | None:
-    """Find the first dotted key of a configuration that is neither plain nor recorded as a reference to a variable."""
+    """Find the first dotted key that is neither plain nor recorded as a reference."""
     recorded = config.get(ENVIRONMENT) or ()
     found = ((key, REFERENCE.sub("", text)) for key, text in interpolations(dict(config)))
     return next((key for key, rest in found if key not in recorded or "${" in rest), None)

@@ -28,8 +28,8 @@ def rate(value: float) -> str:
     """Format a learning rate as people write one.
 
     Example:
-        >>> rate(0.001), rate(3.28e-4), rate(0.0), rate(0.05), rate(1.0), rate(5000.0), rate(123456.0)
-        ('1e-3', '3.28e-4', '0', '0.05', '1', '5000', '1.23e5')
+        >>> [rate(value) for value in (0.001, 3.28e-4, 0.0, 0.05, 1.0, 5000.0, 123456.0)]
+        ['1e-3', '3.28e-4', '0', '0.05', '1', '5000', '1.23e5']
     """
     if value == 0:
         return "0"

@@ -16,8 +16,9 @@ def lookup(values: object, *keys: str) -> Any:
     """Find the value below some keys; None if there is none.
 
     Example:
-        >>> lookup({"metrics": {"last": 1.5}}, "metrics", "last"), lookup({"metrics": None}, "metrics", "last")
-        (1.5, None)
+        >>> lookup({"metrics": {"last": 1.5}}, "metrics", "last")
+        1.5
+        >>> lookup({"metrics": None}, "metrics", "last")
     """
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None

@@ -392,7 +392,7 @@ def referee(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Return a choice's keywords with the values of its class, as far as a dialect or a trial may change them."""
+    """Return the keywords of a choice that a dialect or a trial may change."""
     one: Any = build_optimizer(
         choice, [{"params": [("w", torch.nn.Parameter(torch.ones(1)))]}], lr=1.0
     )

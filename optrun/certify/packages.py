@@ -18,7 +18,7 @@ from optrun.certify.formulas import Numbers
 
 @dataclass(frozen=True)
 class Package:
-    """Where a package has its class, and what it is built with besides lr, betas, eps and weight decay."""
+    """Where a package has its class, and its arguments besides lr, betas, eps and weight decay."""
 
     distribution: str
     module: str

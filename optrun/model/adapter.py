@@ -193,7 +193,7 @@ def inject_alike(model: PreTrainedModel, plain: PreTrainedModel) -> None:
 
 
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Collect weights and persistent buffers of the frozen base, or of a whole model, under their plain names."""
+    """Collect weights and persistent buffers of the frozen base under their plain names."""
     adapter = injected(model)
     found: dict[str, Tensor] = {}
     inside = () if adapter is None else tuple(f"{path}." for path in adapter.places.saved)
@@ -334,7 +334,7 @@ def _targets(
     auto_class: str,
     parameters: Sequence[str],
 ) -> list[str]:
-    """List the modules that get factors, those left out that are excluded, or stand in another layer.
+    """List the modules that get factors, without the excluded ones.
 
     Raises:
         ConfigError: A name, a layer or a pattern that fits none of them.

@@ -45,7 +45,7 @@ class Places:
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
-    """List the names of all linear maps that are called as modules and share their weight with no other.
+    """List all linear maps that are called as modules and share no weight.
 
     transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of
     `nn.MultiheadAttention` are none,
@@ -142,7 +142,7 @@ def matched(
     shown: Iterable[str] | None = None,
     kind: str = "module",
 ) -> list[str]:
-    r"""List the modules that names, ends of names or one regular expression stand for, as peft reads them.
+    r"""List the modules that names or one regular expression stand for, as peft reads them.
 
     Args:
         key: For messages.

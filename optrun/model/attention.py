@@ -116,7 +116,7 @@ def needs_device(model: PreTrainedModel) -> bool:
 
 
 def one_row(model: PreTrainedModel) -> bool:
-    """Tell whether documents are kept apart only if a batch is one row, as in transformers' flash attention."""
+    """Tell whether documents are kept apart only if a batch is one row, as in flash attention."""
     return attention_of(model) in _FLASH
 
 

@@ -1,4 +1,4 @@
-"""Losses and predictions of tokens from the last hidden states, chunk by chunk, without the logits of a whole batch.
+"""Losses and predictions of tokens from the last hidden states, without all logits at once.
 
 The model runs as it is, but its output head hands the hidden states on, so that they come out as
 the logits. Of those that have a target the logits are computed a few rows at a time, and again in
@@ -98,7 +98,7 @@ class ChunkedForward:
 
 
 class _RowLosses(torch.autograd.Function):
-    """Hidden states (rows, width), weight (vocabulary, width), bias, targets to three parts of `TargetLosses`."""
+    """Compute `TargetLosses` of hidden states (rows, width) with a weight (vocabulary, width)."""
 
     @staticmethod
     def forward(
@@ -122,7 +122,7 @@ class _RowLosses(torch.autograd.Function):
     def backward(
         ctx: BackwardCFunction, losses: Tensor | None, even: Tensor | None, _: object
     ) -> tuple[Tensor | None, ...]:
-        """Compute dz = (a + b) p - a [target] - b / vocabulary for each row of logits z with probabilities p."""
+        """Compute dz = (a + b) p - a [target] - b / vocabulary for each row, p = softmax(z)."""
         states, weight, bias, targets = ctx.saved_tensors  # type: ignore[misc]
         zero = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
         a, b = (zero if grad is None else grad for grad in (losses, even))

@@ -68,7 +68,7 @@ class ModelSpec:
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
-    """Return the ids of a tokenizer's special tokens, by their names in a transformers configuration."""
+    """Return the ids of special tokens by their names in a transformers configuration."""
     found = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
     # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that
     # one.
@@ -363,7 +363,7 @@ def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class:
 def _refuse_other_direction(
     config: ModelConfig, values: TransformersConfig, auto_class: str
 ) -> None:
-    """Refuse to make an encoder a decoder, or the reverse, unless the user or the model's own file says so.
+    """Refuse to make an encoder a decoder, or the reverse, unless a person or its file says so.
 
     Raises:
         ConfigError: With the architecture, and the value that says so knowingly.

@@ -35,7 +35,9 @@ def refuse_no_model(path: str) -> None:
 
 
 def refuse_broken_weights(path: str) -> None:
-    """Refuse a local folder whose weights are not there or not whole, by the headers of their files.
+    """Refuse a local folder whose weights are missing or incomplete.
+
+    The headers of the files say so.
 
     Args:
         path: As configured; a folder, or nothing.

@@ -50,7 +50,7 @@ class ScratchPreparation:
         return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
     def save_pretrained(self, folder: str) -> None:
-        """Write `preprocessor_config.json`, from which `AutoImageProcessor` makes the same preparation."""
+        """Write `preprocessor_config.json`, which `AutoImageProcessor` reads."""
         values = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,

@@ -147,7 +147,7 @@ def mapped_dtype(model: nn.Module) -> torch.dtype | None:
 
 
 def cast_slices(model: nn.Module) -> None:
-    """Convert the slices of a model that is sharded now to the dtype that it is to have, and let its files go."""
+    """Convert the slices of a sharded model to its dtype, and let its files go."""
     dtype, weights = getattr(model, _MARK, (None, {}))
     if weights:
         model.to(dtype=dtype)

@@ -102,7 +102,7 @@ def quantized(model: nn.Module) -> Quantization | None:
 
 
 def dequantize(model: nn.Module) -> None:
-    """Put plain modules in place of the quantised ones, with the weights that these computed with."""
+    """Put plain modules with the same weights in place of the quantised ones."""
     import bitsandbytes.functional as bnb
 
     for path, module in list(_quantized_modules(model)):

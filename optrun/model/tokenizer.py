@@ -1,4 +1,4 @@
-"""The model's own tokenizer, a named one, or a byte-level BPE trained on the training text in seconds."""
+"""The model's tokenizer, a named one, or a byte-level BPE trained on the training text."""
 
 from __future__ import annotations
 

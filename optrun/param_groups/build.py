@@ -173,7 +173,7 @@ def build_param_groups(
 
 
 def _kept_layers(places: Mapping[str, Place]) -> list[str]:
-    """Name what lies in the layer that its run was started with, and would lie in another one today."""
+    """Name the parameters whose layer differs from the one at the start of the run."""
     kept = [f"{name} ({place.label})" for name, place in places.items() if place.why == STARTED]
     more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
     said = (

@@ -90,7 +90,7 @@ def place_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Place:
 
 
 def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> dict[str, Place]:
-    """Put the norm that follows the blocks into the top one, as timm's `group_matcher` of its transformers does.
+    """Put the norm that follows the blocks into the top one, as timm's `group_matcher` does.
 
     Args:
         places: Of every parameter, read from the module tree.
@@ -247,7 +247,7 @@ class Layers:
         return _embedding_place(near) if self._lies_below(name, own) else _head_place(near)
 
     def _lies_below(self, name: str, own: list[_Tower]) -> bool:
-        """Tell whether a parameter that lies beside the blocks, in a tower or outside of all, lies below them."""
+        """Tell whether a parameter beside the blocks lies below them."""
         path, _, leaf = name.rpartition(".")
         role, embeds = self.roles[name], _EMBEDDING_DIRECT.search(leaf) is not None
         if role == EMBEDDING:
@@ -287,7 +287,7 @@ class Layers:
         return [tower for tower in self.towers if inside(path, tower.root)][:1]
 
     def _towers_near(self, path: str) -> list[_Tower]:
-        """Find the tower that lies around `path`, else those below the closest module that holds both them and it."""
+        """Find the tower around `path`, else those below the closest module that holds both."""
         around = (
             [tower for tower in self.towers if inside(tower.root, above)] for above in upwards(path)
         )

@@ -68,7 +68,8 @@ def layerwise_lr_decay(
         layer).
 
     Example:
-        >>> names = {"linear_3.w_0": "bert.encoder.layers.11.linear1.weight", "emb_0.w_0": "bert.embeddings.weight"}
+        >>> names = {"linear_3.w_0": "bert.encoder.layers.11.linear1.weight"}
+        >>> names["emb_0.w_0"] = "bert.embeddings.weight"
         >>> layerwise_lr_decay(0.5, names, 12, "linear_3.w_0")
         0.5
         >>> layerwise_lr_decay(0.5, names, 12, "emb_0.w_0") == 0.5**13

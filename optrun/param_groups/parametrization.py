@@ -158,7 +158,7 @@ def _width_of_heads(config: object) -> float | None:
 
 @torch.no_grad()
 def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str, Growth]) -> None:
-    """Scale fresh weights so that their standard deviation is the base's times the factor of the table.
+    """Scale fresh weights to the standard deviation of the base times the table's factor.
 
     The two deviations count as equal where samples of these sizes may differ so. Constant tensors
     stay as they are.

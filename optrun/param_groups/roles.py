@@ -77,10 +77,10 @@ def _roles(
 
 
 def is_lora(name: str) -> bool:
-    """Tell whether a parameter is one of the two factors of a low-rank adapter, by peft, loralib and torchtune's names.
+    """Tell whether a parameter is a factor of a low-rank adapter (peft, loralib, torchtune).
 
     Example:
-        >>> is_lora("layers.0.q_proj.lora_A.default.weight"), is_lora("layers.0.q_proj.base_layer.weight")
+        >>> is_lora("q_proj.lora_A.default.weight"), is_lora("q_proj.base_layer.weight")
         (True, False)
     """
     return _LORA_NAME.search(name) is not None
@@ -90,7 +90,7 @@ def is_lora_b(name: str) -> bool:
     """Tell whether a parameter is the second factor of a pair, the one that starts at zero.
 
     Example:
-        >>> is_lora_b("layers.0.q_proj.lora_B.default.weight"), is_lora_b("layers.0.q_proj.lora_A.default.weight")
+        >>> is_lora_b("q_proj.lora_B.default.weight"), is_lora_b("q_proj.lora_A.default.weight")
         (True, False)
     """
     found = _LORA_NAME.search(name)
@@ -159,7 +159,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def _is_weight_norm_magnitude(leaf: str, module: nn.Module) -> bool:
-    """Recognise the length that `torch.nn.utils.parametrizations.weight_norm` splits from a weight."""
+    """Recognise the length that torch's `weight_norm` splits from a weight."""
     if leaf != "original0" or not isinstance(
         module, torch.nn.utils.parametrize.ParametrizationList
     ):

@@ -70,7 +70,7 @@ def overrides(rule: Group) -> PlainDict:
     stand for.
 
     Example:
-        >>> overrides({"pattern": "bias", "lr_scale": 2.0, "weight_decay": 0.0, "betas": [0.9, 0.99]})
+        >>> overrides({"pattern": "bias", "weight_decay": 0.0, "betas": [0.9, 0.99]})
         {'weight_decay': 0.0, 'betas': (0.9, 0.99)}
     """
     out = {

@@ -59,7 +59,8 @@ def build_scheduler(
     Example:
         >>> import torch
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        >>> scheduler = build_scheduler(optimizer, "linear", num_training_steps=4, num_warmup_steps=2)
+        >>> steps = {"num_training_steps": 4, "num_warmup_steps": 2}
+        >>> scheduler = build_scheduler(optimizer, "linear", **steps)
         >>> lrs = []
         >>> for _ in range(4):
         ...     lrs.append(optimizer.param_groups[0]["lr"])

@@ -40,7 +40,8 @@ def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int
 
     Example:
         >>> from optrun.config.choice import choice
-        >>> num_warmup_steps_of(choice("scheduler", configs.SCHEMAS, "cosine", {"warmup_ratio": 0.1}), 25)
+        >>> config = choice("scheduler", configs.SCHEMAS, "cosine", {"warmup_ratio": 0.1})
+        >>> num_warmup_steps_of(config, 25)
         3
     """
     if config.num_warmup_steps is not None:

@@ -62,7 +62,9 @@ def polynomial(
     power: float = 1.0,
     cycle: bool = False,
 ) -> float:
-    """Compute (1 - final) * (1 - step / decay_steps) ** power + final, as Keras and MindSpore PolynomialDecay.
+    """Compute (1 - final) * (1 - step / decay_steps) ** power + final.
+
+    As Keras and MindSpore PolynomialDecay.
 
     Args:
         global_step: Step, from 0.
@@ -92,7 +94,7 @@ def cosine(
     cycle_mult: float = 1.0,
     cycle_decay: float = 1.0,
 ) -> float:
-    """Compute a half cosine, final + (1 - final) * (1 + cos(pi * progress)) / 2, once or several times.
+    """Compute final + (1 - final) * (1 + cos(pi * progress)) / 2, once or several times.
 
     Args:
         global_step: Step, from 0.
@@ -111,7 +113,8 @@ def cosine(
         [1.0, 0.8536, 0.5, 0.1464, 0.0]
         >>> [round(cosine(step, decay_steps=8, num_cycles=2), 4) for step in (0, 2, 4, 6, 8)]
         [1.0, 0.5, 1.0, 0.5, 0.0]
-        >>> [round(cosine(step, decay_steps=6, num_cycles=2, restarts=False), 4) for step in (0, 2, 4, 6)]
+        >>> options = {"decay_steps": 6, "num_cycles": 2, "restarts": False}
+        >>> [round(cosine(step, **options), 4) for step in (0, 2, 4, 6)]
         [1.0, 0.0, 1.0, 0.0]
     """
     progress = _progress(global_step, decay_steps)
@@ -293,7 +296,8 @@ def piecewise(
     Example:
         >>> [piecewise(at, values=[1.0, 0.5, 0.1], boundaries=[2, 3]) for at in range(5)]
         [1.0, 1.0, 0.5, 0.1, 0.1]
-        >>> [piecewise(at, values=[1.0, 0.5, 0.1], boundaries=[2, 3], boundary="keras") for at in range(5)]
+        >>> options = {"values": [1.0, 0.5, 0.1], "boundaries": [2, 3]}
+        >>> [piecewise(step, **options, boundary="keras") for step in range(5)]
         [1.0, 1.0, 1.0, 0.5, 0.1]
         >>> [piecewise(at, values=[1.0, 0.5, 0.1]) for at in range(5)]
         [1.0, 0.5, 0.1, 0.1, 0.1]
@@ -306,7 +310,9 @@ def piecewise(
 def exponential(
     global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False
 ) -> float:
-    """Compute decay_rate ** (step / decay_steps), as Keras ExponentialDecay and MindSpore ExponentialDecayLR.
+    """Compute decay_rate ** (step / decay_steps).
+
+    As Keras ExponentialDecay and MindSpore ExponentialDecayLR.
 
     Args:
         global_step: Step, from 0.
@@ -324,7 +330,9 @@ def exponential(
 def inverse_time(
     global_step: int, *, decay_rate: float, decay_steps: int, staircase: bool = False
 ) -> float:
-    """Compute 1 / (1 + decay_rate * step / decay_steps), as Keras InverseTimeDecay and the `decay` of its optimizers.
+    """Compute 1 / (1 + decay_rate * step / decay_steps).
+
+    As Keras InverseTimeDecay and the `decay` of its optimizers.
 
     Args:
         global_step: Step, from 0.

@@ -63,7 +63,8 @@ class Scheduler(LRScheduler):
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-        >>> scheduler = Scheduler(optimizer, lambda group: GroupSchedule(lr=lambda step: 0.5**step), name="halving")
+        >>> halving = lambda group: GroupSchedule(lr=lambda step: 0.5**step)
+        >>> scheduler = Scheduler(optimizer, halving, name="halving")
         >>> scheduler.step()
         >>> scheduler.get_last_lr()
         [0.05]

@@ -56,7 +56,8 @@ def words_of(task: str, steps: int = 3) -> list[str]:
         *words,
         "data=files",
         (
-            f"data.train={write_labelled(Path()) if labelled else write_rows(Path('rows.jsonl'), rows)}"
+            "data.train="
+            f"{write_labelled(Path()) if labelled else write_rows(Path('rows.jsonl'), rows)}"
         ),
     ]
 

@@ -56,7 +56,8 @@ class Watch:
         torch.rand(3), random.random(), training.model.eval()
         if hook not in ("begin", "save", "end"):
             self.heard.append(f"{hook} {training.global_step}")
-        if self.options["raise_in"] == hook and training.global_step == (0 if hook == "begin" else 4):
+        step = 0 if hook == "begin" else 4
+        if self.options["raise_in"] == hook and training.global_step == step:
             raise KeyError("no such thing")
         if self.options["stop_in"] == hook and training.global_step == self.options["stop_at"]:
             training.request_stop("seen enough")

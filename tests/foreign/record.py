@@ -24,8 +24,8 @@ def page(rows: list[Row]) -> str:
     )
     intro = [
         (
-            "What comes of `optimizer=pytorch_optimizer optimizer.class_name=NAME` for every optimizer"
-            f" class of pytorch_optimizer {version('pytorch_optimizer')}. Written by"
+            "What comes of `optimizer=pytorch_optimizer optimizer.class_name=NAME` for every"
+            f" optimizer class of pytorch_optimizer {version('pytorch_optimizer')}. Written by"
         ),
         "    python -m tests.foreign.record docs/reference/foreign.md",
         (

@@ -37,8 +37,10 @@ def written(stretches: Sequence[tuple[str | None, int]], scheme: str) -> list[st
     """The labels of a sentence in a scheme.
 
     Example:
-        >>> written([("PER", 2), ("PER", 1), (None, 1)], "IOB1"), written([("PER", 2), ("LOC", 1)], "BILOU")
-        (['I-PER', 'I-PER', 'B-PER', 'O'], ['B-PER', 'L-PER', 'U-LOC'])
+        >>> written([("PER", 2), ("PER", 1), (None, 1)], "IOB1")
+        ['I-PER', 'I-PER', 'B-PER', 'O']
+        >>> written([("PER", 2), ("LOC", 1)], "BILOU")
+        ['B-PER', 'L-PER', 'U-LOC']
     """
     labels: list[str] = []
     for place, (kind, length) in enumerate(stretches):

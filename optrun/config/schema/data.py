@@ -204,7 +204,7 @@ class StreamableConfig(ColumnsConfig):
 
 @dataclass(kw_only=True)
 class FilesConfig(PathsConfig, StreamableConfig):
-    """The user's own csv, tsv, json, jsonl, parquet, arrow, xlsx, CoNLL or text files, or folders of classes."""
+    """The user's own files: csv, tsv, json, jsonl, parquet, arrow, xlsx, CoNLL or text."""
 
     # They have defaults: older runs have no such keys.
     format: str | None = None

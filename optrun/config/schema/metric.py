@@ -75,8 +75,8 @@ def metric_mode(name: str) -> str:
             decides.
 
     Example:
-        >>> metric_mode("eval/dev/mse"), metric_mode("eval/accuracy"), metric_mode("eval/bits_per_byte")
-        ('min', 'max', 'min')
+        >>> metric_mode("eval/dev/mse"), metric_mode("eval/accuracy")
+        ('min', 'max')
     """
     leaf = name.rpartition("/")[2]
     if leaf in SCHEMAS:

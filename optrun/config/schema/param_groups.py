@@ -68,7 +68,7 @@ class SingleConfig(ParamGroupsConfig):
 
 @dataclass(kw_only=True)
 class StandardConfig(ParamGroupsConfig):
-    """No decay on biases, norm weights (by the type of their module) and other tensors of one dimension."""
+    """No decay on biases, norm weights and other tensors of one dimension."""
 
     decay_embeddings: bool
     """Whether embedding tables decay."""
@@ -76,7 +76,7 @@ class StandardConfig(ParamGroupsConfig):
 
 @dataclass(kw_only=True)
 class LayerwiseConfig(StandardConfig):
-    """As `standard`, and the learning rate falls from the head down to the embeddings by a factor per layer."""
+    """As `standard`, with a learning rate that falls by a factor per layer from the head down."""
 
     decay_rate: Positive
     """The factor; 1 keeps all layers alike."""

@@ -159,7 +159,7 @@ class RunConfig(Checked):
             model.quantization, model.bnb_4bit_use_double_quant = "4bit", True
 
     def _expect_room_for_small_steps(self) -> None:
-        """Refuse weights of 8 bits of mantissa where a step below 1/256 of a weight would be lost."""
+        """Refuse bfloat16 weights where a step below 1/256 of a weight would be lost."""
         bf16 = self.training.precision is Precision.bf16
         self.training.expect(bf16, "precision", f"bf16 with model.dtype={self.model.dtype}")
         self.model.expect(
@@ -270,8 +270,8 @@ class RunConfig(Checked):
             return None
         return (
             f"optimizer={optimizer.name} gives A and B of a LoRA a trust ratio each. B begins at"
-            " zero: its first step has the ratio 1, and the next about lr, since it is then as large"
-            ' as that step; optimizer.exclude_from_layer_adaptation=["lora_B"] leaves its ratio at 1'
+            " zero: its first step has the ratio 1, and the next about lr, since it is then as"
+            ' large as that step; optimizer.exclude_from_layer_adaptation=["lora_B"] leaves it at 1'
         )
 
     def schedule_note(self) -> str | None:

@@ -255,7 +255,7 @@ class EmbeddingConfig(TaskConfig):
 
     @property
     def main_metric(self) -> str:
-        """Correlation with the scores, triplets in the right order, or how high the right text ranks."""
+        """Name the metric of the loss: spearman, accuracy of triplets, or ndcg_at_10."""
         if self.of_numbers:
             return "spearman"
         return "accuracy" if self.loss is EmbeddingLoss.triplet else "ndcg_at_10"

@@ -11,7 +11,7 @@ from optrun.config.schema.metric import chosen_metrics
 
 @dataclass(kw_only=True)
 class TaskConfig(Checked):
-    """What every task has, and what others than the task itself need to know of it, without torch."""
+    """What every task has, and what other rooms need to know of it without torch."""
 
     GROUP = "task."
     AUTO_CLASS: ClassVar[str] = "AutoModel"

@@ -130,7 +130,7 @@ class TrainingConfig(Checked):
             )
 
     def step_over(self, ranks: int, most: int = MOST_PER_DEVICE) -> tuple[int, int]:
-        """Say how large the micro-batches of an optimizer step are, and how many there are over all ranks.
+        """Return the size and the number of the micro-batches of a step over all ranks.
 
         Args:
             ranks: How many there are.
