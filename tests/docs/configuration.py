@@ -18,10 +18,11 @@ INTRODUCTION = """\
 # Configuration
 
 Every key, its default, its type and its meaning. `make docs` writes this page from the schemas in
-`optrun/config/schema/` and the comments in `conf/`; do not edit it. A key is set by `group.key=value`, a choice by
-`group=choice`, a key at the top level by `key=value`. `???` has no default and must be given. `optrun --cfg job
---resolve` shows what would run, [questions.md](../questions.md) says why some defaults are what they are.
-"""  # noqa: E501
+`optrun/config/schema/` and the comments in `conf/`; do not edit it. A key is set by
+`group.key=value`, a choice by `group=choice`, a key at the top level by `key=value`. `???` has no
+default and must be given. `optrun --cfg job --resolve` shows what would run,
+[questions.md](../questions.md) says why some defaults are what they are.
+"""
 
 
 def page() -> str:
