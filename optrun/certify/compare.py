@@ -131,27 +131,37 @@ def first_difference(one: object, two: object, where: str) -> str | None:
         'counters.a[1]: 2 against 3'
     """
     if isinstance(one, Mapping) and isinstance(two, Mapping):
-        for key in {**one, **two}:
-            if key not in one or key not in two:
-                return (
-                    f"{where}.{key}: only in"
-                    f" {'the undisturbed' if key in one else 'the resumed'} run"
-                )
-            found = first_difference(one[key], two[key], f"{where}.{key}")
-            if found is not None:
-                return found
-        return None
+        return _first_difference_of_mappings(one, two, where)
     if isinstance(one, list) and isinstance(two, list):
-        if len(one) != len(two):
-            return f"{where}: {len(one)} entries against {len(two)}"
-        pairs = (
-            (first_difference(a, b, f"{where}[{i}]"))
-            for i, (a, b) in enumerate(zip(one, two, strict=True))
-        )
-        return next((found for found in pairs if found is not None), None)
-    if one == two or (one != one and two != two):
+        return _first_difference_of_lists(one, two, where)
+    both_nan = one != one and two != two
+    if one == two or both_nan:
         return None
     return f"{where}: {str(one)[:40]} against {str(two)[:40]}"
+
+
+def _first_difference_of_mappings(
+    one: Mapping[str, object], two: Mapping[str, object], where: str
+) -> str | None:
+    for key in {**one, **two}:
+        if key not in two:
+            return f"{where}.{key}: only in the undisturbed run"
+        if key not in one:
+            return f"{where}.{key}: only in the resumed run"
+        difference = first_difference(one[key], two[key], f"{where}.{key}")
+        if difference is not None:
+            return difference
+    return None
+
+
+def _first_difference_of_lists(one: list[object], two: list[object], where: str) -> str | None:
+    if len(one) != len(two):
+        return f"{where}: {len(one)} entries against {len(two)}"
+    for index, (left, right) in enumerate(zip(one, two, strict=True)):
+        difference = first_difference(left, right, f"{where}[{index}]")
+        if difference is not None:
+            return difference
+    return None
 
 
 def _flat(value: object) -> list[object]:
