@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from optrun.base.bounded_yaml import yaml_mapping
+
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
@@ -35,6 +37,13 @@ CHECKPOINT_STATE = "state.json"
 CHECKPOINT_MANIFEST = "manifest.json"
 BEST = "best"
 LAST = "last"
+
+HYDRA_FILES = ("config.yaml", "hydra.yaml", "overrides.yaml")
+"""Inside `.hydra/`."""
+RANK_LOG = re.compile(r"rank-\d+\.log")
+"""Inside `logs/`."""
+PROGRAM = "optrun"
+"""Name that Hydra notes as that of its job."""
 
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -124,29 +133,55 @@ class RunDir:
         """Tell whether a run was started here.
 
         A lone `config.yaml` does not count, since folders of configuration have one too. Hydra's
-        folder counts: a job that a wrong value ended before it wrote anything has no more.
+        folder counts, unless it names another program: a job that a wrong value ended before it
+        wrote anything has no more.
         """
-        return (
-            self.summary.is_file()
-            or self.metrics.is_file()
-            or (self.hydra / "overrides.yaml").is_file()
-        )
+        if self.summary.is_file() or self.metrics.is_file():
+            return True
+        return (self.hydra / "overrides.yaml").is_file() and self._program() in (None, PROGRAM)
 
     def is_unbegun(self) -> bool:
-        """Tell whether nothing lies here, or only what a start leaves that was killed before its run began.
+        """Tell whether nothing lies here but what a start leaves that was killed early.
 
-        Hydra's folder, perhaps not whole, the lock, the logs, and a configuration that was never
-        put in place.
+        That is Hydra's folder, perhaps torn, the lock, the logs, and a configuration that was never
+        put in place. Files of another program that uses Hydra are not taken for such a start.
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
         aside = re.compile(rf"\.{re.escape(CONFIG)}\.\d+\.tmp")
         entries = {path.name for path in self.path.iterdir() if not aside.fullmatch(path.name)}
-        if not entries:
+        if entries <= {LOCK}:
             return True
         if HYDRA not in entries or not entries <= {HYDRA, LOCK, LOG, LOGS}:
             return False
-        return {path.name for path in self.hydra.iterdir()} <= _OF_HYDRA
+        return self._hydra_is_ours() and not self._foreign_logs()
+
+    def _hydra_is_ours(self) -> bool:
+        """Tell whether optrun made `.hydra/`: Hydra notes the name of the program there."""
+        files = {path.name for path in self.hydra.iterdir()}
+        if not files <= set(HYDRA_FILES):
+            return False
+        program = self._program()
+        if program is None:
+            return not files or self.lock.is_file()
+        return program == PROGRAM
+
+    def _program(self) -> str | None:
+        """Read which program wrote `.hydra/`; None if that is torn, or not written yet."""
+        try:
+            return str(yaml_mapping(self.hydra / "hydra.yaml")["hydra"]["job"]["name"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _foreign_logs(self) -> bool:
+        """Tell whether `logs/` holds anything but logs of ranks."""
+        if self.logs.is_symlink():
+            return True
+        if not self.logs.exists():
+            return False
+        return not self.logs.is_dir() or any(
+            RANK_LOG.fullmatch(path.name) is None for path in self.logs.iterdir()
+        )
 
 
 _WRITTEN = (
@@ -165,9 +200,6 @@ def is_of_tracker(name: str) -> bool:
 def is_written(name: str) -> bool:
     """Tell whether a run, its trackers or a report write this name in a run directory."""
     return is_of_tracker(name) or any(fnmatchcase(name, pattern) for pattern in _WRITTEN)
-
-
-_OF_HYDRA = {"config.yaml", "hydra.yaml", "overrides.yaml"}
 
 
 def find_runs(path: Path | str) -> Iterator[Path]:

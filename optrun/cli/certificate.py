@@ -76,7 +76,8 @@ class Desk:
         stamped = time.strftime(f"{self.claim}-%Y-%m-%d-%H-%M-%S.json")
         path = Path(self.options.out or Path("outputs", "certificates", stamped))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with path.open("x", encoding="utf-8") as file:  # "x": never over another file
+            file.write(text)
         return path
 
 

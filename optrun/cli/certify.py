@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+from pathlib import Path
 
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.cli.parser import VerbArguments, VerbParser
@@ -79,9 +81,25 @@ def run(arguments: VerbArguments) -> int:
     if claim == "transfer" and options.seed is not None:
         raise ConfigError("--seed: does not go with optrun certify transfer; give seeds=0-2.")
     refuse_url("--out", options.out)
+    if options.out is not None:
+        _refuse_existing(Path(options.out), with_picture=claim == "transfer")
     from optrun.cli.certificate import Desk
 
     code: int = importlib.import_module(f"optrun.cli.certify_{claim}").run(
         arguments, Desk(claim, options)
     )
     return code
+
+
+def _refuse_existing(out: Path, *, with_picture: bool) -> None:
+    """Refuse to write over a file, before anything is computed.
+
+    Raises:
+        ConfigError: The certificate, or the picture beside it, is there already.
+    """
+    for path in (out, out.with_suffix(".png")) if with_picture else (out,):
+        if os.path.lexists(path):
+            raise ConfigError(
+                f"--out {out}: {path} exists already, and nothing is overwritten. Choose another"
+                " name."
+            )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from optrun.artifacts.lock import refuse_held
-from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.run_dir import HYDRA_FILES, RANK_LOG, RunDir
 from optrun.base.errors import ConfigError, StorageError, refuse_url
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
@@ -94,11 +93,16 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
                 forget_unbegun(run)
             ended.append(error)
 
-    hydra.run(
-        config_name=command_line.config_name,
-        task_function=job,
-        overrides=[*command_line.overrides, f"hydra.run.dir={quote_path(folder)}"],
-    )
+    _mark_as_ours(RunDir(folder))
+    try:
+        hydra.run(
+            config_name=command_line.config_name,
+            task_function=job,
+            overrides=[*command_line.overrides, f"hydra.run.dir={quote_path(folder)}"],
+        )
+    except Exception:
+        forget_unbegun(RunDir(folder))
+        raise
     (end,) = ended
     if isinstance(end, Exception):
         raise end
@@ -120,6 +124,19 @@ def execute(
     if isinstance(request.config.distributed, RanksConfig):
         return train_on_ranks(request, run, caller.console, resume)
     return run_here(request, run, caller.console, resume, owns_process=caller.owns_process)
+
+
+def _mark_as_ours(run: RunDir) -> None:
+    """Make the lock file before Hydra writes, so that a torn `.hydra/` is known to be optrun's.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        run.lock.touch()
+    except OSError as error:
+        raise StorageError(f"{run.lock}: cannot be made: {error.strerror or error}.") from error
 
 
 def _unused(folder: Path) -> Path:
@@ -158,15 +175,20 @@ def refuse_used(folder: Path) -> None:
 
 
 def forget_unbegun(run: RunDir) -> None:
-    """Remove the directory of a run that was refused before it began.
+    """Remove what a start wrote that was refused before its run began.
 
-    So that the mended command can have it.
+    The same directory can then take the mended command. Only files that a start writes are
+    deleted, by name; a folder goes if nothing else is in it.
     """
     if run.summary.exists() or run.metrics.exists():
         return
-    for folder in (run.hydra, run.logs):
-        shutil.rmtree(folder, ignore_errors=True)
-    for leftover in (run.config, run.log, run.lock):
-        leftover.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something of the user's is in it
-        run.path.rmdir()
+    for name in HYDRA_FILES:
+        (run.hydra / name).unlink(missing_ok=True)
+    for path in run.logs.glob("*") if run.logs.is_dir() else ():
+        if RANK_LOG.fullmatch(path.name):
+            path.unlink()
+    for file in (run.config, run.log, run.lock):
+        file.unlink(missing_ok=True)
+    for folder in (run.hydra, run.logs, run.path):
+        with contextlib.suppress(OSError):  # missing, or something of the user's is in it
+            folder.rmdir()

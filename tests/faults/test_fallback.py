@@ -110,6 +110,7 @@ def test_killed_before_its_configuration_was_written_it_starts_over(
     run = RunDir(tmp_path / "run")
     shutil.copytree(straight.path / ".hydra", run.hydra)
     (run.hydra / "hydra.yaml").write_text("torn: [")
+    run.lock.touch()
     code, said = go("resume=run")
     assert code == 2
     assert "Repeat its command with" in said
@@ -169,8 +170,8 @@ def test_a_run_that_saves_nothing_starts_over_in_place(
 LEFT = [
     [],
     [".hydra/"],
-    [".hydra/config.yaml", ".hydra/hydra.yaml"],
-    [".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "optrun.log"],
+    [".lock", ".hydra/config.yaml", ".hydra/hydra.yaml"],
+    [".lock", ".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "optrun.log"],
     [".hydra/overrides.yaml", "optrun.log", ".lock", ".config.yaml.77.tmp"],
 ]
 
