@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.base.bounded_yaml import UnboundedYamlError, refuse_unbounded, yaml_mapping, yaml_text
+from optrun.base.bounded_yaml import UnboundedYamlError, yaml_mapping, yaml_text
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.config import saved, store
 from optrun.config.original_cwd import original_cwd
@@ -32,11 +32,6 @@ MERGED = "a: &a {x: 1, y: 2}\n" + "\n".join(
     [
         *(bomb(5), bomb(9), bomb(40), MERGED),
         *("a: " + "[" * 100_000, "a: &a {b: *a}", "- " * 100_000, "x: 1\n" * 2_000_000),
-        *(
-            "seed: 0x" + "f" * 9_000,
-            "seed: 1" + ":1" * 9_000,
-            "seed: !!int '-0b" + "1" * 90_000 + "'",
-        ),
     ],
     ids=[
         *(
@@ -49,7 +44,6 @@ MERGED = "a: &a {x: 1, y: 2}\n" + "\n".join(
             "deep dashes",
             "large",
         ),
-        *("hexadecimal", "in sixties", "binary"),
     ],
 )
 def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
@@ -80,7 +74,7 @@ def test_a_folder_of_the_users_own(group: str, name: str, words: list[str], tmp_
     (tmp_path / group).mkdir(parents=True, exist_ok=True)
     (tmp_path / group / "mine.yaml").write_text(bomb(9))
     hydra = store.open_hydra(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"mine\.yaml: not read: its aliases repeat"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: not read: it has more than 20 aliases"):
         store.compose(hydra, name, words)
     store.compose(hydra, "config", [])
 
@@ -90,4 +84,5 @@ def test_aliases_of_a_sensible_size_are_read(tmp_path: Path) -> None:
     path.write_text("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n")
     assert yaml_mapping(path)["c"] == {"x": [1, 2], "y": 3}
     assert saved.read_config(path)["b"] == {"x": [1, 2]}
-    refuse_unbounded("no: [valid")
+    path.write_text("no: [valid")
+    assert yaml_text(path) == "no: [valid"
