@@ -37,13 +37,16 @@ def parser() -> VerbParser:
         "evaluate",
         ["RUN_DIR|CHECKPOINT"],
         """
-Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it was trained with and
-the changes given here, such as data.eval=other.tsv. Tokenizer and classes are those it was trained with. Classes get
-precision, recall and f1 each, and which was taken for which; entities likewise. Nothing is written, but with out=DIR,
-new or empty: all figures as json and csv, and the confusion matrix as a picture.
+Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it
+was trained with and the changes given here, such as data.eval=other.tsv. Tokenizer and classes are
+those it was trained with. Classes get precision, recall and f1 each, and which was taken for
+which; entities likewise. Nothing is written; --json prints all figures.
 """,
-        keys={"out": "DIR"},
         overrides="KEY",
+        instead={
+            "out": "Nothing is written; --json prints every figure, and optrun predict RUN out=FILE"
+            " writes a prediction for each row."
+        },
     )
     made.add_config_dir()
     made.add_argument("--json", action="store_true", help="print one JSON object")
@@ -56,18 +59,11 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0.
     """
-    out = arguments.out
-    if out is not None and (
-        out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
-    ):
-        raise ConfigError(
-            f"out={out}: is there already, and nothing is overwritten. Choose a new folder."
-        )
     checkpoint, found = evaluate(
         arguments.positional[0], arguments.overrides, arguments.options.config_dir
     )
     from optrun.data.cache import discarded
-    from optrun.runner.class_tables import as_values, write_folder
+    from optrun.runner.class_tables import as_values
 
     for note in [*discarded(), *([] if found.warning is None else [found.warning])]:
         sys.stderr.write(f"optrun: {note}\n")
@@ -77,8 +73,6 @@ def run(arguments: VerbArguments) -> int:
         "examples": found.examples,
         **found.metrics,
     }
-    title = f"{checkpoint.parent.parent.name}, step {found.step:,}: {found.examples:,} examples"
-    files = [] if out is None else write_folder(out, numbers, found.tables, title)
     if arguments.options.json:
         from optrun.artifacts.metrics import to_json
 
@@ -86,8 +80,6 @@ def run(arguments: VerbArguments) -> int:
         sys.stdout.write(json.dumps(to_json(numbers)) + "\n")
         return EXIT_DONE
     _show(checkpoint, found)
-    for file in files:
-        sys.stdout.write(f"{file}\n")
     return EXIT_DONE
 
 

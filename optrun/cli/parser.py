@@ -253,7 +253,7 @@ class VerbParser(argparse.ArgumentParser):
     def _expect_override(self, token: str) -> None:
         key = key_of(token)
         of_hydra = self.overrides == "hydra.KEY" and key.startswith(("hydra.", "hydra/"))
-        if self.overrides == "KEY" or of_hydra:
+        if (self.overrides == "KEY" or of_hydra) and key not in self.instead:
             return
         hint = did_you_mean(key, self.keys) or "It takes no key=value; leave it out."
         hint = self.instead.get(key, hint)

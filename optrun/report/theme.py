@@ -398,22 +398,6 @@ def to_svg(figure: Chart, *, name: str, label: str) -> str:
     return text.removesuffix("</svg>") + _circles(figure) + "</svg>"
 
 
-def standalone_svg(figure: Chart, *, name: str, label: str) -> str:
-    """Render the figure as a file of its own, light or dark as the reader's screen is.
-
-    Args:
-        figure: Drawn with the theme `PAGE`.
-        name: Keeps the ids of several pictures apart.
-        label: What a screen reader says.
-    """
-    style = (
-        f"<style>:root {{ {css_variables(LIGHT)} }} svg {{ background: var(--paper); }} "
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables(DARK)} }} }}</style>"
-    )
-    head, _, body = to_svg(figure, name=name, label=label).partition(">")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{style}{body}\n'
-
-
 def _circles(figure: Chart) -> str:
     """Write marks that lie inside their axes, where the last layout has put them."""
     found, points = [], 72 / figure.dpi

@@ -1,22 +1,13 @@
-"""Figures of each class as a person sees them: tables, and the folder that `optrun evaluate ...
-
-out=DIR` writes.
-"""
+"""Tables of the figures of each class: precision, recall, f1, support, and confusions."""
 
 from __future__ import annotations
 
-import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.artifacts.atomic import storing
-from optrun.artifacts.metrics import to_json
-from optrun.base.formatting import count, csv_cell, number
+from optrun.base.formatting import count, number
 from optrun.base.plain import lookup
 from optrun.report.table import NONE, Table
-from optrun.runner.folders import written_aside
 
 if TYPE_CHECKING:
     from optrun.task.class_table import ClassFigures, ClassTable
@@ -114,65 +105,3 @@ def as_values(found: ClassTable, most: int | None = None) -> dict[str, object]:
 
 def _values(noun: str, figures: Sequence[ClassFigures]) -> list[dict[str, object]]:
     return [{noun: row.name, **{key: getattr(row, key) for key in _KEYS}} for row in figures]
-
-
-def write_folder(
-    folder: Path, values: Mapping[str, object], tables: Mapping[str, ClassTable], subtitle: str
-) -> list[Path]:
-    """Write what an evaluation found, aside first.
-
-    Args:
-        folder: New or empty.
-        values: Step, metrics and all else, for `evaluation.json`.
-        tables: By evaluation set; the name of a single one is empty.
-        subtitle: What stands below the title of the pictures.
-
-    Returns:
-        The files.
-
-    Raises:
-        StorageError: The disk refused.
-    """
-    with storing(folder), written_aside(folder) as aside:
-        whole = {**values, "tables": {name: as_values(found) for name, found in tables.items()}}
-        (aside / "evaluation.json").write_text(
-            json.dumps(to_json(whole), indent=1) + "\n", encoding="utf-8"
-        )
-        for name, found in tables.items():
-            end = f"-{name}" if name else ""
-            noun = {"class": "classes", "entity": "entities"}.get(found.noun, f"{found.noun}s")
-            figures = [
-                [row.name, *(getattr(row, key) for key in _KEYS)]
-                for row in [*found.rows, *found.means]
-            ]
-            _write_csv(aside / f"{noun}{end}.csv", [found.noun, *_KEYS], figures)
-            if found.confusion is not None:
-                counts = zip(found.labels, found.confusion.tolist(), strict=True)
-                rows = [[label, *line] for label, line in counts]
-                _write_csv(aside / f"confusion{end}.csv", ["true", *found.labels], rows)
-                _draw(aside, end, found, f"{subtitle} · {name}" if name else subtitle)
-    return sorted(folder.iterdir())
-
-
-def _draw(folder: Path, end: str, found: ClassTable, subtitle: str) -> None:
-    from optrun.report.theme import DARK, LIGHT, PAGE, save_png, standalone_svg
-    from optrun.runner.confusion import draw_confusion
-
-    assert found.confusion is not None
-    counts = found.confusion.tolist()
-    for theme, kind in ((LIGHT, ""), (DARK, "-dark")):
-        save_png(
-            draw_confusion(found.labels, counts, theme, subtitle=subtitle),
-            folder / f"confusion{end}{kind}.png",
-        )
-    svg = standalone_svg(
-        draw_confusion(found.labels, counts, PAGE, subtitle=subtitle),
-        name=f"confusion{end}",
-        label=f"Which class was taken for which: {subtitle}",
-    )
-    (folder / f"confusion{end}.svg").write_text(svg, encoding="utf-8")
-
-
-def _write_csv(path: Path, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(map(csv_cell, row) for row in (head, *rows))

@@ -73,10 +73,10 @@ def test_every_verb_and_every_command_that_is_shown(
     advised = re.search(r"Go on with it: (.*?)\. Or choose", said)
     assert advised is not None
     assert optrun(*shlex.split(advised[1])) == 0
-    assert optrun("evaluate", name, f"out=figures {name}") == 0
+    assert optrun("evaluate", name) == 0
     assert optrun("predict", name, f"data.eval={data}", f"out={name}.csv") == 0
     assert optrun("verify", name) == optrun("report", name, f"out=page {name}") == 0
     assert optrun(f"branch_from={name}", f"hydra.run.dir={name} 2", "training.max_steps=9") == 0
-    assert {f"figures {name}", f"{name}.csv", f"page {name}", f"{name} 2", "exported"} <= {
+    assert {f"{name}.csv", f"page {name}", f"{name} 2", "exported"} <= {
         p.name for p in tmp_path.iterdir()
     }
