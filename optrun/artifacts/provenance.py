@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, source revision, and the identity of its configuration."""
+"""What a run ran on: versions, hardware, digests of code, and the identity of its configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -91,31 +90,6 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
-
-
-def git_revision(folder: Path) -> dict[str, object]:
-    """Commit of the repository a folder lies in, and whether tracked files were changed.
-
-    Empty outside of one.
-    """
-
-    def ask(*args: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *args],
-                capture_output=True,
-                text=True,
-                timeout=5,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = ask("rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}
 
 
 def config_digest(values: Mapping[str, object]) -> str:

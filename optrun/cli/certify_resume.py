@@ -16,8 +16,12 @@ from optrun.cli.parser import VerbArguments
 from optrun.config.registry import plugins
 
 if TYPE_CHECKING:
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
     from optrun.certify.resume import Certificate
     from optrun.config.request import CommandLine
+    from optrun.config.schema.run import RunConfig
 
 _FORCED = {
     "training.logging_steps": "1",
@@ -38,13 +42,19 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         desk.whole("kills", 8, 1),
         desk.whole("seed", 0, 0),
     )
-    command, replaced = command_line(arguments.command_line(), steps)
+    command, replaced, config = command_line(arguments.command_line(), steps)
 
     from optrun.certify.resume import certify
     from optrun.cli import train
 
     for note in replaced:
         desk.say(note)
+    hidden = _hidden_attributes(config)
+    for name in hidden:
+        desk.say(
+            f"warning: {name} changes in step() and is in no state dict: a resume begins it anew",
+            "yellow",
+        )
     folder = Path(tempfile.mkdtemp(prefix="optrun-certify-"))
     with desk.watched() as watch:
         paper = certify(
@@ -59,7 +69,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     paper.argv[:0] = plugins.options(plugins.LOADED.values())
     out = desk.publish(paper.to_dict(), always=not desk.options.json)
     if not desk.options.json:
-        _show(desk, paper)
+        _show(desk, paper, hidden)
     if out is not None:
         desk.say(f"written to {out}")
     if paper.difference is not None:
@@ -69,7 +79,21 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     return EXIT_DONE
 
 
-def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
+def _hidden_attributes(config: RunConfig) -> list[str]:
+    """List what the optimizer keeps beside its state; empty if it does not step on a small layer."""
+    from optrun.certify.hidden_state import hidden_attributes
+    from optrun.optimizer.build import build_optimizer
+
+    def build(params: list[tuple[str, Parameter]]) -> Optimizer:
+        return build_optimizer(config.optimizer, [{"params": params}], lr=config.lr)
+
+    try:
+        return hidden_attributes(build)
+    except Exception:  # of a stranger's optimizer: the trials say what is wrong with it
+        return []
+
+
+def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], RunConfig]:
     """Build the command line of the trials: what was asked for, with what a proof needs.
 
     Args:
@@ -77,8 +101,8 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
         steps: Of each run.
 
     Returns:
-        Arguments after `optrun`, and a note for each override of the user's that another one
-        replaces.
+        Arguments after `optrun`, a note for each override of the user's that another one replaces,
+        and the configuration.
 
     Raises:
         ConfigError: An override that has no meaning here, or a configuration that does not compose.
@@ -94,10 +118,10 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str]]:
     options = ["-cn", asked.config_name]
     if asked.config_dir is not None:
         options += ["--config-dir", str(Path(asked.config_dir).resolve())]
-    return [*options, *own], replaced
+    return [*options, *own], replaced, request.config
 
 
-def _show(desk: Desk, paper: Certificate) -> None:
+def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:
     """Show the certificate as a table."""
     from rich.table import Table
     from rich.text import Text
@@ -125,6 +149,15 @@ def _show(desk: Desk, paper: Certificate) -> None:
         f" starts, {paper.seconds:.0f} s: {fell or 'none'}"
     )
     if paper.difference is None:
-        desk.say("certified: resumed runs equal the undisturbed run to the last bit", "bold green")
+        desk.say(
+            f"certified over {paper.steps} steps: resumed runs equal the undisturbed run to the"
+            " last bit",
+            "bold green",
+        )
+        if hidden:
+            desk.say(
+                f"What {', '.join(hidden)} does after step {paper.steps} was not shown; give --steps N",
+                "yellow",
+            )
     else:
         desk.say(f"not certified: {paper.difference}", "bold red")

@@ -186,19 +186,7 @@ def _versions(findings: Findings) -> Iterable[Warning]:
     # one.
     if len(prints) > len({seed for seed, _ in prints}):
         yield _warn("data")
-    names = {
-        "optrun": "versions",
-        "torch": "versions",
-        "transformers": "versions",
-        "commit": "git",
-        "dirty": "git",
-    }
-    found = {
-        name: _distinct(run.at(section, name) for run in runs) for name, section in names.items()
-    }
-    if differing := [
-        f"{name} {listed([e[:10] for e in each])}" for name, each in found.items() if len(each) > 1
-    ]:
+    if differing := list(_different_code(runs)):
         yield _warn("code", listed="; ".join(differing))
     if len(_distinct(repr(run.summary.get("hardware")) for run in runs)) > 1:
         yield _warn("hardware")
@@ -218,6 +206,18 @@ def _versions(findings: Findings) -> Iterable[Warning]:
             slowest=describe(slowest.settings) or "one configuration",
             factor=f"{worst:.1f}",
         )
+
+
+def _different_code(runs: Sequence[Run]) -> Iterable[str]:
+    """Yield each version and each digest of code that differs between runs."""
+    places = [("versions", name, name) for name in ("optrun", "torch", "transformers")]
+    codes = [run.summary.get("code") for run in runs]
+    names = sorted({str(name) for code in codes if isinstance(code, Mapping) for name in code})
+    places += [("code", name, f"code of {name}") for name in names]
+    for section, name, title in places:
+        values = _distinct(run.at(section, name) for run in runs)
+        if len(values) > 1:
+            yield f"{title} {listed([value[:10] for value in values])}"
 
 
 def _runs(findings: Findings) -> Iterable[Warning]:

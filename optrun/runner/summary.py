@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import shlex
@@ -44,13 +45,23 @@ _TAKEN_UP = (
         "versions",
         "hardware",
         "device",
-        "git",
+        "code",
         "stopped",
         "branch",
         "classes",
     ),
     *("generalisation",),
 )
+
+
+def _code(plugins: Sequence[Mapping[str, object]]) -> dict[str, str]:
+    """Digest the code that computes: optrun's own, and the files of each plugin in use."""
+    digests = {"optrun": provenance.code_digest()}
+    for plugin in plugins:
+        origin = plugin.get("plugin") or plugin.get("distribution") or plugin.get("module")
+        files = repr([plugin.get("sha256"), plugin.get("imports")])
+        digests[Path(str(origin)).name] = hashlib.sha256(files.encode()).hexdigest()[:12]
+    return digests
 
 
 def now() -> str:
@@ -162,7 +173,7 @@ class Summary:
                 **provenance.hardware(device_name(device), torch.get_num_threads()),
                 "ranks": setup.train_step.world.size,
             },
-            git=provenance.git_revision(Path.cwd()),
+            code=_code(self.values["plugins"]),
             device=_device(device),
         )
         self.write()

@@ -74,7 +74,7 @@ def test_a_harmless_change_is_recorded(go: Go, run: Path) -> None:
         "data",
         "versions",
         "hardware",
-        "git",
+        "code",
         "main_metric",
         "perf",
         "wall_seconds",
@@ -137,7 +137,7 @@ def test_what_is_known_of_an_interrupted_run_stays(
         assert go("resume=run")[0] == 75
     after = summary(run.path)
     assert after["status"] == "interrupted"
-    for key in ("model", "data", "versions", "hardware", "git", "main_metric", "metrics"):
+    for key in ("model", "data", "versions", "hardware", "code", "main_metric", "metrics"):
         assert after[key] == values[key]
     assert go("resume=run")[0] == 0
     straight.same(run)

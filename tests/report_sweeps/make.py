@@ -259,7 +259,7 @@ def neutral(path: Path, place: Path) -> bytes:
 
 def _summary(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     speed = _speed(folder)
-    values |= {"wall_seconds": values["global_step"] / speed + 1, "git": {}}
+    values |= {"wall_seconds": values["global_step"] / speed + 1, "code": {}}
     values |= {
         "hardware": {"device": "cpu", "name": "2 cores", "ranks": 1},
         "run_id": _digest(folder.name),

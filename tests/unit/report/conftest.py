@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 LOSS_FLOOR = {"adamw": 2.60, "lamb": 2.50, "adamax": 2.72, "sgd": 3.05}
 DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 BEST_LR = {"adamw": 1e-3, "lamb": 4e-3, "adamax": 2e-3, "sgd": 3e-1}
+
+
+def override(values: dict[str, Any], config: Mapping[str, Any]) -> None:
+    """Set dotted keys in place."""
+    for key, value in config.items():
+        group, _, leaf = key.partition(".")
+        values[group] = {**values[group], leaf: value} if leaf else value
+
+
+def remember(
+    record: Mapping[str, Any], last: dict[str, float], best: dict[str, dict[str, float]]
+) -> None:
+    """Take a metrics line into the last and the best values, in place."""
+    for name, value in record.items():
+        if "/" not in name:
+            continue
+        last[name] = value
+        sign = -1 if name.endswith(("accuracy", "f1")) else 1
+        is_better = name not in best or sign * value < sign * best[name]["value"]
+        if math.isfinite(value) and is_better:
+            best[name] = {"value": value, "step": record["step"]}
 
 
 def write_run(
@@ -89,12 +110,7 @@ def write_run(
         "checkpoint": {"name": "default", "metric": "eval/loss", "mode": "min"},
         "tracking": {"name": "none"},
     }
-    for key, value in (config or {}).items():
-        group, _, leaf = key.partition(".")
-        if leaf:
-            flat[group] = {**flat[group], leaf: value}
-        else:
-            flat[group] = value
+    override(flat, config or {})
     (path / "config.yaml").write_text(yaml.dump(flat, Dumper=DUMPER, sort_keys=False))
     last: dict[str, float] = {}
     best: dict[str, dict[str, float]] = {}
@@ -138,14 +154,7 @@ def write_run(
                     record["eval/f1"] = record["eval/accuracy"] - 0.03
                 else:
                     record["eval/perplexity"] = math.exp(value)
-            for name, value in record.items():
-                if "/" in name:
-                    last[name] = value
-                    sign = -1 if name.endswith(("accuracy", "f1")) else 1
-                    if math.isfinite(value) and (
-                        name not in best or sign * value < sign * best[name]["value"]
-                    ):
-                        best[name] = {"value": value, "step": step}
+            remember(record, last, best)
             file.write(
                 json.dumps(
                     {
@@ -201,7 +210,7 @@ def write_run(
             "python": "3.11.7",
         },
         "hardware": {"device": "cpu", "name": "2 cores"},
-        "git": {"commit": "abc123", "dirty": False},
+        "code": {"optrun": "abc123"},
         "resumes": [],
         "config_digest": "x",
     }

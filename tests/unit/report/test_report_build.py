@@ -27,6 +27,9 @@ from tests.unit.report.page_reader import Page
 
 MakeRun = Callable[..., Path]
 
+OF_OPTRUN = "hydra: {job: {name: optrun}}\n"
+"""What Hydra notes of a job of optrun."""
+
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
@@ -158,6 +161,7 @@ def test_a_run_that_has_just_begun_runs(tmp_path: Path) -> None:
     for name, files in {"alone": (), "loads": ("config.yaml",), "ranks": ()}.items():
         (tmp_path / name / ".hydra").mkdir(parents=True)
         (tmp_path / name / ".hydra" / "overrides.yaml").write_text("- lr=1e-3\n")
+        (tmp_path / name / ".hydra" / "hydra.yaml").write_text(OF_OPTRUN)
         for file in files:
             (tmp_path / name / file).write_text("lr: 1.0e-3\n")
     assert {run.status for run in load_runs([tmp_path])} == {"failed"}
@@ -184,6 +188,7 @@ def test_jobs_that_a_stopped_sweep_left_did_not_fail(
     for name in ("handed", "older", "begun"):
         (tmp_path / name / ".hydra").mkdir(parents=True)
         (tmp_path / name / ".hydra" / "overrides.yaml").write_text("- seed=1\n")
+        (tmp_path / name / ".hydra" / "hydra.yaml").write_text(OF_OPTRUN)
     make_run(tmp_path / "begun", seed=3, status="running", global_step=3, max_steps=50)
     names = {"cut": "interrupted", "handed": "new", "begun": "new", "nowhere": "new", "../x": "new"}
     rows = [

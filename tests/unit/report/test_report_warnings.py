@@ -99,11 +99,12 @@ CASES: list[tuple[str, list[str], Callable[[str, float, int], Change | None]]] =
         ["code"],
         lambda o, lr, s: {"summary": {"versions": {"torch": "2.12" if o == "lamb" else "2.13"}}},
     ),
-    ("commit", ["code"], lambda o, lr, s: {"summary": {"git": {"commit": o}}}),
+    ("code of optrun", ["code"], lambda o, lr, s: {"summary": {"code": {"optrun": o}}}),
+    ("code of a plugin", ["code"], lambda o, lr, s: {"summary": {"code": {"mine.py": o}}}),
     (
-        "dirty",
-        ["code"],
-        lambda o, lr, s: {"summary": {"git": {"commit": "a", "dirty": o == "lamb"}}},
+        "a plugin of one contender",
+        [],
+        lambda o, lr, s: {"summary": {"code": {"mine.py": "a"} if o == "lamb" else {}}},
     ),
     (
         "hardware",

@@ -194,3 +194,23 @@ def test_the_classes_of_one_evaluation_stand_together(
     at.global_step = 4
     summary.keep_classes("b", tables["first"])
     assert summary.values["classes"] == {"step": 4, "sets": {"b": ("first", 50)}}
+
+
+def test_code_is_that_of_optrun_and_the_plugins_wherever_one_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No program of a repository that one stands in is run, and its commit is no code of the run."""
+    import subprocess
+
+    from optrun.runner import summary as module
+
+    def refused(*arguments: object, **_: object) -> None:
+        raise AssertionError(f"started {arguments}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "run", refused)
+    monkeypatch.setattr(subprocess, "Popen", refused)
+    plugin = {"plugin": "folder/mine.py", "sha256": "1", "imports": {}}
+    code = module._code([plugin])
+    assert code.keys() == {"optrun", "mine.py"}
+    assert module._code([{**plugin, "imports": {"helper.py": "2"}}])["mine.py"] != code["mine.py"]
