@@ -57,7 +57,7 @@ def data_check(facts: DataFacts) -> list[str]:
                 f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was"
                 " trained on"
             )
-    return [*lines, *(f"warning: {doubt}" for doubt in facts.doubts)]
+    return lines
 
 
 def percent(share: float) -> str:

@@ -19,7 +19,6 @@ from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
 from optrun.task.base import Task
 from optrun.task.evaluation import IGNORED
-from optrun.task.label_doubts import label_doubts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -91,13 +90,11 @@ class DataFacts:
     Attributes:
         eval_sets: By the name of the evaluation set; that of a single one is empty.
         sources: Of a mixture the training examples of each, by its name.
-        doubts: What is odd about the labels, and the keys to look at.
     """
 
     train: SplitFacts
     eval_sets: dict[str, SplitFacts]
     sources: dict[str, SplitFacts] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
 
 
 def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -> DataFacts:
@@ -115,7 +112,6 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
     sources: dict[str, SplitFacts] = {}
     if mixed is None:
         train = _split_facts(task, task.train, source.train.key, tokenizer, None)
-        doubts = label_doubts(task, source, task.train, train.labels)
     else:
         assert isinstance(source, MixedSource)
         sources = {
@@ -130,11 +126,6 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
             [(part.span, part.examples) for part in sources.values() if part.span is not None]
         )
         train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels, span)
-        doubts = [
-            doubt
-            for name, part in mixed.sources.items()
-            for doubt in label_doubts(task, source.parts[name], part, sources[name].labels)
-        ]
     held = {
         name: (
             _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
@@ -151,7 +142,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
                 " Name a tokenizer that knows them with model.tokenizer, or take a model that"
                 " does."
             )
-    return DataFacts(train, held, sources, list(dict.fromkeys(doubts)))
+    return DataFacts(train, held, sources)
 
 
 def _joined(spans: Sequence[tuple[Span, int]]) -> Span | None:

@@ -181,52 +181,6 @@ def test_images_have_labels_and_no_tokens(
     assert data_check(facts)[0] == "train  3 examples · x: 33.3 %, y: 66.7 %"
 
 
-@pytest.mark.parametrize(
-    ("labels", "shown"),
-    [
-        (["good", "good ", "bad"], ["'good' and 'good '"]),
-        (["Good", "good", "BAD", "bad"], ["'Good' and 'good'", "'BAD' and 'bad'"]),
-        (["1", "1.0", "2"], ["'1' and '1.0'"]),
-        (["so  so", "so so", "é", "e\u0301"], ["'so  so' and 'so so'", "'e\u0301' and 'é'"]),
-        (["good", "bad", "-1", "1"], []),
-    ],
-)
-def test_labels_that_differ_by_spelling_alone_are_told(
-    facts_of: Make, labels: list[str], shown: list[str]
-) -> None:
-    rows = {"text": [*"abcdefgh"][: len(labels)], "verdict": labels}
-    doubts = facts_of("sequence_classification", rows, rows, label_column="verdict").doubts
-    assert len(doubts) == len(shown)
-    assert all(any(pair in doubt for doubt in doubts) for pair in shown)
-    assert all("data.label_column=verdict" in doubt for doubt in doubts)
-    lists = {"tokens": [["a"]] * len(labels), "tags": [[label] for label in labels]}
-    assert len(facts_of("token_classification", lists, lists).doubts) == len(shown)
-
-
-def test_columns_that_have_changed_places_are_told(facts_of: Make) -> None:
-    texts = [f"{word} b {number % 21}" for number, word in enumerate("abc" * 20)]
-    rows = {"review": texts, "verdict": ["d", "e"] * 30}
-    swapped = {"text_column": "verdict", "label_column": "review"}
-    said = data_check(facts_of("sequence_classification", rows, rows, **swapped))
-    (told,) = [line for line in said if "label_column" in line]
-    for fact in ("21 labels", "60 training rows", "'a b 0'", "2 texts, such as 'd', 'e'"):
-        assert fact in told
-    assert told.startswith("warning: ")
-    assert "data.text_column=review data.label_column=verdict" in told
-    right = {"text_column": "review", "label_column": "verdict"}
-    assert facts_of("sequence_classification", rows, rows, **right).doubts == []
-
-
-def test_a_label_in_every_row_is_told(facts_of: Make) -> None:
-    rows = {
-        "text": [f"a {number}" for number in range(30)],
-        "id": [f"row-{number}" for number in range(30)],
-    }
-    (told,) = facts_of("sequence_classification", rows, rows, label_column="id").doubts
-    for fact in ("data.label_column=id", "30 labels", "30 training rows", "'row-0'"):
-        assert fact in told
-
-
 def test_numbers_of_a_mixture_are_those_of_all_its_sources(
     make_source: Make, make_task: Make, words: Any
 ) -> None:
@@ -243,27 +197,3 @@ def test_numbers_of_a_mixture_are_those_of_all_its_sources(
     facts = data_facts(tasks[0], source, words)
     assert facts.train.span == (1.0, (1 + 2 + 9 + 6 + 7 + 8) / 6, 9.0)
     assert [split.span for split in facts.sources.values()] == [(1.0, 1.5, 2.0), (6.0, 7.5, 9.0)]
-
-
-def test_odd_labels_of_any_source_of_a_mixture_are_told(
-    make_source: Make, make_task: Make, words: Any
-) -> None:
-    texts = [f"{word} b {number % 21}" for number, word in enumerate("abc" * 20)]
-    right = make_source(
-        {"text": texts, "label": ["d", "e"] * 30}, label_column="label", text_column="text"
-    )
-    swapped = make_source(
-        {"text": ["d", "e"] * 30, "kind": texts}, label_column="kind", text_column="text"
-    )
-    tasks = [make_task("sequence_classification", one, words) for one in (right, swapped)]
-    tasks[0].labels = [*tasks[0].labels, *tasks[1].labels]
-    tasks[0].train = MixedExamples(
-        {"a": tasks[0].train, "b": tasks[1].train}, None, "first_exhausted", seed=0
-    )
-    tasks[0].train.sources["b"].scalars["labels"] += 2
-    source = MixedSource(
-        right.train, right.eval_sets, right.columns, parts={"a": right, "b": swapped}
-    )
-    (told,) = data_facts(tasks[0], source, words).doubts
-    assert "data.label_column=kind: 21 labels in 60 training rows" in told
-    assert "data.text_column=kind data.label_column=text" in told
