@@ -71,6 +71,8 @@ class CheckpointMetadata:
     """Of transformers."""
     model_config: PlainDict = ABSENT
     """Of transformers, after JSON."""
+    generation_config: PlainDict | None = None
+    """How the model generates, as transformers writes it. None: it does not."""
     adapter: PlainDict | None = None
     """`base`, a digest of the frozen weights, which are not saved.
 

@@ -90,7 +90,12 @@ def _mixed(
     notes = [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
     cut_from_train = any(part.cut_from_train for part in parts.values())
     return MixedSource(
-        first.train, first.eval_sets, first.columns, None, cut_from_train, None, notes, parts
+        first.train,
+        first.eval_sets,
+        first.columns,
+        cut_from_train=cut_from_train,
+        notes=notes,
+        parts=parts,
     )
 
 

@@ -100,6 +100,8 @@ class Source:
     """
     notes: list[str] = field(default_factory=list)
     """What was decided where the configuration was silent; shown to the user."""
+    head_classes: list[str] | None = None
+    """The classes by number that the head of a pretrained model tells apart; None: it has none."""
 
     @property
     def splits(self) -> list[Split]:

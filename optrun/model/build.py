@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import copy
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,15 @@ from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.model.adapter import inject
 from optrun.model.attention import plain_attention
-from optrun.model.configuration import ModelSpec, called, configuration, refuse_long, special_ids
+from optrun.model.configuration import (
+    ModelSpec,
+    called,
+    configuration,
+    head_classes,
+    refuse_long,
+    special_ids,
+    stored_vocab_size,
+)
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.mapped import Report, load_mapped, new_names, put_in
 from optrun.model.quantization import quantization_of
@@ -66,50 +75,31 @@ def build_model(
     transformers.utils.logging.disable_progress_bar()
     auto = getattr(transformers, spec.auto_class)
     values = configuration(config, spec)
-    notes: list[str] = []
-    new: list[str] = []
-    options: dict[str, object] = {}
     dtype = _dtype(config)
+    options: dict[str, object] = {}
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
-    if isinstance(config, PretrainedConfig):
-        options["trust_remote_code"] = config.trust_remote_code
-    loaded: tuple[PreTrainedModel, Report] | str = ""
+    loaded = None
+    notes: list[str] = []
+    new: list[str] = []
     try:
         if isinstance(config, PretrainedConfig):
-            load = partial(
-                auto.from_pretrained,
-                str(Path(config.path).expanduser()),
-                config=values,
-                revision=config.revision,
-                use_safetensors=True,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-                **options,
-            )
+            options["trust_remote_code"] = config.trust_remote_code
+            load = _loader(config, auto, values, options)
             if mapped:
-                looks = isinstance(adapter, LoraConfig) and (
-                    adapter.use_dora or not adapter.keeps_base
-                )
-                loaded = (
-                    "the adapter is made of them" if looks else load_mapped(load, config, dtype)
-                )
-                whole = f"rank 0 reads the weights whole and hands out slices, since {loaded}"
-                notes.append(
-                    whole
-                    if isinstance(loaded, str)
-                    else "each rank reads its own slices of the weights"
-                )
-            if isinstance(loaded, str) and not meta:
+                loaded = _load_mapped(load, config, spec, adapter, dtype, notes)
+            if loaded is None and not meta:
                 loaded = load(dtype=dtype)
-        if isinstance(loaded, str):
+        if loaded is None:
             with torch.device("meta" if meta else "cpu"):
                 model = auto.from_config(values, dtype=dtype, **options)
         else:
             model, report = loaded
             meta = False
             _refuse_strangers(config, model, report)
-            notes, new = notes + _loading_notes(report), new_names(report)
+            new = new_names(report)
+            notes += _loading_notes(report) + _grow_vocabulary(model, values, new)
+            notes += _renew_head(auto, model, config, spec, new)
     except ConfigError:
         raise
     except Exception as error:  # each architecture refuses in its own way
@@ -118,22 +108,153 @@ def build_model(
         ) from error
     notes += _vocabulary_notes(config, model, spec)
     _refuse_padded_positions(config, model, spec)
-    if spec.auto_class == CAUSAL and not meta and not mapped:
-        refuse_seer(config, model)
+    if not meta and not mapped:
+        _refuse_seer_of_task(config, model, spec)
     if isinstance(adapter, LoraConfig):
-        base = _origin(config)
-        asked = quantization_of(config)
-        new = _parameters(model, new)
-        notes += inject(
-            adapter, model, spec.auto_class, new, base=base, quantization=asked, meta=meta
-        )
-        if base is None and not meta:
-            notes.append(
-                f"warning: model={config.name} starts from scratch: what adapter={adapter.name}"
-                " freezes is random"
-            )
+        notes += _inject(config, spec, adapter, model, new, meta=meta)
     put_in(model)
     return model, notes
+
+
+def _inject(
+    config: ModelConfig,
+    spec: ModelSpec,
+    adapter: LoraConfig,
+    model: PreTrainedModel,
+    new: Iterable[str],
+    *,
+    meta: bool,
+) -> list[str]:
+    """Put an adapter into a model; what is new trains whole beside it. Returns notes."""
+    base = _origin(config)
+    quantization = quantization_of(config)
+    names = _parameters(model, new)
+    notes = inject(
+        adapter, model, spec.auto_class, names, base=base, quantization=quantization, meta=meta
+    )
+    if base is None and not meta:
+        notes.append(
+            f"warning: model={config.name} starts from scratch: what adapter={adapter.name}"
+            " freezes is random"
+        )
+    return notes
+
+
+def _loader(
+    config: PretrainedConfig,
+    auto: Any,
+    values: TransformersConfig,
+    options: Mapping[str, object],
+) -> partial[tuple[PreTrainedModel, Report]]:
+    """Prepare `from_pretrained` of a model, all but its dtype.
+
+    An embedding that is to be larger is loaded as it is stored.
+    """
+    stored = copy.deepcopy(values)
+    size = stored_vocab_size(config)
+    text = stored.get_text_config()
+    if size is not None and size < getattr(text, "vocab_size", 0):
+        text.vocab_size = size
+    return partial(
+        auto.from_pretrained,
+        str(Path(config.path).expanduser()),
+        config=stored,
+        revision=config.revision,
+        use_safetensors=True,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+        **options,
+    )
+
+
+def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
+    """Tell whether the head in the weights tells other classes apart than the rows have."""
+    wanted = spec.config.get("id2label")
+    if not isinstance(config, PretrainedConfig) or not isinstance(wanted, dict):
+        return False
+    classes = head_classes(config, spec.auto_class)
+    return classes is not None and list(wanted.values()) != classes
+
+
+def _renew_head(
+    auto: Any, model: PreTrainedModel, config: ModelConfig, spec: ModelSpec, new: list[str]
+) -> list[str]:
+    """Draw a head anew whose classes mean something else, also if there are as many of them.
+
+    Weights are normal with the model's `initializer_range`, biases 0, as transformers draws them.
+    `new` takes the names. Returns notes.
+    """
+    if not _has_other_classes(config, spec):
+        return []
+    more = copy.deepcopy(model.config)
+    more.num_labels = model.config.num_labels + 1
+    with torch.device("meta"):
+        larger = auto.from_config(more)
+    shapes = {name: param.shape for name, param in larger.named_parameters()}
+    names = []
+    for name, param in model.named_parameters():
+        if shapes[name] == param.shape or name in new:
+            continue
+        names.append(name)
+        spread = float(getattr(model.config, "initializer_range", 0.02))
+        with torch.no_grad():
+            if param.dim() > 1:
+                param.normal_(0.0, spread)
+            else:
+                param.zero_()
+    new += names
+    return [f"new, since its classes are others: {_some(sorted(names))}"] if names else []
+
+
+def _load_mapped(
+    load: partial[tuple[PreTrainedModel, Report]],
+    config: PretrainedConfig,
+    spec: ModelSpec,
+    adapter: AdapterConfig | None,
+    dtype: torch.dtype,
+    notes: list[str],
+) -> tuple[PreTrainedModel, Report] | None:
+    """Leave pretrained weights in their files; None: they have to be read whole, and a note says why."""
+    looks = isinstance(adapter, LoraConfig) and (adapter.use_dora or not adapter.keeps_base)
+    size = stored_vocab_size(config)
+    wanted: Any = config.config.get("vocab_size", size)
+    loaded: tuple[PreTrainedModel, Report] | str
+    if looks:
+        loaded = "the adapter is made of them"
+    elif _has_other_classes(config, spec):
+        loaded = "the head is new"
+    elif wanted != size:
+        loaded = "the embedding has another size"
+    else:
+        loaded = load_mapped(load, config, dtype)
+    if isinstance(loaded, str):
+        notes.append(f"rank 0 reads the weights whole and hands out slices, since {loaded}")
+        return None
+    notes.append("each rank reads its own slices of the weights")
+    return loaded
+
+
+def _grow_vocabulary(
+    model: PreTrainedModel, values: TransformersConfig, new: list[str]
+) -> list[str]:
+    """Enlarge the embedding as `model.config.vocab_size` says; the rows that are there stay.
+
+    New rows are drawn around the mean of the old ones, as transformers does. `new` takes the names
+    of what grew. Returns notes.
+    """
+    size = getattr(values.get_text_config(), "vocab_size", None)
+    stored = getattr(model.config.get_text_config(), "vocab_size", size)
+    if size is None or stored == size:
+        return []
+    shapes = {name: param.shape for name, param in model.named_parameters()}
+    model.resize_token_embeddings(size)
+    for name, param in model.named_parameters():
+        if shapes[name] != param.shape and name not in new:
+            new.append(name)
+    return [
+        f"model.config.vocab_size={size}: the {stored:,} rows of the embedding stay, and"
+        f" {size - stored:,} are added, drawn around their mean"
+    ]
 
 
 def weights_of(
@@ -206,9 +327,14 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
     message = f"{key}: the tokenizer has {spec.vocab_size:,} entries"
     pretrained = isinstance(config, PretrainedConfig)
-    anew = (
-        f", or model.config.vocab_size={spec.vocab_size} for a new embedding" if pretrained else ""
-    )
+    anew = ""
+    if pretrained and spec.vocab_size > rows:
+        anew = (
+            f", or model.config.vocab_size={spec.vocab_size}, which adds rows and keeps those that"
+            " are there"
+        )
+    elif pretrained:
+        anew = f", or model.config.vocab_size={spec.vocab_size} for a new embedding"
     own = f"Take the model's own tokenizer, whole{anew}."
     if spec.vocab_size > rows:
         raise ConfigError(f"{message}, the model embeds {rows:,}: the others have no row. {own}")
@@ -239,6 +365,12 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
             and padding is not None
         ):
             refuse_long(config, module.num_embeddings - padding - 1, spec)
+
+
+def _refuse_seer_of_task(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
+    """Refuse a model that sees what it predicts, if the task is to predict the next token."""
+    if spec.auto_class == CAUSAL:
+        refuse_seer(config, model)
 
 
 def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:

@@ -108,6 +108,27 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
     return values
 
 
+def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
+    """List the classes by number that the head of a pretrained model tells apart.
+
+    None: its weights have no such head, or it is one of a single number.
+    """
+    if not isinstance(config, PretrainedConfig) or "id2label" in config.config:
+        return None
+    values = _loaded(config)
+    head = auto_class.removeprefix("AutoModel")
+    if not any(name.endswith(head) for name in values.architectures or ()):
+        return None
+    if len(values.id2label) < 2:
+        return None
+    return [str(values.id2label[number]) for number in sorted(values.id2label)]
+
+
+def stored_vocab_size(config: PretrainedConfig) -> int | None:
+    """Return how many entries the embedding has in the weights of a pretrained model."""
+    return getattr(_loaded(config).get_text_config(), "vocab_size", None)
+
+
 def called(config: ModelConfig) -> str:
     """Name the model in a message, by the key that chose it."""
     return (

@@ -56,6 +56,7 @@ from optrun.runner.resume.restore import (
     stop_request,
     train_state,
 )
+from optrun.runner.trained import generation_values
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
@@ -161,6 +162,7 @@ def assemble(
         plugins=records(values),
         model_class=type(model).__name__,
         model_config=json.loads(model.config.to_json_string(use_diff=False)),
+        generation_config=generation_values(model),
         adapter=world.broadcast(
             world.agree(lambda: adapter_facts(model) if world.is_main else None)
         ),

@@ -31,7 +31,7 @@ from optrun.model.attention import (
     separation,
 )
 from optrun.model.build import ModelSpec, build_model
-from optrun.model.configuration import refuse_unknown
+from optrun.model.configuration import head_classes, refuse_unknown
 from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.quantization import require_quantization
@@ -170,6 +170,7 @@ def prepare(
     )
     for part in (source, *getattr(source, "parts", {}).values()):
         part.classes = artifacts.classes
+        part.head_classes = head_classes(config.model, auto_class)
     if tokenizer is None and artifacts.tokenizer is not None:
         tokenizer = saved_tokenizer(artifacts.tokenizer)
     if tokenizer is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import CheckpointError
+from optrun.base.plain import PlainDict
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import rebuilt
 from optrun.runner.resume.data_position import vocabulary_digest
@@ -35,6 +37,7 @@ def load_trained(
         CheckpointError: It is damaged, or its model class is not one of this transformers.
     """
     import transformers
+    from transformers import GenerationConfig
 
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
@@ -56,7 +59,19 @@ def load_trained(
         load_model_tensors(model, snapshot.model)
     else:
         model = rebuilt(run, checkpoint, snapshot, kind, config, dequantized=dequantized)
+    if snapshot.metadata.generation_config is not None:
+        generation = GenerationConfig.from_dict(dict(snapshot.metadata.generation_config))
+        model.generation_config = generation
     return model.eval(), snapshot
+
+
+def generation_values(model: PreTrainedModel) -> PlainDict | None:
+    """Return how a model generates, as transformers writes it; None: it does not."""
+    generation = getattr(model, "generation_config", None)
+    if generation is None:
+        return None
+    values: PlainDict = json.loads(generation.to_json_string(use_diff=True))
+    return values
 
 
 def refuse_other_vocabulary(

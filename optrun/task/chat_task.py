@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,18 @@ from optrun.data.kept import kept, nothing_marked
 from optrun.data.source import Split
 from optrun.task.base import Task, TextKind
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten, written_by
-from optrun.task.chat_template import NAMES, ChatTemplate, TemplateFailed, no_template, use_template
+from optrun.task.chat_template import (
+    KEY,
+    NAMES,
+    ChatTemplate,
+    TemplateFailed,
+    no_template,
+    use_template,
+)
 from optrun.task.tokens import ids_below
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Sides = TypeVar("Sides", bound=tuple[Chat | Plain, ...])
 _LONGEST_SHOWN = 4000
@@ -37,12 +44,14 @@ class ChatTask(Task):
     Attributes:
         template: Writes them; None: the rows are plain texts.
         known_roles: That a row had, and the template writes.
+        end: The token that ends an answer; None: the rows are plain texts, or several tokens do.
     """
 
     shift = True
     text_kind = TextKind.CHAT
     template: ChatTemplate | None
     known_roles: set[str]
+    end: int | None
 
     def use_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Put the wanted template into use."""
@@ -111,6 +120,53 @@ class ChatTask(Task):
             "task.chat_template=chatml: the tokenizer has its marks, and no template of its own"
         )
 
+    def settle_ends(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Find the token that ends an answer, and make it the end of the tokenizer's texts.
+
+        The tokenizer's own end stays if its own template is in use, or writes it.
+
+        Raises:
+            ConfigError: The template writes nothing behind an answer.
+        """
+        self.end: int | None = None
+        template = self.template
+        if template is None:
+            return
+        if template.behind_answers() == "":
+            raise ConfigError(
+                f"{template.origin} writes nothing behind an answer: no end of it would be learnt,"
+                " and the model would never stop. Give a template that ends a turn,"
+                f" {KEY}={'|'.join(NAMES)}, or a jinja file of yours."
+            )
+        self.end = template.end_of_answers()
+        if self.end in (None, tokenizer.eos_token_id) or template.is_own:
+            return
+        token = tokenizer.convert_ids_to_tokens(self.end)
+        if "eos_token" in template.source:
+            return
+        before = tokenizer.eos_token
+        tokenizer.eos_token = token
+        self.notes.append(
+            f"the tokenizer's end of text is now {token}, which ends an answer by"
+            f" {template.origin}; it was {before}"
+        )
+
+    def adapt(self, model: PreTrainedModel) -> None:
+        """Let `generate` of the trained model stop at the end of an answer."""
+        generation: Any = getattr(model, "generation_config", None)
+        if self.end is None or generation is None:
+            return
+        ends = generation.eos_token_id
+        if not isinstance(ends, list):
+            ends = [] if ends is None else [ends]
+        if self.end in ends:
+            return
+        generation.eos_token_id = [self.end, *ends] if ends else self.end
+        self.notes.append(
+            f"generation_config.json of the trained model ends texts at token {self.end}, which"
+            " ends an answer, too"
+        )
+
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Say what is odd about the template."""
         template = self.template
@@ -121,11 +177,6 @@ class ChatTask(Task):
             self.notes.append(
                 f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer,"
                 f" which takes them apart; {others} end a turn with its own {tokenizer.eos_token}"
-            )
-        if template.behind_answers() == "":
-            self.notes.append(
-                f"warning: {template.origin} writes nothing behind an answer: no end of it is"
-                " learnt"
             )
         if "strftime_now" in template.source:
             self.notes.append(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent / "templates"
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.jinja")))
 """Templates that come with optrun, each with generation marks."""
-_KEY = "task.chat_template"
+KEY = "task.chat_template"
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CONTROL = re.compile(r"<\|[\w-]+\|>")
 _QUOTED = re.compile(r"""['"](\w+)['"]""")
@@ -56,11 +56,13 @@ class ChatTemplate:
         tokenizer: Has `chat_template`.
         origin: How messages call it, such as `task.chat_template=chatml`.
         own: Its text, where it is only tried; None: it is the one in use.
+        is_own: Whether it came with the tokenizer.
     """
 
     tokenizer: PreTrainedTokenizerBase
     origin: str
     own: str | None = None
+    is_own: bool = False
 
     @property
     def source(self) -> str:
@@ -189,6 +191,14 @@ class ChatTemplate:
             return None
         return text.rpartition(_PROBE)[2].strip()
 
+    def end_of_answers(self) -> int | None:
+        """Return the token that it writes behind an answer; None: it is not a single one."""
+        behind = self.behind_answers()
+        if not behind:
+            return None
+        ids = self.tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"]
+        return int(ids[0]) if len(ids) == 1 else None
+
     def knows(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
         """Tell whether what a role says in a conversation stands in its text."""
         own = (
@@ -283,20 +293,20 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
     """
     if wanted is None:
         return (
-            ChatTemplate(tokenizer, "the tokenizer's chat template")
+            ChatTemplate(tokenizer, "the tokenizer's chat template", is_own=True)
             if tokenizer.chat_template
             else None
         )
     from jinja2 import TemplateSyntaxError
 
     tokenizer.chat_template = _read(wanted)
-    template = ChatTemplate(tokenizer, f"{_KEY}={wanted}")
+    template = ChatTemplate(tokenizer, f"{KEY}={wanted}")
     try:
         template.text([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])
     except TemplateFailed as error:
         if isinstance(error.__cause__, TemplateSyntaxError):
             where = f"line {error.__cause__.lineno}: {error.__cause__.message}"
-            raise ConfigError(f"{_KEY}={wanted}: no jinja template: {where}") from error
+            raise ConfigError(f"{KEY}={wanted}: no jinja template: {where}") from error
     return template
 
 
@@ -327,28 +337,21 @@ def _read(wanted: str) -> str:
             else f"no text can be read from it ({error})"
         )
         raise ConfigError(
-            f"{_KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)}"
+            f"{KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)}"
             " Or give a jinja file."
         ) from error
     return text.removesuffix("\n") if wanted in NAMES else text
 
 
-def ending_ids(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None) -> list[int]:
-    """List the tokens that end an answer.
-
-    The tokenizer's, and the one that the template writes behind it.
-    """
-    ends = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    if template is None:
-        return ends
-    behind = template.behind_answers() or ""
-    ids = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"] if behind else []
-    return list(dict.fromkeys([*ends, *(ids if len(ids) == 1 else [])]))
+def ending_ids(tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
+    """List the tokens that end an answer: the tokenizer's, and the one behind an answer."""
+    ends = [tokenizer.eos_token_id, end]
+    return list(dict.fromkeys(int(token) for token in ends if token is not None))
 
 
 def no_template(why: str) -> ConfigError:
     """Make the refusal of conversations if nothing says how to write them as one text."""
     return ConfigError(
-        f"{_KEY}=null: {why}, and the tokenizer has no chat template. Name one:"
-        f" {_KEY}={'|'.join(NAMES)}, or a jinja file: {_KEY}=FILE.jinja."
+        f"{KEY}=null: {why}, and the tokenizer has no chat template. Name one:"
+        f" {KEY}={'|'.join(NAMES)}, or a jinja file: {KEY}=FILE.jinja."
     )

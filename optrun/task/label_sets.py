@@ -94,6 +94,8 @@ def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
                 " Expected these."
             )
         names = source.classes
+    elif source.head_classes is not None and sorted(source.head_classes) == sorted(names):
+        names = source.head_classes
     found = {}
     for split in source.splits:
         label_columns(source, split)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -271,6 +272,49 @@ def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]
     """
     if source.classes is not None:
         return source.classes
+    names = _classes_of_rows(source, name, labels)
+    if source.head_classes is None:
+        return names
+    return _classes_of_head(source, name, names, source.head_classes)
+
+
+def _classes_of_head(
+    source: Source, name: str, names: Sequence[str], head_classes: list[str]
+) -> list[str]:
+    """Return the classes of a pretrained head if it has all labels of the rows, else the rows'.
+
+    A note says which, unless the names are the same.
+    """
+    table = LabelTable(head_classes)
+    strangers = [label for label in names if table.find(label) is None]
+    if strangers:
+        source.notes.append(
+            f"the model's head tells {_some(head_classes)} apart, and column {name} has"
+            f" {_some(strangers)}: the head is new"
+        )
+        return list(names)
+    spelt = [label for label in names if label not in head_classes]
+    absent = {*range(len(head_classes))} - {table.find(label) for label in names}
+    if spelt:
+        pairs = [f"{label} is {head_classes[table.find(label) or 0]}" for label in spelt]
+        source.notes.append(f"labels are those of the model's head: {_some(pairs)}")
+    if absent:
+        classes = _some([head_classes[number] for number in sorted(absent)])
+        source.notes.append(f"classes of the model's head that no row has, and stay: {classes}")
+    return head_classes
+
+
+def _some(names: Sequence[str]) -> str:
+    """List the first names."""
+    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
+
+
+def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
+    """List the labels of the rows, as `class_names`.
+
+    Raises:
+        ConfigError: Fewer than two classes, or fractions.
+    """
     split = source.train
     declared = declared_names(split.rows.features[name])
     distinct = set().union(
@@ -288,7 +332,7 @@ def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]
             names = sorted(distinct, key=lambda label: (values[label] or 0.0, label))
         else:
             names = sorted(distinct)
-    if len(names) < 2:
+    if len(names) < 2 and (source.head_classes is None or not names):
         only = f"one label only ({names[0]})" if names else "no label"
         raise ConfigError(
             f"data.label_column={name}: {split.key} has {only}. A classifier needs two or more."
@@ -304,6 +348,50 @@ def _number(label: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+_BY_NUMBER = re.compile(r"(?:LABEL_)?(\d+)")
+
+
+class LabelTable:
+    """Labels as rows spell them to the numbers of classes that a model has.
+
+    A label is the class of the same name; else the one that differs only by case and surrounding
+    white space; else, if it is a number or `LABEL_number`, the class of that number.
+
+    Args:
+        names: Classes by number.
+
+    Example:
+        >>> table = LabelTable(["NEGATIVE", "POSITIVE"])
+        >>> [table.find(label) for label in ("POSITIVE", "negative", "1", "LABEL_0", "2", "neutral")]
+        [1, 0, 1, 0, None, None]
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._exact = {name: number for number, name in enumerate(names)}
+        folded = [name.strip().casefold() for name in names]
+        self._folded = {
+            name: number for number, name in enumerate(folded) if folded.count(name) == 1
+        }
+        self._values = {_number(name): number for number, name in enumerate(names)}
+        self._values.pop(None, None)
+        self._count = len(names)
+
+    def find(self, label: str) -> int | None:
+        """Return the number of a label; None: it is no class."""
+        if label in self._exact:
+            return self._exact[label]
+        folded = self._folded.get(label.strip().casefold())
+        if folded is not None:
+            return folded
+        value = _number(label)
+        if self._values:
+            return None if value is None else self._values.get(value)
+        position = _BY_NUMBER.fullmatch(label.strip())
+        if position is not None and int(position[1]) < self._count:
+            return int(position[1])
+        return None
+
+
 class ClassNumbers:
     """Label to class number.
 
@@ -315,6 +403,8 @@ class ClassNumbers:
     def __init__(self, names: Sequence[str], source: Source) -> None:
         self.names = list(names)
         self.known_from = source.train.key if source.classes is None else "the checkpoint"
+        is_of_model = source.classes is not None or self.names == source.head_classes
+        self._table = LabelTable(names) if is_of_model else None
         self._number = {name: number for number, name in enumerate(names)}
         self._by_value = {_number(name): number for number, name in enumerate(names)}
 
@@ -332,6 +422,8 @@ class ClassNumbers:
         )
 
     def _find(self, label: str) -> int | None:
+        if self._table is not None:
+            return self._table.find(label)
         number = self._number.get(label)
         if number is None and (value := _number(label)) is not None:
             number = self._by_value.get(value)

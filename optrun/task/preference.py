@@ -29,6 +29,7 @@ from optrun.data.progress import progress
 from optrun.data.source import Source, Split
 from optrun.task.chat_encoder import TARGETS
 from optrun.task.chat_task import ChatTask, marked_text
+from optrun.task.dropout import disable_dropout
 from optrun.task.evaluation import MetricAccumulator, SummedMetrics
 from optrun.task.pairs import (
     REFERENCE,
@@ -120,6 +121,7 @@ class Preference(ChatTask):
                 self.require_template(split, tokenizer)
         if not has_chats:
             self.template = None  # one that nobody asked for is not rendered
+        self.settle_ends(tokenizer)
         self.note_template(tokenizer)
 
     def rows(self, split: Split) -> Iterator[Pair]:
@@ -195,10 +197,9 @@ class Preference(ChatTask):
 
         That of an adapter's factors is asked for by a key of its own.
         """
+        super().adapt(model)
         if self.config.disable_dropout:
-            for name, module in model.named_modules():
-                if isinstance(module, torch.nn.Dropout) and "lora_dropout" not in name:
-                    module.p = 0.0
+            disable_dropout(model)
 
     # Loss
     # ----------------------------------------------------------------------------------------------

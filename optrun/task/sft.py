@@ -99,6 +99,7 @@ class Sft(ChatTask):
                     )
         if Chat not in self.kinds.values():
             self.template = None  # one that nobody asked for is not rendered
+        self.settle_ends(tokenizer)
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
             self._note_way(source.train)
@@ -356,7 +357,7 @@ class Sft(ChatTask):
                 tokenizer,
                 ids,
                 self.config.sample_tokens,
-                ends=ending_ids(tokenizer, self.template),
+                ends=ending_ids(tokenizer, self.end),
             )
             yield Answer(text, reference, made)
 

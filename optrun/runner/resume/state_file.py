@@ -98,6 +98,7 @@ class _State(TypedDict):
     config: dict[str, object]
     model_class: str
     model_config: dict[str, object]
+    generation_config: NotRequired[dict[str, object]]
     trainable: NotRequired[list[str]]
     environment: NotRequired[dict[str, object]]
     tokenizer: NotRequired[str]

@@ -433,7 +433,15 @@ def test_a_tokenizer_that_is_not_of_the_embedding(bert: Path, entries: int) -> N
     assert model.get_input_embeddings().num_embeddings == entries, (
         "grown or shrunk by the user's word"
     )
-    assert any("another shape" in note and "word_embeddings" in note for note in notes)
+    stored = build_model(pretrained(bert), spec(MASKED))[0].get_input_embeddings().weight
+    if entries < len(stored):
+        assert any("another shape" in note and "word_embeddings" in note for note in notes)
+        return
+    grown = model.get_input_embeddings().weight
+    assert torch.equal(grown[: len(stored)], stored), "the rows that were there stay"
+    added = grown[len(stored) :]
+    torch.testing.assert_close(added.mean(0), stored.mean(0), atol=0.02, rtol=0)
+    assert any(f"{entries - len(stored):,} are added" in note for note in notes)
 
 
 def test_a_tokenizer_that_is_somewhat_smaller_is_told(bert: Path) -> None:
