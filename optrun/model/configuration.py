@@ -21,7 +21,7 @@ from optrun.model.tokenizer import in_one_line, vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _SIZES = (
     "hidden_size",
@@ -122,6 +122,14 @@ def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
     if len(values.id2label) < 2:
         return None
     return [str(values.id2label[number]) for number in sorted(values.id2label)]
+
+
+def router_loss_coef(model: PreTrainedModel) -> float | None:
+    """Return what a model multiplies the loss of its experts by; None: it returns no such loss."""
+    values = model.config.get_text_config()
+    if not getattr(values, "output_router_logits", False):
+        return None
+    return float(getattr(values, "router_aux_loss_coef", 0.0))
 
 
 def stored_vocab_size(config: PretrainedConfig) -> int | None:

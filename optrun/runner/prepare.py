@@ -31,7 +31,7 @@ from optrun.model.attention import (
     separation,
 )
 from optrun.model.build import ModelSpec, build_model
-from optrun.model.configuration import head_classes, refuse_unknown
+from optrun.model.configuration import head_classes, refuse_unknown, router_loss_coef
 from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.quantization import require_quantization
@@ -192,6 +192,7 @@ def prepare(
         auto_class, needs.config, needs.max_length, tokenizer if on_text else None
     )
     model, notes, sizes = initial_model(config, spec, meta=meta, sharded=sharded)
+    task.router_loss_coef = router_loss_coef(model)
     task.adapt(model)
     if artifacts.trains:
         refuse_attention_dropout(model)

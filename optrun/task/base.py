@@ -27,6 +27,7 @@ from optrun.task.evaluation import (
     EvaluationMetrics,
     MeanLoss,
     MetricAccumulator,
+    TokenMetrics,
     metric_functions,
     predicted,
 )
@@ -106,6 +107,8 @@ class Task(ABC):
         chunks_loss: Whether losses and metrics are also made of `TargetLosses`; a subclass says so
             itself.
         chunked: Whether they are in this run.
+        router_loss_coef: What the loss that balances the experts of a model is multiplied by; None:
+            the model returns no such loss.
         one_row: Whether a batch of blocks, whose documents see nothing of each other, is one row
             without padding.
         predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun
@@ -125,6 +128,7 @@ class Task(ABC):
     predictor: str | type[Any] | None = None
     sources: Sequence[str] = ()
     measured: tuple[str, ...] = ()
+    router_loss_coef: float | None = None
     one_row: bool = False
     chunks_loss: bool = False
     chunked: bool = False
@@ -300,13 +304,24 @@ class Task(ABC):
             return smoothed
         logits, targets = self._flat(outputs, batch)
         weight = None if self.class_weights is None else self.class_weights.to(logits.device)
-        return functional.cross_entropy(
+        loss = functional.cross_entropy(
             logits,
             targets,
             weight=weight,
             ignore_index=IGNORED,
             label_smoothing=self.label_smoothing,
         )
+        return loss + self.router_loss(outputs)
+
+    def router_loss(self, outputs: Any) -> torch.Tensor | float:
+        """Return the weighted loss that balances the experts of a model; 0: it has none.
+
+        The model's own loss holds it, if labels are given.
+        """
+        loss = getattr(outputs, "aux_loss", None)
+        if self.router_loss_coef is None or not isinstance(loss, torch.Tensor):
+            return 0.0
+        return self.router_loss_coef * loss.to(outputs.logits.device)
 
     def _flat(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Put logits beside their targets; shape (targets, classes) and (targets,)."""
@@ -361,6 +376,11 @@ class Task(ABC):
             running, self.metrics, self.predictions, len(self.labels), self.labels, self.loss
         )
 
+    def token_metrics(self, *, shift: bool) -> TokenMetrics:
+        """Make loss, perplexity and accuracy of tokens; the loss of experts stands by itself."""
+        router = None if self.router_loss_coef is None else self.router_loss
+        return TokenMetrics(shift=shift, router_loss=router)
+
     def metric_names(self) -> list[str]:
         """List what `evaluation().compute()` will report."""
         return self.evaluation().names
@@ -379,6 +399,7 @@ class Task(ABC):
 
         The task has no such thing.
         """
+        del model, tokenizer, seed
         return None
 
     def answers(self, model: PreTrainedModel, tokenizer: Any) -> Iterator[Answer]:  # noqa: ARG002

@@ -177,34 +177,44 @@ class TokenMetrics(SummedMetrics):
 
     Args:
         shift: True where the logits at a position predict the next token.
+        router_loss: Computes the loss that balances experts, which the model's own loss holds; it
+            is reported as `router_loss`, and loss and perplexity are without it. None: there is no
+            such loss.
     """
 
-    def __init__(self, *, shift: bool) -> None:
-        super().__init__(
-            lambda batch: int((self._targets(batch) != IGNORED).sum()),
-            ["loss", "perplexity", "accuracy"],
-            0,
-        )
+    def __init__(
+        self,
+        *,
+        shift: bool,
+        router_loss: Callable[[ModelOutput], torch.Tensor | float] | None = None,
+    ) -> None:
+        names = ["loss", "perplexity", "accuracy"]
+        if router_loss is not None:
+            names.append("router_loss")
+        super().__init__(lambda batch: int((self._targets(batch) != IGNORED).sum()), names, 0, 0.0)
         self.shift = shift
+        self.router_loss = router_loss
 
     def _targets(self, batch: Batch) -> torch.Tensor:
         return batch["labels"][:, 1:] if self.shift else batch["labels"]
 
-    def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[int]:
-        """Count the right tokens."""
+    def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[float]:
+        """Count the right tokens, and sum the loss of the experts over all tokens."""
         labels = self._targets(batch)
-        return [int(((predicted(outputs, shift=self.shift) == labels) & (labels != IGNORED)).sum())]
+        is_right = (predicted(outputs, shift=self.shift) == labels) & (labels != IGNORED)
+        router = 0.0 if self.router_loss is None else float(self.router_loss(outputs))
+        return [int(is_right.sum()), router * self.count(batch)]
 
     def compute(self) -> dict[str, float]:
         """Compute means over all target tokens; NaN if there was none."""
-        total, count, right = self.sums
+        total, count, right, router = self.sums
         if count == 0:
             return dict.fromkeys(self.names, math.nan)
-        return {
-            "loss": total / count,
-            "perplexity": perplexity(total / count),
-            "accuracy": right / count,
-        }
+        loss = (total - router) / count
+        values = {"loss": loss, "perplexity": perplexity(loss), "accuracy": right / count}
+        if self.router_loss is not None:
+            values["router_loss"] = router / count
+        return values
 
 
 def by_turns(lists: Iterable[Iterable[Item]]) -> list[Item]:

@@ -19,7 +19,7 @@ from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.task.base import Task
-from optrun.task.evaluation import MetricAccumulator, TokenMetrics
+from optrun.task.evaluation import MetricAccumulator
 from optrun.task.tokens import ids_below, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class LanguageModel(Task):
 
         Chosen ones, or all that have one before them.
         """
-        return TokenMetrics(shift=self.shift)
+        return self.token_metrics(shift=self.shift)
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return what makes ids of texts, and a digest of what they depend on besides the texts."""

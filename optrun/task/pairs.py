@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,10 +33,13 @@ class PairOutputs:
     nll: Tensor
     """Mean of -log p over all tokens of each row, the prompt's too, shape (rows,)."""
     loss: Tensor | float | None = None
+    aux_loss: Tensor | None = None
+    """Balances the experts of a model; None: it returns no such loss."""
 
     def values(self) -> list[Tensor]:
         """List the tensors."""
-        return [self.logps, self.nll]
+        losses = [] if self.aux_loss is None else [self.aux_loss]
+        return [self.logps, self.nll, *losses]
 
 
 @dataclass(frozen=True)
@@ -118,13 +121,15 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
         batch: Of `pair_batch`.
     """
     ids, there = batch["input_ids"], batch["attention_mask"]
-    logits = model(input_ids=ids, attention_mask=there).logits[:, :-1]
+    outputs = model(input_ids=ids, attention_mask=there)
+    logits = outputs.logits[:, :-1]
     logits = logits if logits.dtype is torch.float64 else logits.float()
     targets = ids[:, 1:].masked_fill(there[:, 1:] == 0, IGNORED)
     losses = functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), reduction="none"
     ).view(targets.shape)
-    return _by_answer(losses, targets, batch)
+    by_answer = _by_answer(losses, targets, batch)
+    return replace(by_answer, aux_loss=getattr(outputs, "aux_loss", None))
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:

@@ -215,8 +215,13 @@ class Preference(ChatTask):
         return pair_scores(outputs, batch, has_reference=self.has_reference)
 
     def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        """Compute the mean loss of the pairs; shape ()."""
-        return self.loss_by_example(outputs, batch)[0].mean()
+        """Compute the mean loss of the pairs, and that of the model's experts; shape ()."""
+        losses, _ = self.loss_by_example(outputs, batch)
+        loss = losses.mean()
+        if self.router_loss_coef is None or outputs.aux_loss is None:
+            return loss
+        experts: torch.Tensor = outputs.aux_loss.to(loss.device)
+        return loss + self.router_loss_coef * experts
 
     def loss_by_example(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute the loss of each pair, and count it once; shape (pairs,) each."""

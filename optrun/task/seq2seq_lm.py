@@ -18,7 +18,7 @@ from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Task, TextKind
-from optrun.task.evaluation import MetricAccumulator, TokenMetrics
+from optrun.task.evaluation import MetricAccumulator
 from optrun.task.tokens import interleaved, rows_key
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Seq2SeqLm(Task):
 
     def running_metrics(self) -> MetricAccumulator:
         """Make loss, perplexity and accuracy over target tokens."""
-        return TokenMetrics(shift=False)
+        return self.token_metrics(shift=False)
 
 
 def _ids(

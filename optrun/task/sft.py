@@ -34,7 +34,7 @@ from optrun.task.base import Answer, in_one_row, pad, pad_inputs
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
 from optrun.task.chat_task import ChatTask, kind_of, marked_text, why_bare
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
-from optrun.task.evaluation import IGNORED, MetricAccumulator, TokenMetrics
+from optrun.task.evaluation import IGNORED, MetricAccumulator
 from optrun.task.generation import continued
 from optrun.task.tokens import encoded
 
@@ -319,7 +319,7 @@ class Sft(ChatTask):
 
     def running_metrics(self) -> MetricAccumulator:
         """Make loss, perplexity and accuracy over target tokens."""
-        return TokenMetrics(shift=True)
+        return self.token_metrics(shift=True)
 
     # For people
     # ----------------------------------------------------------------------------------------------

@@ -330,3 +330,77 @@ def test_a_template_that_ends_no_answer_is_refused(capsys: pytest.CaptureFixture
     words = ["model=pretrained", "model.path=base", "data=files", "data.train=rows.jsonl"]
     assert optrun(*words, "task=sft", "task.chat_template=mine.jinja") == 2
     assert "writes nothing behind an answer" in capsys.readouterr().err
+
+
+# Experts
+# ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_perplexity_is_without_the_loss_of_experts(smoothing: float) -> None:
+    """Which is trained on, and a metric of its own; also with label smoothing."""
+    model = save(
+        "decoder",
+        "mixtral",
+        "AutoModelForCausalLM",
+        eos_token_id=5,
+        bos_token_id=None,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    )
+    write_rows(Path("rows.jsonl"), [{"text": sentence(3)}] * 8)
+    train(
+        "data.eval=rows.jsonl",
+        "task.packing=false",
+        f"training.label_smoothing_factor={smoothing}",
+        "training.logging_steps=1",
+        "training.per_device_train_batch_size=8",
+    )
+    tokenizer = tokenizer_of("decoder")
+    ids = tokenizer([f"{sentence(3)} <|end|>"] * 8, return_tensors="pt").input_ids
+    with torch.no_grad():
+        outputs = model(input_ids=ids, labels=ids)
+        logits, targets = outputs.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        entropy = torch.nn.functional.cross_entropy(logits, targets)
+        smoothed = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=smoothing)
+    experts = float(outputs.loss - entropy)
+    assert experts > 0.5
+    first, last = records(Path("run"))[0], records(Path("run"))[-1]
+    assert first["eval/loss"] == pytest.approx(float(entropy), rel=1e-4)
+    assert first["eval/perplexity"] == pytest.approx(float(entropy.exp()), rel=1e-4)
+    assert first["eval/router_loss"] == pytest.approx(experts, rel=1e-3)
+    assert last["train/loss"] == pytest.approx(float(smoothed) + experts, rel=1e-4)
+
+
+def test_preferences_train_experts_too() -> None:
+    """As TRL's DPOTrainer: the loss of the pairs, which is ln 2 at the start, and that of experts."""
+    save(
+        "decoder",
+        "mixtral",
+        "AutoModelForCausalLM",
+        eos_token_id=5,
+        bos_token_id=None,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        attention_dropout=0.5,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    )
+    rows = [
+        {
+            "prompt": sentence(number),
+            "chosen": sentence(number + 1),
+            "rejected": sentence(number + 2),
+        }
+        for number in range(16)
+    ]
+    write_rows(Path("rows.jsonl"), rows)
+    train("task=preference", "data.max_length=64", "training.logging_steps=1")
+    last = records(Path("run"))[-1]
+    assert last["train/loss"] > 0.6932 + 0.5
+    assert last["eval/rewards/margins"] == pytest.approx(0, abs=1e-4)
+    assert last["eval/loss"] == pytest.approx(last["train/loss"], rel=0.02), "as TRL's"

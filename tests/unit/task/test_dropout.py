@@ -49,16 +49,17 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+EAGER_ALONE = ("xglm", "gpt_neo", "codegen", "ctrl")
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 @pytest.mark.parametrize("kind", CASES)
 def test_training_is_what_evaluation_is(kind: str, implementation: str) -> None:
     """And the configuration that is saved is as it was."""
     config = AutoConfig.for_model(kind, vocab_size=50, pad_token_id=0, **CASES[kind])
-    try:
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
-    except ValueError as error:
-        assert "does not support" in str(error)
+    if implementation == "sdpa" and kind in EAGER_ALONE:
         return
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
     before = copy.deepcopy(model.config.to_dict())
     disable_dropout(model)
     ids = torch.arange(2, 26).reshape(2, 12)
