@@ -153,11 +153,7 @@ def _faults(state: PlainDict) -> Iterator[str]:
     if fault := _wrong("", state, _State):
         yield fault
         return
-    for name, entries in state["optimizer"]["state"].items():
-        for key, entry in entries.items():
-            packed = isinstance(entry, dict) and "tensor" in entry
-            if packed and (fault := _wrong(f"optimizer.state.{name}.{key}", entry, _Tensor)):
-                yield fault
+    yield from _wrong_tensors(state["optimizer"]["state"])
     yield from _wrong_counters(state["train"], state["global_step"])
     if not state["scheduler"]["last_lr"]:
         yield _expected("scheduler.last_lr", [], "a learning rate for each group")
@@ -166,11 +162,7 @@ def _faults(state: PlainDict) -> Iterator[str]:
     )
     if fault := _wrong(f"callbacks.{EarlyStopping.key}", counted, _Counted):
         yield fault
-    classes = state["model_config"].get("id2label") or {}
-    if fault := _wrong("model_config.id2label", classes, dict[str, object]):
-        yield fault
-    elif not all(number.isdecimal() for number in classes):
-        yield f"model_config.id2label: {_shown(min(classes))} is no number of a class"
+    yield from _wrong_classes(state["model_config"].get("id2label") or {})
     for name in unrecorded(state["config"], state.get("plugins", ())):
         yield f"plugins: no record of {name}, which its config chooses"
     if "-" not in state["plan"]["fingerprint"]:
@@ -182,6 +174,27 @@ def _faults(state: PlainDict) -> Iterator[str]:
         RandomStates.unpack(state["random"], torch.device("cpu"))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
         yield f"random: no states of generators: {type(error).__name__}: {str(error)[:100]}"
+
+
+def _wrong_tensors(states: PlainDict) -> Iterator[str]:
+    """Yield what is wrong with the tensors of the optimizer's state."""
+    for name, entries in states.items():
+        for key, entry in entries.items():
+            if not isinstance(entry, dict) or "tensor" not in entry:
+                continue
+            fault = _wrong(f"optimizer.state.{name}.{key}", entry, _Tensor)
+            if fault:
+                yield fault
+
+
+def _wrong_classes(classes: object) -> Iterator[str]:
+    """Yield what is wrong with the names of the classes by number."""
+    fault = _wrong("model_config.id2label", classes, dict[str, object])
+    if fault or not isinstance(classes, dict):
+        yield fault or ""
+        return
+    if not all(number.isdecimal() for number in classes):
+        yield f"model_config.id2label: {_shown(min(classes))} is no number of a class"
 
 
 def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
@@ -218,30 +231,35 @@ def _wrong(key: str, value: object, kind: Any) -> str | None:
         return None
     if origin in (UnionType, NotRequired):
         return _wrong(key, value, args[0])
-    if origin is list:
-        if not isinstance(value, list):
-            return _expected(key, value, "a list")
-        return next(
-            filter(None, (_wrong(f"{key}[{at}]", item, args[0]) for at, item in enumerate(value))),
-            None,
-        )
+    if origin in (list, dict):
+        return _wrong_items(key, value, origin, args[-1])
     if origin is None and kind not in _EXPECTED:
         return _wrong_keys(key, value, kind)
-    if origin is dict:
+    if origin is Annotated:
+        good = type(value) is int and args[1] <= value < 2**63
+        expected = f"a whole number, {args[1]} or more"
+    else:
+        good = type(value) is kind or (kind is float and type(value) is int)
+        expected = _EXPECTED[kind]
+    return None if good else _expected(key, value, expected)
+
+
+def _wrong_items(key: str, value: object, kind: type, of_items: Any) -> str | None:
+    """Describe what is wrong with a list or a mapping; None: nothing."""
+    items: list[tuple[str, object]]
+    if kind is list:
+        if not isinstance(value, list):
+            return _expected(key, value, "a list")
+        items = [(f"{key}[{at}]", item) for at, item in enumerate(value)]
+    else:
         if not isinstance(value, dict):
             return _expected(key, value, "a mapping")
-        return next(
-            filter(None, (_wrong(f"{key}.{name}", item, args[1]) for name, item in value.items())),
-            None,
-        )
-    if kind is float:
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-    elif origin is Annotated:
-        good = type(value) is int and args[1] <= value < 2**63
-        return None if good else _expected(key, value, f"a whole number, {args[1]} or more")
-    else:
-        good = type(value) is kind
-    return None if good else _expected(key, value, _EXPECTED[kind])
+        items = [(f"{key}.{name}", item) for name, item in value.items()]
+    for name, item in items:
+        fault = _wrong(name, item, of_items)
+        if fault is not None:
+            return fault
+    return None
 
 
 def _wrong_keys(key: str, value: object, kind: type) -> str | None:
