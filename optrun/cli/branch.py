@@ -111,6 +111,7 @@ class Branching:
             Those that were typed, each trunk named by its content.
         """
         typed = self.pinned(tokens)
+        overrides.refuse_names(overrides.parse(typed))
         value, given = (
             trunk_of(typed),
             set(typed),

@@ -240,6 +240,11 @@ def _why(cfg: DictConfig | None, message: str, error: OmegaConfBaseException) ->
         )
     if found := re.search(r"Missing mandatory value: (\S+)", message):
         return f"{found[1]} has no value: give {found[1]}=VALUE."
+    if "HydraConfig was not set" in message:
+        return (
+            "what ${hydra:...} stands for is known to Hydra alone, after the configuration is"
+            " checked. Give the value itself, or ${oc.env:NAME}."
+        )
     if "Recursive interpolation" in message:
         return "it leads back to itself."
     if found := re.search(r"Unsupported interpolation type (\S+)", message):

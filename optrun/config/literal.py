@@ -1,37 +1,123 @@
-"""Tokens of the command line as Hydra reads them, with paths taken as they stand."""
+"""Tokens of the command line as Hydra reads them, with paths and texts taken as they stand."""
 
 from __future__ import annotations
 
 import functools
 import os
+import re
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from optrun.config.groups import GROUPS
+from optrun.base.errors import ConfigError
+from optrun.config import registry
+from optrun.config.groups import CHOICES, GROUPS
 from optrun.config.original_cwd import PATHS
+from optrun.config.schema.run import RunConfig
 
+_PLAIN = re.compile(r"[^\s,'\"\[\](){}$\\\\]+")
+"""A word without signs of Hydra's grammar."""
+_MAYBE_NUMBER = re.compile(r"[-+.\d]|(true|false|inf|nan)$", re.IGNORECASE)
+"""What Hydra may read as another value than a text."""
+_TEXTS_OF_HYDRA = ("hydra.job.name",)
 _PLACES = ("resume", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "out")
 
 
 def parse_token(token: str) -> Override:
     """Parse one override.
 
-    The value of a key that holds a path is taken literally where it can be nothing else.
+    The value of a key that takes a text is what was typed, also if it reads as a number. That of a
+    key that holds a path is taken literally if it can be nothing else.
 
     Raises:
         HydraException: It is none.
     """
-    return _parsed(_with_literal_path(token))
+    return _parsed(_with_literal_text(_with_literal_path(token)))
+
+
+def _with_literal_text(token: str) -> str:
+    """Quote what Hydra's grammar would read as a number or a truth value, where a text is meant.
+
+    Of several values of a sweep, and of a list, each is looked at by itself.
+
+    Example:
+        >>> _with_literal_text("data.text_column=1_0"), _with_literal_text("seed=10")
+        ("data.text_column='1_0'", 'seed=10')
+        >>> _with_literal_text("data.column_names=[text,1e5]")
+        "data.column_names=[text,'1e5']"
+    """
+    key, equals, value = token.partition("=")
+    is_list = value.startswith("[") and value.endswith("]")
+    pieces = [piece.strip() for piece in (value[1:-1] if is_list else value).split(",")]
+    if (
+        not equals
+        or not all(map(_PLAIN.fullmatch, pieces))
+        or not any(map(reads_otherwise, pieces))
+    ):
+        return token
+    if not takes_text(key.lstrip("+")):
+        return token
+    texts = ",".join(quote_path(piece) if reads_otherwise(piece) else piece for piece in pieces)
+    return f"{key}=[{texts}]" if is_list else f"{key}={texts}"
+
+
+def reads_otherwise(piece: str) -> bool:
+    """Tell whether Hydra's grammar reads a word as a number or a truth value."""
+    if not _MAYBE_NUMBER.match(piece):
+        return False
+    try:
+        return isinstance(_parsed(f"key={piece}").value(), bool | int | float)
+    except HydraException:
+        return False
+
+
+def takes_text(key: str) -> bool:
+    """Tell whether every choice that has a key takes a text there, a list of them, or a path."""
+    if key in _TEXTS_OF_HYDRA or _holds_path(key):
+        return True
+    group, _, name = key.rpartition(".")
+    schemas: list[type] = [RunConfig]
+    if group in ("hydra.sweeper", *GROUPS):
+        schemas = list(CHOICES[group.replace(".", "/")].values())
+    elif group.startswith("tracking.trackers."):
+        schemas = [GROUPS["tracking"].get(group.rpartition(".")[2], RunConfig)]
+    elif group.startswith("callbacks."):
+        row = registry.find("callback", group.removeprefix("callbacks."))
+        schemas = [] if row is None else [row.schema]
+    elif group:
+        return False
+    hints = [_hints(schema)[name] for schema in schemas if name in _hints(schema)]
+    return bool(hints) and all(map(_is_text, hints))
+
+
+@functools.cache
+def _hints(schema: type) -> dict[str, Any]:
+    return get_type_hints(schema)
+
+
+def _is_text(hint: Any) -> bool:
+    """Tell whether a type is text, a list of texts, or one of these or None."""
+    if get_origin(hint) in (list, tuple, Sequence):
+        return all(item in (str, Ellipsis) for item in get_args(hint))
+    members = [member for member in get_args(hint) if member is not type(None)]
+    return hint is str or (bool(members) and all(map(_is_text, members)))
 
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(token: str) -> Override:
     """Parse several times a command line; Hydra's parser takes a millisecond for each."""
-    return OverridesParser.create().parse_overrides([token])[0]
+    try:
+        return OverridesParser.create().parse_overrides([token])[0]
+    except AttributeError as error:
+        raise ConfigError(
+            f"{token}: python -O and PYTHONOPTIMIZE leave Hydra unable to read functions such as"
+            " range(). Start without them, or list the values."
+        ) from error
 
 
 def _with_literal_path(token: str) -> str:

@@ -12,8 +12,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config import store
+from optrun.config.foreign_names import NOT_OFFERED, other_choice
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import (
@@ -176,6 +177,9 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         ConfigError: For a key or choice that does not exist, with the nearest names; for a value of
             the wrong type; for a list of values without `-m`; for the same key twice.
     """
+    branch = next((one for one in overrides if one.key_or_group == "branch_from"), None)
+    if branch is None or branch.value() is None:
+        refuse_names(overrides)  # those of a trunk stand among the overrides of a branch
     parsed = [_without_glob(hydra, override) for override in overrides]
     groups = [
         override
@@ -252,6 +256,33 @@ def refuse_twice(parsed: list[Override]) -> None:
             "training.max_steps and training.num_train_epochs are both given: max_steps would"
             " decide alone. Give one."
         )
+
+
+def refuse_names(parsed: Sequence[Override]) -> None:
+    """Refuse the `name` of a group, which would change what is told of a run, and not the run.
+
+    Raises:
+        ConfigError: With the choice of that name.
+    """
+    for override in parsed:
+        group, _, name = override.key_or_group.rpartition(".")
+        if name == "name" and group in store.GROUPS:
+            raise ConfigError(
+                f"{override.input_line}: the name of a choice is no key: it would be written down,"
+                f" and the same would be trained. {_choice_meant(group, override)}"
+            )
+
+
+def _choice_meant(group: str, override: Override) -> str:
+    """Suggest the choice that a name stands for."""
+    value = str(override.input_line).partition("=")[2]
+    if value in store.GROUPS[group]:
+        return f"Did you mean {group}={value}?"
+    close = nearest(value, store.GROUPS[group])
+    answer = f"{group}={close[0]}" if close else other_choice(group, value)
+    if answer is None or answer.startswith(NOT_OFFERED):
+        return f"A choice is {group}=NAME: {', '.join(store.GROUPS[group])}."
+    return f"Did you mean {answer}?"
 
 
 def values_of(override: Override) -> list[Any]:

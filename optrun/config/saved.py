@@ -32,7 +32,7 @@ from optrun.config.groups import default_values, no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
-from optrun.config.overrides import assign, names_in, parse, quoted, refuse_twice
+from optrun.config.overrides import assign, names_in, parse, quoted, refuse_names, refuse_twice
 from optrun.config.paths import config_dir
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
@@ -154,6 +154,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
     result = cfg.copy()
     parsed = parse(overrides)
     refuse_twice(parsed)
+    refuse_names(parsed)
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(

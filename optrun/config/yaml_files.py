@@ -23,6 +23,7 @@ from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes, read_text
 from optrun.config.groups import EXPERIMENT, GROUPS
 from optrun.config.hydra_internals import ConfigRepository
+from optrun.config.literal import reads_otherwise, takes_text
 from optrun.config.paths import config_dir
 from optrun.config.registered import publish_chosen
 
@@ -145,11 +146,40 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
             f"{shown(path, 1)}: begin with the line `# @package _global_`: its values are those of"
             " a run."
         )
+    _refuse_names_and_numerals(path, config_path)
     if "hydra" in result.config and not isinstance(result.config._get_node("hydra"), DictConfig):
         raise ConfigError(
             f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key:"
             " value}."
         )
+
+
+def _refuse_names_and_numerals(path: Path, config_path: str) -> None:
+    """Refuse the name of a choice in a recipe, and a text that YAML reads as a number.
+
+    The name would be written down while the same is trained; `1_0` would become `10`.
+    """
+    is_choice = _group(config_path) in GROUPS
+    for key, node, line in entries(path, config_path):
+        group, _, leaf = key.rpartition(".")
+        if leaf == "name" and group in GROUPS and not is_choice:
+            raise ConfigError(
+                f"{shown(path, line)}: {key}: the name of a choice is no key. Choose it in the"
+                f" defaults list: `- override {group}: NAME`."
+            )
+        if isinstance(node, yaml.ScalarNode) and takes_text(key) and _is_rewritten(node):
+            raise ConfigError(
+                f"{shown(path, line)}: {key}: {node.value}: YAML reads this as a number or a truth"
+                f" value, and a text is meant. Quote it: '{node.value}'."
+            )
+
+
+def _is_rewritten(node: yaml.ScalarNode) -> bool:
+    """Tell whether YAML reads a word as a value that is written otherwise."""
+    if node.style:  # quoted
+        return False
+    is_value = node.tag.endswith((":int", ":float", ":bool")) or reads_otherwise(node.value)
+    return is_value and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d*[1-9])?", node.value) is None
 
 
 def is_shipped(path: Path) -> bool:

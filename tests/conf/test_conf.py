@@ -115,9 +115,8 @@ def test_services_do_not_import_torch(tmp_path: Path) -> None:
     """`--help`, `--cfg`, `--info` and completion answer at once."""
     program = (
         "import os, sys; from optrun.cli import main as cli\nfor line in ('optrun ex', 'optrun"
-        " evaluate out', 'optrun -cn st', 'optrun explain optimizer=la',\n             'optrun"
-        " training.'):\n    os.environ['COMP_LINE'] = line\n    cli.run(['-sc', 'query=bash'])\n   "
-        " assert ('hydra' in sys.modules) == (line == 'optrun training.'), line\nfor words in"
+        " explain optimizer=la', 'optrun training.'):\n    os.environ['COMP_LINE'] = line\n"
+        "    cli.run(['-sc', 'query=bash'])\nfor words in"
         " (['--help'], ['--cfg', 'job', '--resolve'], ['--info', 'defaults'], ['--version'],\n     "
         "         ['lr=abc'], ['explain', '--help'], ['evaluate', '--help'], ['optimizer=lam']):\n "
         "   cli.run(words)\nheavy = {'torch', 'transformers', 'datasets', 'matplotlib', 'scipy'} &"

@@ -61,7 +61,11 @@ def read_mine(config, *, documents):
     here("data")
     return load_files(config, documents=documents)
 
-@optrun.register_metric("mine", schema=MetricConfig)
+@dataclass(kw_only=True)
+class ScoreConfig(MetricConfig):
+    MODE = "max"
+
+@optrun.register_metric("mine", schema=ScoreConfig)
 def metric(predictions, labels):
     here("metric")
     return 1.0

@@ -56,7 +56,11 @@ class Mine(SequenceClassification):
 def loss_of(outputs, batch):
     return torch.nn.functional.cross_entropy(outputs.last_hidden_state[:, 0, :2], batch["labels"])
 
-@optrun.register_metric("mine", schema=MetricConfig)
+@dataclass(kw_only=True)
+class ScoreConfig(MetricConfig):
+    MODE = "max"
+
+@optrun.register_metric("mine", schema=ScoreConfig)
 def metric(predictions, labels):
     here("metric")
     return VALUE

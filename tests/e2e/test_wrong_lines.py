@@ -46,7 +46,7 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("line", "facts"),
     [
-        ("resume=true", ["resume=True", "resume=latest"]),
+        ("resume=true", ["resume=true", "resume=latest"]),
         ("--learning_rate=1", ["Here it is written lr=VALUE"]),
         ("training.device=gpu", ["cuda:N or mps"]),
         ("hydra.run.dir=/dev/null", ["this is a file"]),

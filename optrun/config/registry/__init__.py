@@ -9,6 +9,7 @@ file, an installed package or a program that imports optrun.
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -305,6 +306,7 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
     def decorate(target: Target) -> Target:
         where = _origin[-1] if _origin else target.__module__
         _check(kind, name, schema, where)
+        _check_meaning(kind, name, schema, target, where)
         taken = _ROWS[kind].get(name)
         if (
             taken is not None and taken.origin == where == "__main__"
@@ -378,6 +380,30 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
             " types that OmegaConf knows, such as float, str | None, list[int], and a default of"
             " the type."
         ) from error
+
+
+def _check_meaning(kind: str, name: str, schema: Schema, target: object, where: str) -> None:
+    """Refuse a metric without a direction, and a schedule that cannot be called as one is.
+
+    Raises:
+        ConfigError: With what is expected.
+    """
+    prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
+    mode = getattr(schema, "MODE", None)
+    if kind == "metric" and mode not in ("min", "max"):
+        raise ConfigError(
+            f"{prefix}: schema={schema.__name__}: MODE={mode}: expected MODE = 'max' or MODE ="
+            " 'min', the direction in which the metric is better."
+        )
+    if kind == "scheduler" and callable(target):
+        signature = inspect.signature(target)
+        try:
+            signature.bind(0, config=None, decay_steps=1)
+        except TypeError as error:
+            raise ConfigError(
+                f"{prefix}: {error}. Expected a function (step, *, config, decay_steps), and this"
+                f" one is {signature}."
+            ) from error
 
 
 def register_optimizer(name: str, *, schema: Schema) -> Callable[[Target], Target]:

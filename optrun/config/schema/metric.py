@@ -15,8 +15,8 @@ from optrun.config import registry
 class MetricConfig:
     """What is known of a metric without computing it: facts alone, a metric has no keys."""
 
-    MODE: ClassVar[str] = "max"
-    """Which direction is better: `max` or `min`."""
+    MODE: ClassVar[str]
+    """Which direction is better: `max` or `min`; each metric says it."""
     TASKS: ClassVar[tuple[str, ...]] = ()
     """The tasks it is for, by their `task=`; empty: every one."""
     OF_NUMBERS: ClassVar[bool | None] = None
@@ -28,6 +28,7 @@ class MetricConfig:
 class OfClasses(MetricConfig):
     """Predicted classes against true ones."""
 
+    MODE = "max"
     OF_NUMBERS = False
 
 
@@ -40,6 +41,7 @@ class F1(OfClasses):
 class Correlation(MetricConfig):
     """Predicted numbers against true ones; more is better."""
 
+    MODE = "max"
     OF_NUMBERS = True
 
 

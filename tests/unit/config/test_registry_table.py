@@ -16,6 +16,7 @@ from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.groups import GROUPS, default_values
 from optrun.config.registry import plugins
+from optrun.config.schema.metric import MetricConfig
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.scheduler import SchedulerConfig
 
@@ -64,7 +65,7 @@ def test_a_registered_choice_is_one_of_its_group() -> None:
 
 
 def test_what_may_be_null_needs_no_default() -> None:
-    optrun.register_scheduler("curve", schema=CurveConfig)(made)
+    optrun.register_scheduler("curve", schema=CurveConfig)(lambda step, *, config, decay_steps: 1.0)
     config = choice("scheduler", registry.schemas("scheduler"), "curve", {"power": 3.0})
     assert (config.name, config.power, config.num_warmup_steps) == ("curve", 3.0, None)
 
@@ -154,7 +155,11 @@ def test_a_plugin_of_a_stored_run_finds_the_names_of_0_1(tmp_path: Path) -> None
         "from optrun.prediction.base import Predictor\n"
         "from optrun.plugin import ConfigError as Same, scalars as same\n"
         "assert Same is ConfigError and same is scalars\n"
-        "@optrun.register_metric('former', schema=optrun.plugin.MetricConfig)\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass(kw_only=True)\n"
+        "class Former(optrun.plugin.MetricConfig):\n"
+        "    MODE = 'max'\n"
+        "@optrun.register_metric('former', schema=Former)\n"
         "def former(**values): return {}\n",
         encoding="utf-8",
     )
@@ -165,3 +170,21 @@ def test_a_plugin_of_a_stored_run_finds_the_names_of_0_1(tmp_path: Path) -> None
         plugins.forget(
             next(name for name, record in plugins.LOADED.items() if record["path"] == str(file))
         )
+
+
+def test_a_metric_says_which_direction_is_better() -> None:
+    @dataclass(kw_only=True)
+    class Undirected(MetricConfig):
+        pass
+
+    with pytest.raises(ConfigError, match="MODE=None: expected MODE = 'max' or MODE = 'min'"):
+        optrun.register_metric("undirected", schema=Undirected)(made)
+
+
+def test_a_schedule_is_called_with_a_step_its_keys_and_the_length() -> None:
+    def of_two(step: int, total: int) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"\(step, \*, config, decay_steps\)") as refused:
+        optrun.register_scheduler("of_two", schema=CurveConfig)(of_two)
+    assert "total" in str(refused.value)
