@@ -43,7 +43,7 @@ class ScratchPreparation:
         """Pixels of a PIL image; shape (channels, size, size), float32."""
         from PIL import Image
 
-        plain = image.convert("RGB" if self.channels == 3 else "L")
+        plain = in_8_bits(image).convert("RGB" if self.channels == 3 else "L")
         small = plain.resize((self.size, self.size), resample=Image.Resampling.BILINEAR)
         pixels = np.asarray(small, dtype=np.float32).reshape(self.size, self.size, self.channels)
         scaled = (pixels / np.float32(255) - np.float32(_MEAN)) / np.float32(_STD)
@@ -92,12 +92,41 @@ class PretrainedPreparation:
 
     def __call__(self, image: Image.Image) -> np.ndarray:
         """Pixels of a PIL image; shape (channels, height, width), float32."""
-        made = self.processor(images=image.convert("RGB"), return_tensors="np")["pixel_values"][0]
-        return np.ascontiguousarray(made, dtype=np.float32)
+        plain = in_8_bits(image).convert("RGB")
+        pixels = self.processor(images=plain, return_tensors="np")["pixel_values"][0]
+        return np.ascontiguousarray(pixels, dtype=np.float32)
 
     def save_pretrained(self, folder: str) -> None:
         """Write the processor beside a model."""
         self.processor.save_pretrained(folder)
+
+
+def in_8_bits(image: Image.Image) -> Image.Image:
+    """Scale the grey values of an image that has more than 8 bits of them to 0 to 255.
+
+    Pillow's own `convert` cuts them off at 255, which makes an image of 16 bits white.
+
+    Raises:
+        ConfigError: Values of which nobody knows what is white.
+    """
+    from PIL import Image
+
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image, dtype=np.float64)
+    least, most = float(values.min()), float(values.max())
+    if image.mode.startswith("I;16") or (image.mode == "I" and 255 < most <= 65535):
+        scale = 255 / 65535
+    elif image.mode == "F" and most <= 1:
+        scale = 255.0
+    else:
+        scale = 1.0
+    if least < 0 or most * scale > 255:
+        raise ConfigError(
+            f"this image has values from {least:g} to {most:g}: expected 8 or 16 bits, or fractions"
+            " from 0 to 1."
+        )
+    return Image.fromarray(np.rint(values * scale).astype(np.uint8))
 
 
 def saved_preparation(folder: Path) -> PretrainedPreparation:

@@ -50,18 +50,21 @@ def multiple_negatives_ranking(
 def false_negatives(texts: Tensor) -> Tensor:
     """Mark what is no negative of a row.
 
-    Its own texts wherever they stand, and what belongs to the same first text.
+    Its first text wherever it stands, and every second text that some row has beside the same first
+    text, also where it is another row's third text.
 
     Returns:
         Shape (batch, batch (texts - 1)), bool: the second texts of all rows, then their third ones
         and so on.
     """
-    rows, (first, second) = len(texts), (texts[:, :1], texts[:, 1:2])
+    rows = len(texts)
+    first, second = texts[:, :1], texts[:, 1:2]
     documents = texts[:, 1:].T.reshape(-1)
-    same = (documents == first) | (documents == second)
-    same[:, :rows] |= first == first.T
-    same[:, :rows].fill_diagonal_(False)
-    return same
+    has_same_first = (first == first.T).float()
+    is_second = (documents == second).float()
+    belongs = (documents == first) | (has_same_first @ is_second > 0)
+    belongs[:, :rows].fill_diagonal_(False)
+    return belongs
 
 
 def cosine_similarity(vectors: Tensor, scores: Tensor) -> Tensor:

@@ -64,8 +64,14 @@ class Embedding(Task):
         split = source.train
         return [pair_columns(source.columns, split, negative_columns(source.columns, split))[0]]
 
-    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
-        """Find the columns, and look at the scores."""
+    def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Find the columns, look at the scores, and let the tokenizer pad on the right."""
+        if tokenizer.padding_side != "right":
+            tokenizer.padding_side = "right"
+            self.notes.append(
+                "the tokenizer pads on the right now, as in training: on the left, the vectors of a"
+                " batch would be others wherever positions are counted from its begin"
+            )
         self.scored = self.config.of_numbers
         self.names: dict[Split, list[str]] = {}
         self.scores: dict[Split, np.ndarray] = {}

@@ -100,12 +100,12 @@ def test_a_text_that_stands_twice_is_no_negative_of_itself() -> None:
     vectors = record.vectors()[:4, :2]
     texts = torch.tensor(
         [[0, 1], [2, 3], [0, 4], [5, 1]]
-    )  # rows 0 and 2 ask the same, 0 and 3 have the same answer
+    )  # rows 0 and 2 ask the same, 0 and 3 have the same answer, which so is one to row 2 as well
     whole = contrastive.multiple_negatives_ranking(vectors, texts, scale=5.0)
     unit = torch.nn.functional.normalize(vectors, dim=-1)
     logits, rows = (
         5 * unit[:, 0] @ unit[:, 1].T,
-        {0: [0, 1], 1: [0, 1, 2, 3], 2: [1, 2, 3], 3: [1, 2, 3]},
+        {0: [0, 1], 1: [0, 1, 2, 3], 2: [1, 2], 3: [1, 2, 3]},
     )
     alone = [logits[row, known].logsumexp(0) - logits[row, row] for row, known in rows.items()]
     assert whole.item() == pytest.approx(float(torch.stack(alone).mean()), rel=1e-6)
@@ -304,3 +304,26 @@ def test_a_folder_that_says_what_is_not_here(
     for fact in [f"model.path={tmp_path}", *facts]:
         assert fact in str(refused.value)
     assert folder_pooling(str(tmp_path), None, "cls", False)[0] == Pooling("cls", False)
+
+
+def test_a_negative_that_belongs_to_the_same_text_is_none() -> None:
+    """Row 0's third text is the second one of row 1, which asks the same."""
+    texts = torch.tensor([[1, 2, 3], [1, 3, 4], [5, 6, 2]])
+    found = contrastive.false_negatives(texts)
+    columns = [2, 3, 6, 3, 4, 2]
+    assert [[columns[at] for at in row.nonzero().flatten().tolist()] for row in found] == [
+        [3, 3, 2],
+        [2, 3, 2],
+        [],
+    ]
+
+
+def test_left_padding_becomes_right_padding(
+    make_source: Make, make_task: Make, tokenizer: Make
+) -> None:
+    """sentence-transformers pads as the tokenizer says, and counts positions from the begin."""
+    left = tokenizer("pair")
+    left.padding_side = "left"
+    task = make_task("embedding", make_source(TRIPLETS), left)
+    assert left.padding_side == "right"
+    assert any("pads on the right" in note for note in task.notes)
