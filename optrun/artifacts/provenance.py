@@ -122,7 +122,13 @@ def identity(values: PlainMapping) -> PlainDict:
             result["branch_from"] = trunk.digest  # wherever the checkpoint lies
     if isinstance(values.get("training"), Mapping):
         result["training"] = _training_identity(values)
-    for group, key in (*_conditional_keys(values), *_DISTRIBUTED_DTYPES):
+    training = values.get("training") or {}
+    conditional = conditional_keys(
+        training.get("early_stopping_patience"),
+        training.get("on_nonfinite"),
+        values.get("branch_from"),
+    )
+    for group, key in (*conditional, *DISTRIBUTED_DTYPES):
         chosen = values.get(group)
         if isinstance(chosen, Mapping) and chosen.get(key) is not None:
             result.setdefault(group, {})[key] = chosen[key]
@@ -133,7 +139,7 @@ def identity(values: PlainMapping) -> PlainDict:
     return result
 
 
-_DISTRIBUTED_DTYPES = (("distributed", "param_dtype"), ("distributed", "reduce_dtype"))
+DISTRIBUTED_DTYPES = (("distributed", "param_dtype"), ("distributed", "reduce_dtype"))
 """What ranks compute in, and reduce gradients in, decides results; where they run does not."""
 _DERIVED = (
     ("optimizer", "default_lr"),
@@ -153,14 +159,15 @@ def _training_identity(values: PlainMapping) -> PlainDict:
     return result
 
 
-def _conditional_keys(values: PlainMapping) -> Iterator[tuple[str, str]]:
-    """Yield keys outside of the identity that this configuration makes part of the result."""
-    training = values.get("training") or {}
-    if training.get("early_stopping_patience") is not None:  # the metric decides when it ends
+def conditional_keys(
+    early_stopping_patience: object, on_nonfinite: object, branch_from: object
+) -> Iterator[tuple[str, str]]:
+    """Yield group and name of keys that are part of the result only beside these values."""
+    if early_stopping_patience is not None:  # the metric decides when training ends
         yield "checkpoint", "metric"
         yield "checkpoint", "mode"
-    if training.get("on_nonfinite") == "rollback":  # it goes back to the last scheduled save
+    if on_nonfinite == "rollback":  # training goes back to the last scheduled save
         yield "checkpoint", "save_steps"
         yield "checkpoint", "allow_nonfinite"
-    if values.get("branch_from") is not None:
+    if branch_from is not None:
         yield "checkpoint", "on_other_optimizer"

@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from optrun.artifacts.objective import loss_beside, stand_in
-from optrun.artifacts.provenance import NOT_IDENTITY, NOT_IDENTITY_OF_TRAINING
+from optrun.artifacts.provenance import (
+    DISTRIBUTED_DTYPES,
+    NOT_IDENTITY,
+    NOT_IDENTITY_OF_TRAINING,
+    conditional_keys,
+)
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate
 from optrun.report.alike import shortened
@@ -139,6 +144,20 @@ class Contender:
     """Against the reference; None where nothing is compared."""
 
 
+def _decisive_keys(runs: Sequence[Run]) -> set[str]:
+    """Find keys that decide results of these runs, such as the metric of early stopping."""
+    keys = set(DISTRIBUTED_DTYPES)
+    for run in runs:
+        keys |= set(
+            conditional_keys(
+                run.config.get("training.early_stopping_patience"),
+                run.config.get("training.on_nonfinite"),
+                run.config.get("branch_from"),
+            )
+        )
+    return {f"{group}.{name}" for group, name in keys}
+
+
 def differing(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys that tell the runs apart.
 
@@ -148,6 +167,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     key that only repeats the seed.
     """
     found = []
+    decisive = _decisive_keys(runs)
     for key in dict.fromkeys(key for run in runs for key in run.config):
         group = key.partition(".")[0]
         choice = [f"{group}.name"] if key not in (f"{group}.name", group) else []
@@ -155,7 +175,8 @@ def differing(runs: Sequence[Run]) -> list[str]:
         repeats_seed = key.endswith(".seed") and all(
             config[key] == config.get("seed") for config in having
         )
-        if not (_BESIDE_THE_POINT & {key, group} or repeats_seed or follows(key, choice, runs)):
+        is_beside = bool(_BESIDE_THE_POINT & {key, group}) and key not in decisive
+        if not (is_beside or repeats_seed or follows(key, choice, runs)):
             found.append(key)
     first = [
         key

@@ -17,7 +17,7 @@ import torch
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from optrun.artifacts.run_dir import RunDir
 from optrun.data.loader import EpochPlan
-from optrun.runner.resume.config_diff import meaning
+from optrun.runner.resume.config_diff import MEANINGS, meaning
 from optrun.runner.resume.data_position import move, plan_values
 from optrun.training.state import TrainState
 from tests.faults.checkpoints import edit_manifest
@@ -59,7 +59,8 @@ def test_harmless_keys_change_no_number_and_are_recorded(
     for key, word in zip(keys, HARMLESS, strict=True):
         line = line_of(key, said)
         assert f"-> {word.split('=')[1]} " in line
-        assert line.endswith("the numbers stay the same") or "eval" in key, line
+        assert line.endswith(MEANINGS[meaning(key)]), line
+        assert meaning(key) in ("harmless", "evaluation", "nonfinite", "rounding"), line
     assert tensors(run.path, STEPS) == tensors(straight.path, STEPS)
     changes = summary(run.path)["resumes"][-1]["changes"]
     assert changes["training.logging_steps"] == [1, 2]
@@ -506,7 +507,9 @@ def test_every_key_has_a_meaning(straight: Straight) -> None:
         == "data"
     )
     assert kinds["training.max_steps"] == "length"
-    assert kinds["checkpoint.save_steps"] == kinds["tracking.name"] == "harmless"
+    assert kinds["checkpoint.keep_last"] == kinds["tracking.name"] == "harmless"
+    assert kinds["checkpoint.metric"] == kinds["checkpoint.mode"] == "best"
+    assert kinds["checkpoint.save_steps"] == kinds["training.on_nonfinite"] == "nonfinite"
 
 
 def test_a_counter_of_a_newer_version_is_refused() -> None:

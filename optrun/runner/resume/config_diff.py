@@ -26,11 +26,13 @@ _HARMLESS_TRAINING = {
         "dataloader_timeout",
         "max_seconds",
         "profile",
-        "on_nonfinite",
-        "max_nonfinite_skips",
-        "max_rollbacks",
     )
 }
+_BEST = ("checkpoint.metric", "checkpoint.mode")
+_NONFINITE = (
+    *("training.on_nonfinite", "training.max_nonfinite_skips", "training.max_rollbacks"),
+    *("checkpoint.save_steps", "checkpoint.allow_nonfinite"),
+)
 _LENGTH = {
     "training.max_steps",
     "training.num_train_epochs",
@@ -49,6 +51,8 @@ MEANINGS = {
     "harmless": "the numbers stay the same",
     "rounding": "the same numbers but for rounding",
     "evaluation": "when it is evaluated, and what goes by that: a plateau schedule, early stopping",
+    "best": "which checkpoint is best, and when early stopping ends training",
+    "nonfinite": "what follows a step that is not finite, and where a rollback goes back to",
     "length": "how long it trains",
     "data": "which examples come next",
     "mathematics": "what is computed from here on",
@@ -62,17 +66,27 @@ def meaning(key: str) -> str:
         >>> meaning("training.logging_steps"), meaning("lr"), meaning("data.train")
         ('harmless', 'mathematics', 'data')
     """
-    if key.startswith(_HARMLESS) or key in _HARMLESS_TRAINING:
+    for kind, keys in _BY_NAME.items():
+        if key in keys:
+            return kind
+    if key.startswith(_HARMLESS):
         return "harmless"
-    if key in _EVALUATION:
-        return "evaluation"
-    if key.startswith(_ROUNDING) and key not in _MATHEMATICS:
+    if key.startswith(_ROUNDING):
         return "rounding"
-    if key in _LENGTH:
-        return "length"
-    if key in _PLAN or key.startswith(("data.", "task.")):
+    if key.startswith(("data.", "task.")):
         return "data"
     return "mathematics"
+
+
+_BY_NAME = {
+    "mathematics": _MATHEMATICS,
+    "best": _BEST,
+    "nonfinite": _NONFINITE,
+    "harmless": _HARMLESS_TRAINING,
+    "evaluation": _EVALUATION,
+    "length": _LENGTH,
+    "data": _PLAN,
+}
 
 
 def is_harmless(key: str) -> bool:
@@ -80,7 +94,7 @@ def is_harmless(key: str) -> bool:
 
     But for rounding and metrics.
     """
-    return meaning(key) in ("harmless", "rounding", "evaluation")
+    return meaning(key) in ("harmless", "rounding", "evaluation", "nonfinite")
 
 
 def may_change_data(changes: Changes) -> bool:

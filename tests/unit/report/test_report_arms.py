@@ -356,3 +356,14 @@ def test_configuration_files(tmp_path: Path) -> None:
         path.write_text(content)
         with pytest.raises(ValueError, match=r"config\.yaml"):
             read_config(path)
+
+
+@pytest.mark.parametrize("patience", [None, 2])
+def test_the_metric_of_early_stopping_separates_runs(
+    tmp_path: Path, make_run: MakeRun, patience: int | None
+) -> None:
+    for number, metric in enumerate(("eval/loss", "eval/accuracy")):
+        config = {"training.early_stopping_patience": patience, "checkpoint.metric": metric}
+        make_run(tmp_path / str(number), seed=number, max_steps=20, config=config)
+    expected = [] if patience is None else ["checkpoint.metric"]
+    assert differing(load_runs([tmp_path])) == expected

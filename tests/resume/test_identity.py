@@ -1,0 +1,130 @@
+"""What is left out of the identity of a job, or called harmless, changes no bit of its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optrun.artifacts.provenance import config_digest, identity
+from optrun.artifacts.run_dir import RunDir
+from optrun.config.saved import flat, read_config
+from optrun.runner.resume.config_diff import meaning
+from tests.running import TINY_GPT, optrun, summary, write_text
+
+CHANGES = [
+    "run_name=other",
+    "matters=0.5",
+    "tracking=tensorboard",
+    "training.logging_steps=3",
+    "training.max_seconds=9999",
+    "training.dataloader_num_workers=1",
+    "training.dataloader_timeout=99",
+    "training.device=cpu",
+    "training.profile=1",
+    "training.chunked_loss=false",
+    "checkpoint.save_steps=2",
+    "checkpoint.keep_last=1",
+    "checkpoint.keep_best=0",
+    "checkpoint.metric=eval/loss",
+    "checkpoint.mode=max",
+    "checkpoint.on_storage_error=stop",
+    "checkpoint.on_other_optimizer=reset",
+    "checkpoint.checksum=sha256",
+    "checkpoint.allow_nonfinite=true",
+    "checkpoint=none",
+    "distributed.timeout_seconds=99",
+]
+ELSEWHERE = {
+    "resume": "no key of a run that begins",
+    "lr_from": "lr itself counts",
+    "checkpoint.enabled": "checkpoint=none",
+    "checkpoint.name": "checkpoint=none",
+    "tracking.name": "tracking=tensorboard",
+    "training.nproc_per_node": "no key of one process",
+    "distributed.name": "the same numbers but for rounding, as tests/distributed compares",
+    "branch_from": "counts where a run branches",
+    "branch_schedule": "counts where a run branches",
+    "optimizer.default_lr": "makes lr, which counts",
+    "model.default_lr_factor": "makes lr, which counts",
+    "adapter.default_lr_factor": "makes lr, which counts",
+}
+
+
+def trained(folder: Path, name: str, *words: str) -> RunDir:
+    """A run with dropout that early stopping ends, of every key that may end it."""
+    run = RunDir(folder / name)
+    base = [
+        *(word.replace("n_layer=2", "n_layer=1") for word in TINY_GPT),
+        "data=files",
+        f"data.train={write_text(folder, 60)}",
+        "training.per_device_train_batch_size=4",
+        "training.max_steps=8",
+        "training.eval_steps=1",
+        "training.logging_steps=1",
+        "training.early_stopping_patience=3",
+        "lr=1e-3",
+        "checkpoint.save_steps=1",
+    ]
+    keys = {word.partition("=")[0] for word in words}
+    if "checkpoint=none" in words:
+        keys.add("checkpoint.save_steps")
+    kept = [word for word in base if word.partition("=")[0] not in keys]
+    assert optrun(*kept, *words, f"hydra.run.dir={run.path}") == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return trained(tmp_path_factory.mktemp("base"), "base")
+
+
+def result(run: RunDir) -> tuple[int, bytes]:
+    return summary(run.path)["global_step"], (run.model / "model.safetensors").read_bytes()
+
+
+def test_every_key_that_is_left_out_is_tried(base: RunDir) -> None:
+    values = read_config(base.config)
+    left_out = flat(values).keys() - flat(identity(values)).keys()
+    tried = {word.partition("=")[0] for word in CHANGES} | ELSEWHERE.keys()
+    assert left_out <= tried, sorted(left_out - tried)
+    harmless = {key for key in flat(values) if meaning(key) == "harmless"}
+    assert harmless <= tried, sorted(harmless - tried)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_identity_is_one_result(base: RunDir, tmp_path: Path, change: str) -> None:
+    run = trained(tmp_path, "other", change)
+    key = change.partition("=")[0]
+    digests = [config_digest(with_data_of(base, read_config(each.config))) for each in (base, run)]
+    if digests[0] == digests[1] or meaning(key) == "harmless":
+        assert result(run) == result(base)
+    if key == "checkpoint.mode":
+        assert digests[0] != digests[1]
+        assert result(run)[0] < result(base)[0], "it decides when early stopping ends this run"
+
+
+def with_data_of(base: RunDir, values: dict[str, object]) -> dict[str, object]:
+    """The rows lie in another folder, and are the same."""
+    return {**values, "data": read_config(base.config)["data"]}
+
+
+def with_keys(values: dict[str, object], group: str, **keys: object) -> dict[str, object]:
+    chosen = values[group]
+    assert isinstance(chosen, dict)
+    return {**values, group: {**chosen, **keys}}
+
+
+def test_what_a_rollback_goes_back_to_counts(base: RunDir) -> None:
+    values = read_config(base.config)
+    often = with_keys(values, "checkpoint", save_steps=7)
+    assert config_digest(values) == config_digest(often)
+    pair = [with_keys(each, "training", on_nonfinite="rollback") for each in (values, often)]
+    assert config_digest(pair[0]) != config_digest(pair[1])
+
+
+def test_what_ranks_compute_in_counts(base: RunDir) -> None:
+    values = read_config(base.config)
+    plain = with_keys(values, "distributed", name="fsdp", param_dtype=None)
+    half = with_keys(values, "distributed", name="fsdp", param_dtype="bfloat16")
+    assert config_digest(plain) != config_digest(half)
