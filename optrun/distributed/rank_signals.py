@@ -1,4 +1,4 @@
-"""Requests to a rank: by signal, by its agent, and by the end of whoever started it."""
+"""Requests to a rank: by signal, by the process that started it, and by the end of that one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RankSignals:
     and after training a signal is only noted.
 
     Args:
-        heartbeats: Where an agent leaves its requests; None: there is none of optrun's.
+        heartbeats: Where optrun leaves its requests; None: a launcher started this rank.
     """
 
     def __init__(self, heartbeats: Heartbeats | None = None) -> None:
@@ -73,7 +73,7 @@ class RankSignals:
     def _pass_on(self) -> None:
         """Send this process what was asked of it, as far as training has not heard it yet.
 
-        A launcher's kill may reach rank and agent at once, as that of SLURM does: it counts as one
+        A scheduler's signal may reach rank and starter at once, as SLURM's does: it counts as one
         request.
         """
         # `training.signals.SignalHandler`, while it holds the signals; this room lies below that

@@ -57,7 +57,7 @@ def run_here(
         display = make_display(console, title)
         introduce(display, config, run, world.size)
         with contextlib.ExitStack() as stack:
-            if world is ALONE:  # ranks are watched by their agent
+            if world is ALONE:  # ranks are watched by each other, or by who started them
                 stack.enter_context(watched(config.distributed.timeout_seconds, display.note))
                 idle = idle_note(config)
                 if idle is not None:

@@ -1,6 +1,6 @@
 """What training leaves to who asked for it.
 
-Without the training itself, which an agent of ranks does not load.
+Without the training itself, which the process that starts ranks does not load.
 """
 
 from dataclasses import dataclass

@@ -374,7 +374,8 @@ def test_a_start_beside_another_is_refused_before_ranks_are(
         assert optrun(*tokens(tmp_path, "hydra.run.dir=run")) == 5
     said = capsys.readouterr().err
     assert said.count("run: another process writes this run") == 1
-    assert not RunDir("run").lock.exists()
+    assert not RunDir("run").summary.exists()
+    assert not RunDir("run").rank_log(1).exists(), "no rank was started"
 
 
 def test_more_ranks_than_devices(
