@@ -170,7 +170,7 @@ def _alone(folder: Path) -> Iterator[None]:
                 held = lock
                 os.ftruncate(lock, 0)
                 os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
-            stack.callback(path.unlink, missing_ok=True)
+                stack.callback(path.unlink, missing_ok=True)
         stack.enter_context(_signs_of_life(folder, held))
         yield
 
@@ -270,16 +270,7 @@ def _whole_or_made(folder: Path, key: str, make: Callable[[Path], None]) -> Path
         make(aside)
         if not lasting:
             return aside
-        sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(aside.iterdir())}
-        (aside / _SEAL).write_text(_seal_of(aside, key, sums), encoding="utf-8")
-        for path in aside.iterdir():
-            with open_file(path) as file:
-                os.fsync(file.fileno())
-        try:
-            aside.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # not because another process was first
-                raise
+        _publish(aside, folder, key)
     except OSError as error:
         if error.errno not in _DISK_REFUSED:
             raise
@@ -291,6 +282,24 @@ def _whole_or_made(folder: Path, key: str, make: Callable[[Path], None]) -> Path
         if lasting:
             shutil.rmtree(aside, ignore_errors=True)
     return folder
+
+
+def _publish(aside: Path, folder: Path, key: str) -> None:
+    """Seal an entry that was made, flush it, and give it its name.
+
+    Raises:
+        OSError: The disk refused.
+    """
+    sums = {path.name: checksum(chunks_of_file(path)) for path in sorted(aside.iterdir())}
+    (aside / _SEAL).write_text(_seal_of(aside, key, sums), encoding="utf-8")
+    for path in aside.iterdir():
+        with open_file(path) as file:
+            os.fsync(file.fileno())
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # not because another process was first
+            raise
 
 
 def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None) -> Found:
@@ -457,5 +466,24 @@ def _sweep(folder: Path) -> None:
     """Delete what killed processes left a day ago or earlier."""
     for left in folder.glob(".making-*"):
         with contextlib.suppress(OSError):  # gone meanwhile
-            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                left.unlink() if left.is_file() else shutil.rmtree(left, ignore_errors=True)
+            if time.time() - left.stat().st_mtime < _ABANDONED_SECONDS or _is_being_made(left):
+                continue
+            if left.is_file():
+                left.unlink()
+            else:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_being_made(left: Path) -> bool:
+    """Tell whether a process holds the lock of an entry, however old its files are."""
+    lock = left
+    if left.suffix != ".lock":
+        lock = left.with_name(f"{left.name.rpartition('-')[0]}.lock")
+    if not lock.exists():
+        return False
+    try:
+        with lock.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is held, or this disk has no locks
+        return True
+    return False

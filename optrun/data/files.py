@@ -16,7 +16,7 @@ from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import content_of, digest, versions
 from optrun.data.encoding import UTF8
-from optrun.data.folders import content_of_folder, files_of, is_read, why_not
+from optrun.data.folders import content_of_folder, files_of, is_read, split_name, why_not
 from optrun.data.formats import FORMATS, by_ending, check, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
@@ -63,7 +63,18 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
             notes.append(
                 f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows"
             )
+    notes += _splits_among(train_files)
     return Source(train, sets, config, notes=notes)
+
+
+def _splits_among(files: list[Path]) -> list[str]:
+    """Tell of training files that are called as rows to evaluate on, beside others called `train`."""
+    names = {path: split_name(path, path.parent.parent) for path in files}
+    held = [str(path) for path, name in names.items() if name not in (None, "train")]
+    if not held or "train" not in names.values():
+        return []
+    shown = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
+    return [f"data.train holds {len(held):,} files that are called as other splits: {shown}"]
 
 
 def _refuse_idle(

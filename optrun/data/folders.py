@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Collection
 from pathlib import Path
@@ -60,17 +61,14 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
         folder: It.
         endings: Of files that are read.
     """
-    parts = sorted(path for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
-    splits = [path for path in parts if path.name.lower() in _SPLITS and is_read(path)]
+    splits = splits_of(folder, endings)
     if splits:
-        train = next((path for path in splits if path.name.lower().startswith("train")), splits[0])
-        held = [path for path in splits if path != train]
-        keys = [
-            f"data.train={shlex.quote(str(train))}",
-            *(f"data.eval={shlex.quote(str(held[0]))}" for _ in held[:1]),
-        ]
+        keys = [f"data.train={shlex.quote(splits['train'])}"] if "train" in splits else []
+        held = next((pattern for name, pattern in splits.items() if name != "train"), None)
+        if held is not None:
+            keys.append(f"data.eval={shlex.quote(held)}")
         return (
-            f"this is a folder, and its folders {', '.join(p.name for p in splits)} are splits."
+            f"this is a folder with splits ({', '.join(splits)}), which are not trained on together."
             f" Take {' '.join(keys)}"
         )
     files = [path for path in files_of(folder)[:1000] if path.suffix.lower() in endings]
@@ -81,8 +79,60 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
             "this is a folder with images and other files. Take data=hub"
             f" data.path={shlex.quote(str(folder))}."
         )
-    pattern = f"{'*' if any(path.parent == folder for path in files) else '**/*'}{files[0].suffix}"
+    tables = [path for path in files if path.suffix.lower() not in TEXTS] or files
+    is_flat = any(path.parent == folder for path in tables)
+    pattern = f"{'*' if is_flat else '**/*'}{tables[0].suffix}"
     return f"this is a folder. Give files or a glob, such as {shlex.quote(str(folder / pattern))}."
+
+
+def split_name(path: Path, folder: Path) -> str | None:
+    """Name the split that a file or a folder above it is called after, such as `train`; None: none.
+
+    Example:
+        >>> [split_name(Path("data", name), Path("data")) for name in ("test-0.parquet", "val/a.csv")]
+        ['test', 'val']
+        >>> split_name(Path("data/a.csv"), Path("data"))
+    """
+    for part in path.relative_to(folder).parts:
+        word = re.split(r"[^a-z]", part.lower())[0]
+        if word in _SPLITS:
+            return "train" if word == "training" else word
+    return None
+
+
+def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
+    """Map each split that lies in a folder to the path or glob of its rows, `train` first.
+
+    Args:
+        folder: A folder with a folder for each split, as of classes, or with files named after
+            splits, as a dataset of the hub has them.
+        endings: Of files that are read.
+    """
+    splits: dict[str, str] = {}
+    for path in sorted(folder.iterdir()):
+        name = split_name(path, folder)
+        if name is not None and path.is_dir() and is_read(path):
+            splits.setdefault(name, str(path))
+    tables = [
+        path
+        for path in files_of(folder)
+        if path.suffix.lower() in endings and path.suffix.lower() not in TEXTS
+    ]
+    for path in tables:
+        name = split_name(path, folder)
+        if name is None or name in splits:
+            continue
+        together = [other for other in tables if split_name(other, folder) == name]
+        pattern = str(path)
+        if len(together) > 1 and path.parent != folder and split_name(path.parent, folder) == name:
+            pattern = str(path.parent / f"*{path.suffix}")
+        elif len(together) > 1:
+            begin = re.split(r"[^A-Za-z]", path.name)[0]
+            pattern = str(path.parent / f"{begin}*{path.suffix}")
+        splits[name] = pattern
+    if not splits.keys() & {"train"} and len(splits) < 2:
+        return {}
+    return dict(sorted(splits.items(), key=lambda item: item[0] != "train"))
 
 
 def content_of_folder(folder: Path) -> str:

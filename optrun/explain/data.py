@@ -97,8 +97,8 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[]
     )
     looked_at = _sizes(some)
-    if 0 in looked_at:  # a single text of more characters than that
-        return unread
+    if any(size and not count for size, count in zip(sizes, looked_at, strict=True)):
+        return unread  # a single text of more characters than that
     whole = looked_at == sizes
     looked_into = source if whole else some
     notes_of_loading = len(looked_into.notes)

@@ -69,9 +69,31 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         for split in source.splits
     }
     train = label_column(source, source.train)
+    _refuse_indicators(source.train, train, lists[source.train])
     names = class_names(source, train, {split: found.names for split, found in lists.items()})
     numbered = ClassNumbers(names, source)
     return names, {split: _indicators(split, found, numbered) for split, found in lists.items()}
+
+
+def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
+    """Refuse lists of 0 and 1 for each label, whose numbers would be taken for two labels.
+
+    Raises:
+        ConfigError: All lists have the same two or more places, with nothing else in them.
+    """
+    lengths = set(np.diff(lists.borders).tolist())
+    values = set(lists.names)
+    if (
+        (values <= {"0", "1"} or values <= {"True", "False"})
+        and len(lengths) == 1
+        and min(lengths) > 1
+    ):
+        count = lengths.pop()
+        raise ConfigError(
+            f"data.label_column={column}: {split.where(0)} has {split.rows[0][column]!r:.60}, a 0 or"
+            f" 1 for each of {count} labels. Write the names of the labels that a row has, or a"
+            " column of 0 and 1 for each label (data.label_columns=[a,b])."
+        )
 
 
 def _indicators(split: Split, lists: LabelLists, numbered: ClassNumbers) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -143,11 +144,13 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
         places = np.fromiter(
             chain.from_iterable(_places(split, name, met)), np.int32, len(split.rows)
         )
-        if not declared_names(split.rows.features[name]) and not isinstance(split.rows, StreamRows):
-            _refuse_missing(split, name, list(met), places)
+        if not declared_names(split.rows.features[name]):
+            _refuse_unlabelled(split, name, list(met), places)
+            if not isinstance(split.rows, StreamRows):
+                _refuse_missing(split, name, list(met), places)
         return {"names": as_array(met), "places": places}
 
-    found = _kept(split, "labels-1", name, find)
+    found = _kept(split, "labels-2", name, find)
     return as_texts(found["names"]), found["places"]
 
 
@@ -161,6 +164,40 @@ def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.n
             f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
             "a row without a label? Leave such rows out, or give them a number of their own."
         )
+
+
+def _refuse_unlabelled(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
+    """Refuse labels by which data sets say that there is none: -100, -1 and "-".
+
+    -100 always says so; -1 beside 0, 1, 2 and no other negative number; "-" beside other texts.
+
+    Args:
+        split: The rows.
+        name: The column.
+        labels: Each once.
+        places: Which of these each row, or each item of a list, has.
+
+    Raises:
+        ConfigError: With the label and how often it stands there.
+    """
+    numbers = {label: _number(label) for label in labels}
+    negative = [label for label, number in numbers.items() if number is not None and number < 0]
+    unlabelled = [label for label in labels if numbers[label] == -100]
+    if [numbers[label] for label in negative] == [-1.0] and {0.0, 1.0, 2.0} <= set(
+        numbers.values()
+    ):
+        unlabelled += negative
+    if "-" in labels and len(labels) > 2:
+        unlabelled.append("-")
+    if not unlabelled:
+        return
+    label = unlabelled[0]
+    count = int(np.sum(places == labels.index(label)))
+    raise ConfigError(
+        f"{split.key}: {count:,} labels in column {name} are {label!r}, which says that there is no"
+        " label, and would be a class of their own. Leave these out of the data; if it is a class,"
+        " give it a name."
+    )
 
 
 class LabelLists(NamedTuple):
@@ -197,13 +234,15 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
         for row, found in enumerate(_places(split, name, met, expected)):
             places.extend(found)
             borders[row + 1] = len(places)
+        if not declared_names(split.rows.features[name]):
+            _refuse_unlabelled(split, name, list(met), np.array(places, dtype=np.int32))
         return {
             "names": as_array(met),
             "places": np.array(places, dtype=np.int32),
             "borders": borders,
         }
 
-    found = _kept(split, "label-lists-1", name, find)
+    found = _kept(split, "label-lists-2", name, find)
     return LabelLists(as_texts(found["names"]), found["places"], found["borders"])
 
 
@@ -218,11 +257,18 @@ def streamed_list_names(split: Split, name: str, expected: str) -> tuple[list[st
 
     def find() -> list[Any]:
         met: dict[str, int] = {}
-        empty = sum(not found for found in _places(split, name, met, expected))
+        empty = 0
+        counts: Counter[int] = Counter()
+        for places in _places(split, name, met, expected):
+            empty += not places
+            counts.update(places)
+        if not declared_names(split.rows.features[name]):
+            every = np.repeat(list(counts), list(counts.values()))
+            _refuse_unlabelled(split, name, list(met), every)
         return [list(met), empty]
 
     rows: Any = split.rows
-    key = digest("label-lists-1", rows.fingerprint(), name, *declared_names(rows.features[name]))
+    key = digest("label-lists-2", rows.fingerprint(), name, *declared_names(rows.features[name]))
     names, empty = known_by(key, find)
     return names, empty
 

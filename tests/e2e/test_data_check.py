@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,11 @@ def test_explain_looks_at_a_sample_of_many_rows(
     assert sampled.facts.eval_sets[""].known is None, "of a sample this is not known"
     assert sampled.spec is not None
     assert sampled.spec.vocab_size == 320, "as many as all rows may give"
+    unheld = replace(config, data=replace(config.data, eval=None, eval_fraction=0.0))
+    sampled = data.look_at(unheld, [])
+    assert sampled is not None
+    assert sampled.looked_at == (20, 0), "without evaluation rows the training rows are looked at"
+    assert sampled.facts is not None
     monkeypatch.setattr(data, "MOST_BYTES", 10)
     notes: list[str] = []
     assert data.look_at(config, notes) is None

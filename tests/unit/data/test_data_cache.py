@@ -344,3 +344,24 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "file" / "cache"))
     place = cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None)
     assert (place / "x").read_text() == "made"
+
+
+def test_what_another_process_makes_is_left_alone_however_old_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of it may grow for days without a change of its folder: its lock decides."""
+    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path))
+    (tmp_path / "kind").mkdir()
+    work = tmp_path / "kind" / ".making-key-abc"
+    work.mkdir()
+    lock = tmp_path / "kind" / ".making-key.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        for path in (work, lock):
+            os.utime(path, (time.time() - 2 * 86400,) * 2)
+        cached("kind", "other", lambda folder: None)
+        assert work.is_dir()
+        assert lock.exists()
+    cached("kind", "another", lambda folder: None)
+    assert not work.exists()
+    assert not lock.exists()

@@ -597,6 +597,22 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert rows["label"][:] == ["cat", "dog"]
 
 
+def tables(folder: Path, *names: str) -> Path:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(LINES if path.suffix == ".jsonl" else COMMA)
+    return folder
+
+
+def test_a_glob_over_splits_is_told(tmp_path: Path) -> None:
+    tables(tmp_path, "data/train-0.jsonl", "data/test-0.jsonl")
+    for pattern, told in (("*.jsonl", 1), ("train*.jsonl", 0)):
+        config = FilesConfig(name="files", train=f"{tmp_path}/data/{pattern}", eval=None)
+        notes = load_files(config, documents=False).notes
+        assert sum("called as other splits" in note for note in notes) == told
+
+
 def saved(folder: Path) -> Path:
     from datasets import Dataset, DatasetDict
 
@@ -625,6 +641,29 @@ FOLDERS: list[tuple[str, Callable[[Path], Path], list[str]]] = [
         ["no file in it ends with"],
     ),
     ("tables", lambda path: texts(path, "a", "b", ending=".csv"), ["**/*.csv"]),
+    (
+        "a folder for each split",
+        lambda path: tables(path, "train/a.csv", "test/b.csv", "README.md"),
+        ["splits (train, test)", "data.train=mine/train/a.csv data.eval=mine/test/b.csv"],
+    ),
+    (
+        "training and validation",
+        lambda path: tables(path, "training/a.csv", "training/b.csv", "validation/b.csv"),
+        ["data.train='mine/training/*.csv'", "data.eval=mine/validation/b.csv"],
+    ),
+    (
+        "what the hub has",
+        lambda path: tables(
+            path, "README.md", "data/train-0.jsonl", "data/train-1.jsonl", "data/test-0.jsonl"
+        ),
+        ["data.train='mine/data/train*.jsonl'", "data.eval=mine/data/test-0.jsonl"],
+    ),
+    (
+        "files called train and dev",
+        lambda path: tables(path, "train.csv", "dev.csv", "README.md"),
+        ["data.train=mine/train.csv data.eval=mine/dev.csv"],
+    ),
+    ("a table and its README.md", lambda path: tables(path, "README.md", "a.csv"), ["mine/*.csv"]),
 ]
 
 
