@@ -34,7 +34,7 @@ from optrun.artifacts.ranks import agree, on_first, rank_of, size_of, together
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.sharded import StoredTensors
 from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest
-from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
+from optrun.base.errors import CheckpointError, DiskFullError, NonFiniteError, StorageError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.base.reading import parse_json, read_bytes
 
@@ -158,7 +158,7 @@ def _make_aside(run: RunDir, folder: Path, aside: Path, snapshot: Snapshot) -> P
             return None
     free = shutil.disk_usage(run.checkpoints).free
     if free < snapshot.size + MARGIN:
-        raise StorageError(
+        raise DiskFullError(
             f"{folder}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free."
             " Older checkpoints are untouched; make room."
         )

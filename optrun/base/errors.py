@@ -71,6 +71,10 @@ class StorageError(OptrunError):
     exit_code = EXIT_STORAGE
 
 
+class DiskFullError(StorageError):
+    """The disk has no room for what is to be written; there may be room later."""
+
+
 class StoppedEarly(OptrunError):
     """A signal or the time budget ended the run after everything was saved."""
 
@@ -105,11 +109,13 @@ DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, e
 
 
 def is_refused_by_disk(error: BaseException) -> bool:
-    """Tell whether a disk is full or broken.
+    """Tell whether a disk is full or broken, by the class of an error or of its cause.
 
-    An error of another process or library carries a text alone.
+    Only an error that another process or library made carries no more than a text.
 
     Example:
+        >>> is_refused_by_disk(DiskFullError("run/checkpoints: it needs 9 bytes, 3 are free."))
+        True
         >>> is_refused_by_disk(StorageError("run/model.safetensors: No space left on device."))
         True
         >>> is_refused_by_disk(StorageError("run/checkpoints: a link"))
@@ -117,6 +123,10 @@ def is_refused_by_disk(error: BaseException) -> bool:
     """
     if isinstance(error, OSError):
         return error.errno in DISK_CODES
+    if isinstance(error, DiskFullError):
+        return True
+    if isinstance(error.__cause__, OSError):
+        return isinstance(error, StorageError) and error.__cause__.errno in DISK_CODES
     return isinstance(error, StorageError) and any(
         os.strerror(code) in str(error) for code in DISK_CODES
     )

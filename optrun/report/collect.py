@@ -35,6 +35,8 @@ T = TypeVar("T")
 STATUSES = ("finished", "running", "interrupted", "failed")
 NOT_STARTED = "not started"
 """The status of a job of a sweep that has not begun: it has no summary, and may have no folder."""
+_OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*=|~[A-Za-z_])", re.ASCII)
+"""How an override begins; an option begins with a dash."""
 _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -241,17 +243,31 @@ class Run:
         """Training examples the whole schedule sees, as far as the configuration tells."""
         return self.max_steps * self.batch if self.max_steps and self.batch else None
 
+    @property
+    def typed(self) -> list[str]:
+        """The overrides among what was noted; a file may say anything, options included."""
+        return [token for token in self.overrides if _OVERRIDE.match(token)]
+
+    @property
+    def plugins(self) -> list[str]:
+        """`--plugin FILE` for each plugin that the run was made with."""
+        noted = self.summary.get("plugins")
+        records = noted if isinstance(noted, list) else []
+        names = [record.get("plugin") for record in records if isinstance(record, dict)]
+        return [word for name in names if isinstance(name, str) for word in ("--plugin", name)]
+
     def command(self, *, seeds: Sequence[int] = ()) -> str:
-        """Compose the shell line that makes this run again.
+        """Compose the shell line that makes this run again, word by word.
+
+        The line that the run noted is never repeated as it stands: a file from elsewhere may say
+        anything.
 
         Args:
             seeds: More than one: the line is a sweep over these seeds instead of the run's own.
         """
         several = len(seeds) > 1
         left_out = ("resume=", "hydra.", *(["seed="] if several else []))
-        typed = [item for item in self.overrides if not item.lstrip("+").startswith(left_out)]
-        if not typed and self._argv and not several:
-            return str(self.summary["command"])
+        typed = [item for item in self.typed if not item.lstrip("+").startswith(left_out)]
         sweep = ["-m"] if several else []
         recipe = ["-cn", self.config_name] if self.config_name else []
         if "hydra.mode=RUN" in self._argv:  # the recipe is a sweep, of which this is one point
@@ -260,7 +276,8 @@ class Run:
             )
             typed = [*point, *typed]
         chosen = [f"seed={','.join(map(str, seeds))}"] if several else []
-        return shlex.join(["optrun", *sweep, *recipe, *self.config_dir, *typed, *chosen])
+        words = [*self.plugins, *sweep, *recipe, *self.config_dir, *typed, *chosen]
+        return shlex.join(["optrun", *words])
 
     @property
     def config_name(self) -> str | None:
@@ -294,6 +311,12 @@ class Run:
             else []
         )
         return [each for each in listed if isinstance(each, kind)]
+
+
+def plugins_of(runs: Iterable[Run]) -> list[str]:
+    """List the `--plugin FILE` words of some runs, each plugin once."""
+    names = dict.fromkeys(name for run in runs for name in run.plugins[1::2])
+    return [word for name in names for word in ("--plugin", name)]
 
 
 def comparable(value: object) -> object:

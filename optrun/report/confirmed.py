@@ -16,12 +16,12 @@ from typing import Unpack
 
 from optrun.base.errors import ConfigError
 from optrun.report.branches import fork_of
-from optrun.report.collect import Run, load_runs
+from optrun.report.collect import Run, load_runs, plugins_of
 from optrun.report.confirmation import FOLDER, Asked, Confirmation, confirmations, label, prepare
 from optrun.report.findings import Findings, Question, matters_of
 from optrun.report.statistics import Judgement, Verdict
 from optrun.report.sweep_folder import is_search
-from optrun.report.verdict import beyond, is_selected
+from optrun.report.verdict import edges_of, is_selected
 from optrun.report.workloads import Comparison, compare_runs
 
 
@@ -187,10 +187,12 @@ def next_command(
         return ""
     if confirmed is not None:
         return _confirm_again(confirmed)
-    if line := _wider(found, sweep):
-        return line
-    left = is_open(judged) or any(map(is_selected, found.ranked))
-    return _confirm(sweep, sweep / FOLDER, asked) if left else ""
+    wider = _widen(found, sweep)
+    if wider:
+        return wider
+    if not is_open(judged) and not any(map(is_selected, found.ranked)):
+        return ""
+    return _confirm(sweep, sweep / FOLDER, asked, plugins_of(found.runs))
 
 
 def is_open(judged: Judgement) -> bool:
@@ -206,25 +208,43 @@ def is_open(judged: Judgement) -> bool:
     return any(not max(abs(each.low), abs(each.high)) <= judged.matters for each in asked)
 
 
-def _wider(found: Findings, sweep: Path) -> str:
-    """Compose the line that adds the next lr to a sweep whose winner stands at the edge of its grid."""
-    best = found.ranked[0]
-    lr, run = beyond(best, found), best.arm.runs[0]
-    repeats = "hydra.mode=RUN" in str(run.summary.get("command"))
-    if lr is None or found.tuned_keys != ["lr"] or is_search(sweep) or repeats:
-        return ""  # a search, or a recipe that is a sweep, is not widened by one value
-    kept = [
-        token
-        for token in run.overrides
-        if not token.lstrip("+").startswith(("resume=", "hydra", "lr=", "seed="))
+def _widen(found: Findings, sweep: Path) -> str:
+    """Compose the line that adds the next lr of each contender at the edge of its grid.
+
+    One line for several contenders that differ in the optimizer alone; else for the first of them.
+    Empty for a search, or a recipe that is a sweep: neither is widened by one value.
+    """
+    edges = edges_of(found)
+    if not edges or found.tuned_keys != ["lr"] or is_search(sweep):
+        return ""
+    first = edges[0][0].arm.runs[0]
+    if any("hydra.mode=RUN" in str(row.arm.runs[0].summary.get("command")) for row, _ in edges):
+        return ""
+    kept = _kept_overrides(first)
+    seeds = sorted(edges[0][0].arm.scores)
+    grid = [f"lr={edges[0][1]:g}"]
+    together = [
+        (row, lr)
+        for row, lr in edges
+        if _without_optimizer(row.arm.runs[0]) == _without_optimizer(first)
+        and sorted(row.arm.scores) == seeds
     ]
-    recipe = [*(["-cn", run.config_name] if run.config_name else []), *run.config_dir]
-    values = [
-        f"lr={lr:g}",
-        f"seed={','.join(map(str, sorted(best.arm.scores)))}",
-        f"hydra.sweep.dir={sweep}",
-    ]
-    return shlex.join(["optrun", "-m", *recipe, *kept, *values])
+    if len(together) > 1 and found.compared_keys == ["optimizer.name"]:
+        kept = _without_optimizer(first)
+        grid = [f"search.{row.arm.runs[0].optimizer}.lr={lr:g}" for row, lr in together]
+    recipe = ["-cn", first.config_name] if first.config_name else []
+    values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={sweep}"]
+    return shlex.join(["optrun", *first.plugins, "-m", *recipe, *first.config_dir, *kept, *values])
+
+
+def _kept_overrides(run: Run) -> list[str]:
+    """List what was typed for a run, without lr, seed and what is Hydra's."""
+    own = ("resume=", "hydra", "lr=", "seed=")
+    return [token for token in run.typed if not token.lstrip("+").startswith(own)]
+
+
+def _without_optimizer(run: Run) -> list[str]:
+    return [token for token in _kept_overrides(run) if not token.startswith("optimizer=")]
 
 
 def _confirm_again(confirmed: Confirmed) -> str:
@@ -233,22 +253,24 @@ def _confirm_again(confirmed: Confirmed) -> str:
     sweep, judged = sweep_of(folder, plan), confirmed.comparison.judgement
     if sweep is None or not (confirmed.waiting or (judged is not None and is_open(judged))):
         return ""
+    plugins = plugins_of(confirmed.comparison.runs)
     if confirmed.waiting:
-        return _confirm(sweep, folder, Asked())
+        return _confirm(sweep, folder, Asked(), plugins)
     stem = re.sub(r"-\d+$", "", folder.name)
     free = next(
         each for number in count(2) if not (each := folder.with_name(f"{stem}-{number}")).exists()
     )
     metric = None if plan.metric == confirmed.comparison.findings.own_metric else plan.metric
-    return _confirm(sweep, free, Asked(baseline=plan.reference, metric=metric, by=plan.by))
+    again = Asked(baseline=plan.reference, metric=metric, by=plan.by)
+    return _confirm(sweep, free, again, plugins)
 
 
-def _confirm(sweep: Path, folder: Path, asked: Asked) -> str:
+def _confirm(sweep: Path, folder: Path, asked: Asked, plugins: Sequence[str]) -> str:
     """Compose the line that confirms a sweep; empty if the verb would refuse it."""
     try:
         prepare(sweep, folder, asked)
     except ConfigError:
         return ""
-    return shlex.join(
-        asked.line(sweep, None if folder.resolve() == (sweep / FOLDER).resolve() else folder)
-    )
+    out = None if folder.resolve() == (sweep / FOLDER).resolve() else folder
+    program, *words = asked.line(sweep, out)
+    return shlex.join([program, *plugins, *words])

@@ -6,7 +6,7 @@ The sentences stand in `templates/line.txt`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
@@ -19,6 +19,9 @@ from optrun.report.tables import mean_sd
 from optrun.report.templating import fill_text
 from optrun.report.workloads import Comparison
 
+_EDGES = 3
+"""Contenders at the edge of their grid that the line names."""
+
 
 @dataclass(frozen=True)
 class SweepVerdict:
@@ -27,7 +30,8 @@ class SweepVerdict:
     kind: str
     """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the
     seeds that chose the configurations), `compared`, `confirmed` (fresh seeds, configurations
-    fixed before), `exploratory` (another metric than the sweep's own).
+    fixed before), `undecided` (the same, and no test tells anybody apart), `exploratory` (another
+    metric than the sweep's own).
     """
     metric: str
     possible: tuple[str, ...]
@@ -108,7 +112,10 @@ def judge(
             its end.
     """
     judged, kind = comparison.judgement, kind_of(comparison)
-    kind = "none" if waits else "confirmed" if confirmed and kind != "none" else kind
+    if waits or judged is None:
+        kind = "none"
+    elif confirmed and kind != "none":
+        kind = "confirmed" if kind == "single" or is_decided(judged) else "undecided"
     content: dict[str, object] = {
         "comparison": comparison,
         "found": comparison.findings,
@@ -135,10 +142,47 @@ def judge(
     return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text)
 
 
+DECIDED = (
+    Verdict.ruled_out,
+    Verdict.either_will_do,
+    Verdict.better,
+    Verdict.worse,
+    Verdict.differs_little,
+)
+"""Verdicts that say more than that nothing is known."""
+
+
+def is_decided(judged: Judgement) -> bool:
+    """Tell whether a test says anything about some contender."""
+    return any(each.verdict in DECIDED for each in judged.comparisons.values())
+
+
+def edges_of(found: Findings) -> list[tuple[Contender, float]]:
+    """List contenders whose best lr is the last of their grid, each with the lr to try next.
+
+    Those that could be the best come first. If nothing is tested, the line names the first
+    contender alone, and so does this list.
+    """
+    judged = found.judgement
+    rows = found.ranked
+    if judged is None or not is_tested(judged):
+        best = rows[0].arm.mean if rows else math.nan
+        rows = [row for row in rows if row.arm.mean == best]
+    else:
+        rows = sorted(rows, key=lambda row: row.name not in judged.possible)
+    edges = []
+    for row in rows:
+        lr = beyond(row, found)
+        if lr is not None:
+            edges.append((row, lr))
+    return edges
+
+
 def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
-    """Collect the numbers and names of the line, where contenders have scores."""
-    found, scores, possible = comparison.findings, comparison.scores, judged.possible
-    rows = {} if comparison.several else {row.name: row for row in found.ranked}
+    """Collect the numbers and names of the line, for contenders with scores."""
+    found = comparison.findings
+    scores = comparison.scores
+    possible = judged.possible
     names = {name: _whole(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
     versus = {
@@ -150,27 +194,24 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     groups: dict[str, list[str]] = {}
     for name, whole in names.items():
         groups.setdefault(judged.words(name), []).append(whole)
-    first, tested = (
-        [name for name in names if means[name] == means[judged.ranking[0]]],
-        is_tested(judged),
-    )
-    # Where nothing is tested everyone is possible, and the line names the first alone.
-    further = [
-        (name, beyond(row, found))
-        for name, row in rows.items()
-        if name in (possible if tested else first)
-    ]
-    best = next(iter(rows.values()), None)
+    first = [name for name in names if means[name] == means[judged.ranking[0]]]
+    tested = is_tested(judged)
     seeds = min(len(scores[name]) for name in possible or names)
+    judging = list(versus.values()) if len(possible) == 1 else apart
+    widest = max((abs(each.difference) for each in apart), default=0.0)
+    seen = [each.seen for each in apart if not math.isnan(each.seen)]
+    # The line names contenders and rates; of several workloads each has others.
+    rows = [] if comparison.several else found.ranked
+    edges = [] if comparison.several else edges_of(found)
+    # Where nothing is tested everyone is possible, and the line names the first alone.
+    named = possible if tested else first
     return {
         "first": [names[name] for name in first],
-        "mean": "" if best is None else mean_sd(best.arm),
+        "mean": mean_sd(rows[0].arm) if rows else "",
         "seeds": seeds,
-        "judged_by": min(
-            (each.seeds for each in (versus.values() if len(possible) == 1 else apart)),
-            default=seeds,
-        ),
+        "judged_by": min((each.seeds for each in judging), default=seeds),
         "tested": tested,
+        "decided": is_decided(judged),
         "baseline": _whole(judged.reference, comparison) if judged.named else "",
         "groups": {
             verdict: whole for verdict, whole in groups.items() if verdict != Verdict.baseline
@@ -179,19 +220,12 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
         "ruled_out": groups.get(Verdict.ruled_out, []),
         "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
         "ahead": value(min((abs(each.difference) for each in versus.values()), default=0.0)),
-        "apart": (
-            value(most)
-            if (most := max((abs(each.difference) for each in apart), default=0.0))
-            else ""
-        ),
+        "apart": value(widest) if widest else "",
         "shared": bool(apart),
-        "seen": (
-            value(max(seen))
-            if (seen := [each.seen for each in apart if not math.isnan(each.seen)])
-            else ""
-        ),
-        "edges": [(name, rate(lr)) for name, lr in further if lr is not None][:2],
-        "learnt": "" if best is None else _learnt(best),
+        "seen": value(max(seen)) if seen else "",
+        "edges": [(row.name, rate(lr), row.name not in possible) for row, lr in edges[:_EDGES]],
+        "more_edges": len(edges[_EDGES:]),
+        "learnt": _learnt([row for row in rows if row.name in named]),
     }
 
 
@@ -223,13 +257,14 @@ def beyond(row: Contender, findings: Findings) -> float | None:
     return best * 2 if above is None else best / 2
 
 
-def _learnt(row: Contender) -> str:
-    """Say where most runs of the winner learnt nothing that holds on evaluation.
-
-    It comes before who won.
-    """
-    found = [generalisation_of(run.summary) for run in row.arm.runs if run.finished]
-    bad = [each for each in found if each is not None and each.verdict in NOTHING_LEARNT]
-    if 2 * len(bad) <= len(found):
-        return ""
-    return f"{len(bad)} of {len(found)} runs of {row.name}: {str(bad[0]).partition(':')[0]}"
+def _learnt(rows: Sequence[Contender]) -> str:
+    """Say of which contenders most runs learnt nothing that holds on evaluation."""
+    clauses = []
+    for row in rows:
+        finished = [run for run in row.arm.runs if run.finished]
+        results = [generalisation_of(run.summary) for run in finished]
+        bad = [each for each in results if each is not None and each.verdict in NOTHING_LEARNT]
+        if 2 * len(bad) > len(finished):
+            what = str(bad[0]).partition(":")[0]
+            clauses.append(f"{len(bad)} of {len(finished)} runs of {row.name}: {what}")
+    return "; ".join(clauses)

@@ -245,10 +245,19 @@ class Summary:
         self.values = self.present()
         write_summary(self.run.summary, self.values)
 
-    def end(self, status: str, message: str, exit_code: int = EXIT_DONE) -> None:
-        """Record how the run ended."""
+    def end(
+        self,
+        status: str,
+        message: str,
+        exit_code: int = EXIT_DONE,
+        *,
+        disk_refused: bool = False,
+    ) -> None:
+        """Record how the run ended, and whether a full or broken disk ended it."""
         message = without_secrets(message, references_in(self.config_values))
-        self.values.update(status=status, message=message, exit_code=exit_code)
+        self.values.update(
+            status=status, message=message, exit_code=exit_code, disk_refused=disk_refused
+        )
         self.write()
 
     def finished(self, stop: StopRequest | None) -> SummaryValues:
@@ -260,6 +269,7 @@ class Summary:
             stop: What ended training early; None: all steps are done.
         """
         values = {**self.present(), "status": "finished", "message": "", "exit_code": EXIT_DONE}
+        values.pop("disk_refused", None)
         if stop is not None:
             end = f"step {stop.step} of {values['max_steps']}: {stop.reason}"
             values |= {"message": f"{stop.by} ended training after {end}", "stopped": asdict(stop)}

@@ -14,7 +14,7 @@ from optrun.artifacts.identity import new_run_id, run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.run_dir import RunDir
-from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
+from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly, is_refused_by_disk
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.training import OnNonfinite
@@ -142,7 +142,10 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
             return
         try:
             summary.end(
-                status, str(error) or type(error).__name__, getattr(error, "exit_code", EXIT_FAILED)
+                status,
+                str(error) or type(error).__name__,
+                getattr(error, "exit_code", EXIT_FAILED),
+                disk_refused=is_refused_by_disk(error),
             )
         except OSError as error:  # a full disk must not hide why the run ended
             display.note(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,7 @@ from optrun.artifacts.lock import RunLock, is_held
 from optrun.artifacts.metrics import MetricsLog, from_json, read_metrics, read_summary, to_json
 from optrun.artifacts.objective import is_better
 from optrun.artifacts.run_dir import SWEEP, RunDir
-from optrun.base.errors import EXIT_NONFINITE, EXIT_STORAGE, StorageError, is_refused_by_disk
+from optrun.base.errors import EXIT_NONFINITE, ConfigError, OptrunError
 from optrun.base.plain import PlainDict, lookup
 from optrun.base.reading import read_json
 
@@ -96,8 +97,31 @@ class SweepDir:
         """Held while trials are proposed."""
 
     def prepare(self) -> None:
-        """Make the folders of the sweep."""
+        """Make the folders of the sweep.
+
+        Raises:
+            ConfigError: A file of somebody's own has the name of one that a sweep writes.
+        """
+        if not self.hidden.is_dir():
+            self._refuse_foreign()
         (self.hidden / "jobs").mkdir(parents=True, exist_ok=True)
+
+    def _refuse_foreign(self) -> None:
+        for path in (self.result, self.study):
+            if os.path.lexists(path) and not self._is_result():
+                raise ConfigError(
+                    f"hydra.sweep.dir={self.path}: {path.name} in it was not written by optrun,"
+                    " and a sweep writes a file of this name. Move it away, or choose another"
+                    " hydra.sweep.dir."
+                )
+
+    def _is_result(self) -> bool:
+        """Tell whether `sweep.json` is that of a sweep."""
+        try:
+            result = read_json(self.result)
+        except (OSError, ValueError, OptrunError):
+            return False
+        return isinstance(result, dict) and {"format", "tuned", "jobs"} <= result.keys()
 
     def run(self, name: str) -> RunDir:
         """Name the run directory of a job."""
@@ -159,14 +183,8 @@ class SweepDir:
             summary.get("exit_code"),
             str(summary.get("message") or ""),
         )
-        if (
-            status == "failed"
-            and code == EXIT_STORAGE
-            and is_refused_by_disk(StorageError(message))
-        ):
-            status = (  # cut by a disk that was full then: the same line goes on with it
-                "interrupted"
-            )
+        if status == "failed" and summary.get("disk_refused") is True:
+            status = "interrupted"  # cut by a disk that was full: the same line goes on with it
         return JobState(
             status=(
                 status

@@ -31,6 +31,7 @@ from optrun.base.errors import (
     LockedError,
     OptrunError,
     StoppedEarly,
+    StorageError,
     is_out_of_memory,
     is_refused_by_disk,
 )
@@ -133,7 +134,7 @@ class SweepTask:
         except StoppedEarly:
             done = "stopped"
         except Exception as error:
-            if is_refused_by_disk(error):
+            if is_refused_by_disk(error) or _is_cut_by_disk(error, sweep, name):
                 self.refused = True
                 done = f"{REFUSED}{error}"
             else:
@@ -208,6 +209,11 @@ def _saved_before(run: RunDir, values: PlainDict) -> bool:
         return bool(values["checkpoint"]["enabled"])
 
 
+def _is_cut_by_disk(error: Exception, sweep: SweepDir, name: str) -> bool:
+    """Tell whether a rank of the job says that the disk refused; its error came as a text."""
+    return isinstance(error, StorageError) and sweep.summary(name).get("disk_refused") is True
+
+
 def record_failure(
     sweep: SweepDir,
     name: str,
@@ -246,7 +252,14 @@ def record_failure(
         "resumes": [],
     }
     write_summary(
-        run.summary, {**unbegun, **sweep.summary(name), "status": "failed", "message": why}
+        run.summary,
+        {
+            **unbegun,
+            **sweep.summary(name),
+            "status": "failed",
+            "message": why,
+            "disk_refused": False,
+        },
     )
     if not run.config.is_file():
         run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(values))), encoding="utf-8")
@@ -309,7 +322,10 @@ def _release_memory() -> None:
     """Free what a job leaves in its process: handlers, garbage, cached memory of the device."""
     logging.getLogger("optrun").handlers.clear()
     gc.collect()
-    gc.freeze()  # what outlives a job is modules: looked through once, not after every job
+    if not gc.get_freeze_count():
+        # What outlives the first job is modules, looked through once. Freezing again would keep
+        # what a later job leaves behind, and free it never.
+        gc.freeze()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -295,6 +295,41 @@ def test_a_full_disk_pauses_the_sweep(
     assert all(same(job, undisturbed / job.name) for job in jobs())
 
 
+def test_a_disk_without_room_for_a_checkpoint_pauses_the_sweep(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check before a save raises an error of our own, which is told by its class."""
+    usage = shutil.disk_usage
+
+    def small(path: Any) -> Any:
+        found = usage(path)
+        return found._replace(free=1000) if (place / "full").exists() else found
+
+    monkeypatch.setattr(shutil, "disk_usage", small)
+    (place / "full").touch()
+    assert sweep("lr=1e-3,2e-3") == EXIT_STORAGE
+    said = capsys.readouterr().out
+    assert "are free" in said
+    assert "Make room" in said
+    assert [row["status"] for row in result().values()].count("failed") == 0
+    (place / "full").unlink()
+    assert sweep("lr=1e-3,2e-3") == 0
+    assert all(row["status"] == "finished" for row in result().values())
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "study.db"])
+def test_a_file_of_somebodys_own_is_not_written_over(
+    name: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = place / "sweep" / name
+    own.parent.mkdir()
+    own.write_text('{"mine": true}')
+    assert sweep("lr=1e-3,2e-3") == 2
+    assert name in capsys.readouterr().err
+    assert own.read_text() == '{"mine": true}'
+    assert [path.name for path in own.parent.iterdir()] == [name]
+
+
 @pytest.mark.parametrize("file", ["summary.json", "metrics.jsonl", "record"])
 def test_a_torn_result_is_no_result(place: Path, undisturbed: Path, file: str) -> None:
     """The job it belongs to is not finished.

@@ -10,6 +10,7 @@ import optuna
 import pytest
 
 from optrun.base.errors import ConfigError, OptrunError, StorageError
+from optrun.sweeper.samplers import refuse_pickles
 from optrun.sweeper.storage import open_storage, told_by_name
 from optrun.sweeper.study import open_study
 from tests.sweep.stand_in import options
@@ -21,7 +22,8 @@ def opened(given: str) -> optuna.Study:
     """The study of a storage."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with told_by_name("hydra.sweeper.storage"):
-        found: optuna.Study = open_study(open_storage(given, Path("study.db")), ["min"])
+        storage = optuna.storages.get_storage(open_storage(given, Path("study.db")))
+        found: optuna.Study = open_study(storage, "min")
     return found
 
 
@@ -130,3 +132,16 @@ def test_neither_a_url_nor_a_journal() -> None:
         ConfigError, match=r"storage=study\.db: expected a URL.*sqlite:///.*journal:"
     ):
         options(storage="study.db")
+
+
+def test_a_pickle_of_another_start_is_never_read() -> None:
+    """CMA-ES keeps its state as a pickle in the attributes of trials, whoever wrote them."""
+    study = optuna.create_study()
+    refuse_pickles(study)
+    trial = study.ask(fixed_distributions=SPACE)
+    study.tell(trial, 1.0)
+    (done,) = study.trials
+    done.system_attrs["cma:optimizer:0"] = "80049503"
+    study.add_trial(done)
+    with pytest.raises(ConfigError, match=r"sampler=cmaes.*pickle.*sampler=tpe"):
+        refuse_pickles(study)

@@ -302,7 +302,7 @@ def test_commands_are_safe_to_paste_and_leave_out_what_was_only_for_then() -> No
     assert (
         run.command(seeds=[4, 5]) == "optrun -m optimizer=lamb lr=1e-3 'data.train=a b;rm' seed=4,5"
     )
-    assert _command([], "sst2_minilm").command() == "typed"
+    assert _command([], "sst2_minilm").command() == "optrun -cn sst2_minilm"
     assert _command(["lr=1"], "sst2_minilm").command() == "optrun -cn sst2_minilm lr=1"
 
 

