@@ -24,7 +24,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name the file in what the operating system says about a descriptor, as it does about a path."""
+    """Put the path into errors of the operating system about a descriptor."""
     try:
         yield
     except OSError as error:
@@ -117,7 +117,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a small file so that a reader sees the old text or the new one, never a part, and flush it.
+    """Replace a small file by one rename, flushed, so that no reader sees a part.
 
     Args:
         path: The file.

@@ -355,7 +355,7 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
 def _in_memory(
     snapshot: Snapshot, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]
 ) -> Snapshot:
-    """Make a snapshot of tensors that were read, with checksums of them if the manifest has none that fits."""
+    """Make a snapshot of tensors that were read; compute checksums the manifest lacks."""
     digests = {
         file: {
             name: _known(tensor, snapshot.digests.get(file, {}).get(name))

@@ -1,4 +1,4 @@
-"""The files of a checkpoint, written into the folder aside by one process, or by several ranks together."""
+"""Write the files of a checkpoint into the folder aside, by one process or several ranks."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class MetricsWriter:
             raise
 
     def sync(self) -> None:
-        """Ask the operating system to put everything written so far on the disk (before a checkpoint commits)."""
+        """Flush everything written so far to the disk, before a checkpoint commits."""
         # A descriptor of its own: this may run beside training, which may close the file.
         descriptor = os.dup(self._file.fileno())
         try:

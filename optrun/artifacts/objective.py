@@ -85,8 +85,8 @@ def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: s
         The worst of all of them; None where nothing is known.
 
     Example:
-        >>> stand_in([3.1, 3.3], [10.8, None], "min"), stand_in([0.9], [None], "max"), stand_in([], [], "min")
-        (10.8, 0.9, None)
+        >>> stand_in([3.1, 3.3], [10.8, None], "min"), stand_in([0.9], [None], "max")
+        (10.8, 0.9)
     """
     known = [value for value in (*finite, *untrained) if value is not None and math.isfinite(value)]
     return (max if mode == "min" else min)(known, default=None)

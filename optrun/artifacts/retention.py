@@ -38,7 +38,7 @@ def step_of(folder: Path) -> int:
 
 
 def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
-    """Find the newest checkpoint that is whole and of this run, and what is wrong with the newer ones.
+    """Find the newest whole checkpoint of this run, and the faults of newer ones.
 
     Raises:
         OtherFormatError: A newer optrun wrote one of those.

@@ -43,7 +43,7 @@ _OFFSETS = "DCP_SHARDING_INFO"
 
 
 class ShardWriter(HuggingFaceStorageWriter):
-    """Writes the shard of this rank in the form of `HuggingFaceStorageWriter(save_distributed=True)`.
+    """Writes the shard of this rank as `HuggingFaceStorageWriter(save_distributed=True)` does.
 
     Args:
         folder: For the shards of all ranks.

@@ -96,7 +96,7 @@ def checkpoint_digest(folder: Path) -> str:
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keep the retention of the run that it belongs to from deleting a checkpoint, while the `with` block lasts.
+    """Keep a run from deleting this checkpoint while the `with` block lasts.
 
     Nothing is written: the lock is a shared one of the kernel's, on the manifest, and gone with its
     holder. On a file system without locks nothing is kept, and a checkpoint that is deleted

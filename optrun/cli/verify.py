@@ -25,8 +25,9 @@ def parser() -> VerbParser:
         "verify",
         ["RUN_DIR|CHECKPOINT", "..."],
         """
-Reads every file of a checkpoint, or every checkpoint, the model and the tokenizer of a run, and compares size,
-checksum and every tensor with the manifests. Metrics, summary, logs and reports are not covered.
+Reads every file of a checkpoint, or every checkpoint, the model and the tokenizer of a run, and
+compares size, checksum and every tensor with the manifests. Metrics, summary, logs and reports are
+not covered.
 Nothing is changed. Exit code 0: all is whole; 4: the damaged file and tensor are named.
 """,
     )

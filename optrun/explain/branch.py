@@ -1,4 +1,4 @@
-"""Say of a branch where it starts, what it takes over from its trunk, and where its schedule stands."""
+"""Tell where a branch starts, what it takes from its trunk, where its schedule stands."""
 
 from __future__ import annotations
 

@@ -71,12 +71,8 @@ def explain(
     if model is None:
         spec = None if sampled is None else sampled.spec
         spec = model_spec(config, notes) if spec is None else spec
-        found = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
-        sizes = found.sizes
-        model, model_notes = build_model(found.model, spec, adapter=config.adapter, meta=True)
+        model, sizes, model_notes = _shapes(config, spec)
         notes += model_notes
-        if config.task.keeps_apart is not None:
-            notes.append(separation(model, config.task.keeps_apart))
     said = (config.default_lr_note(), config.factors_note(), config.schedule_note())
     notes += [*filter(None, said), *data_notes, *discarded()]
     micro, count = config.training.step_over(rank_count(config))
@@ -166,6 +162,17 @@ def explain(
     )
 
 
+def _shapes(
+    config: RunConfig, spec: ModelSpec
+) -> tuple[nn.Module, Mapping[str, Growth], list[str]]:
+    """Build the model on the meta device, with its growth over the base and notes."""
+    parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
+    model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
+    if config.task.keeps_apart is not None:
+        notes = [*notes, separation(model, config.task.keeps_apart)]
+    return model, parametrized.sizes, notes
+
+
 def weight_dtype(config: RunConfig) -> str:
     """Say of which type weights are."""
     dtype, bits = config.model.dtype.value, getattr(config.model, "quantization", None)
@@ -202,7 +209,7 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
 
 
 def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:
-    """Count optimizer steps of the run, None where only its data knows them, and where the number comes from."""
+    """Count the optimizer steps of the run, None if only its data knows; name the source."""
     if config.training.max_steps is not None:
         return config.training.max_steps, "max_steps"
     if sampled is None or sampled.examples is None:

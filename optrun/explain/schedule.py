@@ -48,7 +48,8 @@ def named_steps(config: SchedulerConfig) -> list[int]:
     Example:
         >>> from optrun.config.choice import choice
         >>> from optrun.config.schema.scheduler import SCHEMAS
-        >>> named_steps(choice("scheduler", SCHEMAS, "multistep", {"milestones": [30, 80], "warmup_ratio": 0.1}))
+        >>> options = {"milestones": [30, 80], "warmup_ratio": 0.1}
+        >>> named_steps(choice("scheduler", SCHEMAS, "multistep", options))
         [30, 80]
     """
     found = [*(getattr(config, key, None) for key in _LENGTHS), *_listed(config), _values(config)]

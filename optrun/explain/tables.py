@@ -309,7 +309,7 @@ def _table(facts: Facts, without: Set[str], *, all_tensors: bool, widest: int) -
 
 
 def _folded(name: str, width: int) -> str:
-    r"""Fold a dotted name into lines of at most `width` characters, broken before dots and blanks where there are some.
+    r"""Fold a name into lines of at most `width` characters, before dots and blanks.
 
     Example:
         >>> _folded("encoder.layer.11.output", 16)

@@ -130,7 +130,7 @@ def begin_branch(
 
 
 def _kind(saved: CheckpointMetadata) -> str:
-    """Digest the configuration of a trunk but for the seed, with keys that came later, and that of its own trunk."""
+    """Digest the configuration of a trunk without the seed, and that of its own trunk."""
     values = plain(with_schemas(saved.config, "the trunk"))
     kept = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
     before = saved.branch or {}

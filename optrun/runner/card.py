@@ -200,8 +200,8 @@ def relative_names(command: str) -> str:
     Folders of one machine mean nothing elsewhere.
 
     Example:
-        >>> relative_names("optrun data.train=/home/me/train.csv 'data.eval={dev: ~/data/dev.tsv}' lr=1e-3")
-        "optrun data.train=train.csv 'data.eval={dev: dev.tsv}' lr=1e-3"
+        >>> relative_names("optrun data.train=/home/me/train.csv 'data.eval={dev: ~/data/dev.tsv}'")
+        "optrun data.train=train.csv 'data.eval={dev: dev.tsv}'"
     """
     return _ABSOLUTE.sub(lambda found: found[1] + found[2].rstrip("/").rpartition("/")[2], command)
 

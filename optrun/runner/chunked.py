@@ -27,7 +27,7 @@ Alike on every machine.
 def settle_chunked_loss(
     task: Task, model: PreTrainedModel, config: RunConfig, world: World = ALONE
 ) -> str | None:
-    """Let a model compute its losses in chunks where that is asked for, or worth while and possible.
+    """Let a model compute losses in chunks if asked for, or if it saves enough memory.
 
     Args:
         task: Of the run; told.

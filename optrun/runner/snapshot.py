@@ -1,4 +1,4 @@
-"""Copies of everything the next step depends on, for checkpoints that are written beside training."""
+"""Copy everything the next step depends on, for checkpoints written beside training."""
 
 from __future__ import annotations
 

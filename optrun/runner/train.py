@@ -305,7 +305,7 @@ def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> 
 def _begin(
     session: Session, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
 ) -> None:
-    """Write what is known of the run before its first step, and see that its checkpoints have room."""
+    """Write what is known before the first step; warn if checkpoints lack room."""
     run, summary, setup, start = session.run, session.summary, assembled.setup, assembled.start
     checkpoint, state = session.config.checkpoint, setup.state
     if start.branch is not None:

@@ -1,4 +1,4 @@
-"""A checkpoint to the model that was trained, with what it was trained with, and without any data."""
+"""Load the trained model of a checkpoint, with its tokenizer and without data."""
 
 from __future__ import annotations
 

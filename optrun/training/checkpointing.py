@@ -131,7 +131,7 @@ class CheckpointManager:
         return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
     def among_best(self) -> bool:
-        """Tell whether the present state is among the best of those on the disk, or on their way there."""
+        """Tell whether the present state is among the best that are saved or being saved."""
         present = self.state.global_step
         there = {present, self._submitted, *map(retention.step_of, checkpoint_folders(self.run))}
         ranked = [step for step in self.ranking.best(self.state) if step in there]

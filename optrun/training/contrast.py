@@ -25,13 +25,13 @@ class Contrast(Protocol):
         ...
 
     def compare(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Compute the loss, shape (), from vectors and what a batch holds besides the inputs of the model."""
+        """Compute the loss, shape (), from vectors and the other tensors of a batch."""
         ...
 
 
 @dataclass(eq=False, kw_only=True)
 class ContrastStep(TrainStep):
-    """A step that is one batch for its loss, however it is cut into micro-batches and spread over ranks.
+    """A step whose loss compares all examples, over micro-batches and ranks.
 
     Each micro-batch runs twice: without gradient for its vectors, and again, with the same dropout,
     to carry the gradient of the step's loss by these vectors into the weights. Memory is that of

@@ -135,7 +135,8 @@ def plain_line(record: PlainMapping, total: int, width: int | None = None) -> st
             many.
 
     Example:
-        >>> record = {"step": 10, "epoch": 0.5, "train/loss": 2.5, "train/grad_norm": 1.0, "train/lr": 0.001}
+        >>> record = {"step": 10, "epoch": 0.5, "train/loss": 2.5}
+        >>> record |= {"train/grad_norm": 1.0, "train/lr": 0.001}
         >>> plain_line(record, 20)
         'step 10/20  epoch 0.50  train/loss 2.5  train/grad_norm 1  train/lr 0.001'
         >>> plain_line(record, 20, width=60)

@@ -175,7 +175,7 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
 
 
 def of_memory_in_evaluation(batch: Batch, what: str = "evaluation") -> AbstractContextManager[None]:
-    """Name the shapes and what to change where memory does not suffice for a batch that is evaluated or predicted.
+    """Name shapes and remedy if memory runs out while evaluating or predicting.
 
     Args:
         batch: The batch.

@@ -115,7 +115,7 @@ class Hooks:
             self.training.note(f"warning: {told}")
 
     def begin_final(self) -> None:
-        """Begin the end, which asks for evaluations or lines that are not due and do not count if it is prolonged."""
+        """Begin the end, whose extra evaluations do not count if the run is prolonged."""
         if not self.training.final:
             self._final_state = self.state_dict()
             self.training.final = True
@@ -124,7 +124,7 @@ class Hooks:
     # ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """Return the states of components that have one, by configuration key, as JSON can hold them.
+        """Return the states of components by configuration key, as JSON holds them.
 
         Raises:
             OptrunError: A callback's state is none that JSON can hold.

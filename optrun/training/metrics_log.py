@@ -79,7 +79,7 @@ class MetricsLogger(Callback):
             writer.close()
 
     def sync(self) -> None:
-        """Put every line up to now on the disk, before the checkpoint that comes after them commits.
+        """Flush every line up to now to the disk, before the next checkpoint commits.
 
         Raises:
             OSError: The disk refused.

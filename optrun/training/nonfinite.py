@@ -34,7 +34,7 @@ class NonfiniteStep:
 
 
 def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch]) -> NonfiniteStep:
-    """Find which numbers were not finite, in which micro-batch, in which gradients, for which examples.
+    """Find the micro-batch, gradients and examples whose numbers were not finite.
 
     Args:
         setup: Model with the gradients of the step, the plan of its examples, and the state from

@@ -1,4 +1,4 @@
-"""What training has seen and how fast it went, counted at each step, and as the metrics of a line."""
+"""Count what training has seen and how fast, and make the metrics of a line."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class TrainState:
         return self.position == 0 and not self.before_training
 
     def before_evaluation(self, *, due: bool) -> Ended:
-        """Copy what an evaluation is about to change and would not have, had the run not ended here."""
+        """Copy what the evaluation at the end changes, for a run that is prolonged."""
         changed = Ended(last=self.last)
         if not due:
             changed |= Ended(

@@ -165,7 +165,7 @@ class BySource:
             self.sums.plus(torch.nn.functional.one_hot(sources, self.sources).float().T @ each)
 
     def take(self, world: World) -> list[list[float]]:
-        """Sum of losses, targets and examples of each source since this was last asked, over all ranks."""
+        """Sum losses, targets and examples of each source over all ranks, then reset."""
         total = self.sums.take(world, 3 * self.sources)
         return [total[at : at + 3] for at in range(0, len(total), 3)]
 

@@ -1,4 +1,4 @@
-"""What differs between the configuration of a checkpoint and the one in force, key by key, and what that means."""
+"""Compare the configuration of a checkpoint with the one in force, key by key."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def moves_layers(changes: Changes) -> bool:
 def changes_since(
     saved: CheckpointMetadata, values: Mapping[str, object], started_from: Path | None
 ) -> dict[str, tuple[object, object]]:
-    """Map each dotted key that changed to the value a checkpoint was saved with and the one in force.
+    """Map each changed key to the value in the checkpoint and the one in force.
 
     A path that was relative to where the run was started, and is absolute now, is no change: it
     would count as the change that permits other rows.

@@ -46,7 +46,7 @@ def train_state(metadata: CheckpointMetadata) -> TrainState:
 
 
 def stop_request(metadata: CheckpointMetadata, changes: Changes) -> StopRequest | None:
-    """Read the request to end training early, as long as nothing was changed that it may depend on."""
+    """Read the request to end training early, unless something it depends on changed."""
     if metadata.stop is None or not all(map(is_harmless, changes)):
         return None
     return StopRequest(**metadata.stop)
@@ -206,7 +206,7 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
 
 
 def _of_this_metric(saved: Schedule, own: Schedule) -> tuple[list[str], Schedule]:
-    """Drop from a schedule's state what it saw of another metric, or in another direction, than now.
+    """Drop from a schedule's state what it saw of another metric or direction.
 
     Args:
         saved: Of the checkpoint.
@@ -235,7 +235,7 @@ def _of_this_metric(saved: Schedule, own: Schedule) -> tuple[list[str], Schedule
 
 
 def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, object]:
-    """Return versions, hardware and kernel on which bit-exactness depends besides the configuration."""
+    """Return versions, hardware and kernel that bit-exactness depends on."""
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING},

@@ -100,7 +100,7 @@ def configuration_of(
 
 
 def plugins_of(run: RunDir) -> list[dict[str, object]]:
-    """Read what a run recorded of the code of others, as `optrun.config.registry.origins.records`."""
+    """Read the records of plugins of a run, as `config.registry.origins.records`."""
     try:
         found = read_summary(run.summary).get("plugins", [])
     except (OSError, ValueError):

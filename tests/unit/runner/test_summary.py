@@ -199,7 +199,7 @@ def test_the_classes_of_one_evaluation_stand_together(
 def test_code_is_that_of_optrun_and_the_plugins_wherever_one_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No program of a repository that one stands in is run, and its commit is no code of the run."""
+    """No program of the repository in the working folder runs."""
     import subprocess
 
     from optrun.runner import summary as module
