@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.spec import AbstractBufferedFile
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError, OptrunError
@@ -33,7 +34,7 @@ ROWS = [
 
 
 class Remote:
-    """Bytes behind `HubFile._fetched`, and which of them were fetched."""
+    """Bytes of a hub, and which of them were fetched."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -56,13 +57,20 @@ def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Remote:
     here = Remote()
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
 
-    def fetched(self: HubFile, begin: int, end: int) -> bytes:
-        here.fetched.append((self.path, begin, end))
-        return here.files[self.path][begin:end]
+    class Opened(AbstractBufferedFile):
+        """The file of `HfFileSystem`, whose bytes lie here."""
 
-    monkeypatch.setattr(HubFile, "_fetched", fetched)
-    monkeypatch.setattr(hub_file, "BLOCK", 512)
-    hub_file._blocks.clear()
+        def _fetch_range(self, start: int, end: int) -> bytes:
+            path = self.path.rpartition("/")[2]
+            here.fetched.append((path, start, end))
+            return here.files[path][start:end]
+
+    def opened(path: str, mode: str, **options: Any) -> Opened:
+        return Opened(SimpleNamespace(), path, mode, **options)
+
+    monkeypatch.setattr(hub_file, "_file_system", lambda: SimpleNamespace(open=opened))
+    monkeypatch.setitem(hub_file._CACHE, "block_size", 512)
+    hub_file._opened.cache_clear()
     return here
 
 
@@ -116,7 +124,7 @@ def test_rows_are_those_of_the_same_files_here(remote: Remote, tmp_path: Path) -
     assert "found by reading" in notes[0]
     assert list(rows.parts().values()) == [file.content for file in files]
     remote.fetched.clear()
-    hub_file._blocks.clear()
+    hub_file._opened.cache_clear()
     again: list[str] = []
     rows = open_stream("data.path", files, 50, again)
     assert not again, "a later start knows where the rows are"
@@ -131,7 +139,7 @@ def test_rows_are_those_of_the_same_files_here(remote: Remote, tmp_path: Path) -
 def test_of_parquet_only_the_columns_that_are_read_are_fetched(
     remote: Remote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_file, "BLOCK", 100_000)
+    monkeypatch.setitem(hub_file._CACHE, "block_size", 100_000)
     content = parquet(ROWS)
     file = remote.add("a.parquet", content, "sha256")
     rows = open_stream("data.path", [file], 50, []).select_columns(["label", "text"])
@@ -158,11 +166,13 @@ def test_other_bytes_than_the_hub_names_are_refused(remote: Remote, kind: str) -
 def test_a_hub_that_fails_or_knows_no_ranges_is_one_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    hub_file._opened.cache_clear()
     file = HubFile("o/n", SHA, "a.jsonl", 9, "sha1:0")
     opened = SimpleNamespace(open=lambda *_, **__: io.BytesIO(b"x"))
     monkeypatch.setattr(hub_file, "_file_system", lambda: opened)
     with pytest.raises(OptrunError, match="1 bytes came where 9 were asked for"):
         file.read(0, 9)
+    hub_file._opened.cache_clear()
     monkeypatch.setattr(hub_file, "_file_system", lambda: SimpleNamespace())
     with pytest.raises(
         OptrunError,
