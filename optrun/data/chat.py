@@ -45,7 +45,13 @@ _COLUMNS = {
     ChatLayout.alpaca: ("instruction", "output"),
     ChatLayout.sharegpt: ("conversations",),
 }
-_MORE = {ChatLayout.alpaca: ("input", "system")}
+_MORE = {
+    ChatLayout.messages: ("system",),
+    ChatLayout.sharegpt: ("system",),
+    ChatLayout.prompt_completion: ("system", "label"),
+    ChatLayout.alpaca: ("input", "system", "history"),
+}
+_KWARGS = "chat_template_kwargs"
 _TOOLS = "tools"
 
 
@@ -182,7 +188,9 @@ def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> No
 
 def _found(layout: ChatLayout, names: tuple[str, ...], there: Sequence[str]) -> ChatColumns:
     more = tuple(
-        name for name in (*_MORE.get(layout, ()), _TOOLS) if name in there and name not in names
+        name
+        for name in (*_MORE.get(layout, ()), _TOOLS, _KWARGS)
+        if name in there and name not in names
     )
     return ChatColumns(layout, names, more)
 
@@ -298,6 +306,7 @@ def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: in
     turns = _turns(asked, roles, "chat")
     if not turns:
         raise Unreadable("has no turn to answer.")
+    turns = _with_system(turns, cells)
     given = len(turns) if columns.layout is ChatLayout.prompt_completion else None
     turns = Chat(turns, given, None, row).until_answer()[0]
     if not turns:
@@ -360,9 +369,15 @@ def chat_of(
     layout = columns.layout
     values = tuple(cells.get(name) for name in columns.names)
     tools = _tools(cells.get(_TOOLS))
+    refuse_unread(cells)
     if layout is ChatLayout.prompt_completion:
         prompt, completion = values
         if isinstance(prompt, str) or isinstance(completion, str):
+            if cells.get("system"):
+                raise Unreadable(
+                    "has a column system beside a prompt that is a text, and no template writes"
+                    " both. Write prompt and completion as lists of turns, or join the texts."
+                )
             return _plain(prompt, completion, row)
         turns, answer = _turns(prompt, roles, "prompt"), _turns(completion, roles, "completion")
         if not answer:
@@ -370,6 +385,7 @@ def chat_of(
                 "has an empty completion: nothing to learn from it. Leave such rows out."
             )
         _expect_answers(answer, "completion")
+        turns = _with_system(turns, cells)
         return Chat([*turns, *answer], len(turns), tools, row)
     if layout is ChatLayout.alpaca:
         return _alpaca(values, cells, tools, row)
@@ -377,7 +393,45 @@ def chat_of(
     if not turns:
         raise Unreadable("has no turns at all. Leave such rows out.")
     _expect_answers(turns, "chat")
-    return Chat(turns, None, tools, row)
+    return Chat(_with_system(turns, cells), None, tools, row)
+
+
+def refuse_unread(cells: Cells) -> None:
+    """Refuse what a row says of what is learnt and nothing here reads.
+
+    Raises:
+        Unreadable: Options of the template, or an answer that is not wanted.
+    """
+    if _without_nulls(cells.get(_KWARGS)):
+        raise Unreadable(
+            f"has {short(cells[_KWARGS])} as {_KWARGS}, which are not read. Leave the column out, or"
+            " set the values in a template of your own: task.chat_template=FILE.jinja."
+        )
+    if cells.get("label") is False:
+        raise Unreadable(
+            "has label=false, an answer that is not wanted (KTO), and every completion is learnt."
+            " Leave such rows out, or write pairs of chosen and rejected for task=preference."
+        )
+
+
+def _with_system(turns: list[Message], cells: Cells) -> list[Message]:
+    """Put the text of a column `system` before the turns of a row.
+
+    Raises:
+        Unreadable: The turns have another one, or it is no text.
+    """
+    system = cells.get("system")
+    if not system:
+        return turns
+    if not isinstance(system, str):
+        raise Unreadable(f"has {short(system)} as system, where a text is expected.")
+    if turns and turns[0]["role"] == "system":
+        if turns[0]["content"] == system:
+            return turns
+        raise Unreadable(
+            "has a system turn, and another text in column system. Leave one of them out."
+        )
+    return [{"role": "system", "content": system}, *turns]
 
 
 def _plain(prompt: object, completion: object, row: int | None) -> Plain:
@@ -407,10 +461,28 @@ def _alpaca(
     if more.get("input"):
         whole = f"{instruction}\n\n{more['input']}"
         question |= {"content": whole, "instruction": instruction, "input": more["input"]}
-    system = [{"role": "system", "content": more["system"]}] if more.get("system") else []
-    return Chat(
-        [*system, question, {"role": ASSISTANT, "content": output}], len(system) + 1, tools, row
-    )
+    asked = _with_system([*_history(more.get("history")), question], more)
+    return Chat([*asked, {"role": ASSISTANT, "content": output}], len(asked), tools, row)
+
+
+def _history(value: object) -> list[Message]:
+    """Read earlier questions with their answers, as LLaMA-Factory writes them.
+
+    Raises:
+        Unreadable: Something else than pairs of texts.
+    """
+    turns: list[Message] = []
+    pairs: list[Any] = value if isinstance(value, list) else [value]
+    for pair in pairs if value else ():
+        is_pair = isinstance(pair, list) and len(pair) == 2
+        if not is_pair or not all(isinstance(text, str) for text in pair):
+            raise Unreadable(
+                f"has {short(value)} as history, where lists of a question and its answer are"
+                " expected."
+            )
+        turns.append({"role": "user", "content": pair[0]})
+        turns.append({"role": ASSISTANT, "content": pair[1]})
+    return turns
 
 
 def _turns(value: object, roles: frozenset[str], what: str) -> list[Message]:
@@ -427,6 +499,15 @@ def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
             f'has no turn {number} as {{"role": ..., "content": ...}}: {short(value)}.'
         )
     turn: Message = _without_nulls(value)
+    for key in ("weight", "train", "training"):
+        if key in turn and not turn.pop(key):
+            raise Unreadable(
+                f"has {key}={value[key]!r} in turn {number}, and whether a turn is learnt is not"
+                " read from rows. End the chat before it, or write it as prompt and completion, of"
+                " which the completion alone is learnt."
+            )
+    if "tool_calls" in turn:
+        turn["tool_calls"] = [_with_parsed_arguments(call) for call in turn["tool_calls"]]
     if "role" in turn:
         role = turn.pop("role")
     else:
@@ -448,6 +529,21 @@ def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
             f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out."
         )
     return {"role": role, "content": content, **turn}
+
+
+def _with_parsed_arguments(call: Any) -> Any:
+    """Return a tool call whose arguments are an object, if they are written as its JSON text."""
+    function: Any = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = parse_json(arguments.encode(), "arguments")
+    except ValueError:
+        return call
+    if not isinstance(parsed, dict):
+        return call
+    return {**call, "function": {**function, "arguments": parsed}}
 
 
 def _text(content: object, number: int) -> str:

@@ -13,15 +13,13 @@ if TYPE_CHECKING:
 
 HEAD = 100
 """Rows of a file by which its columns are known."""
-_ALPACA, _MORE, _TOOLS = (
-    frozenset({"instruction", "output"}),
-    frozenset({"input", "system"}),
-    frozenset({"tools"}),
-)
-"""Columns of chats that are taken in where they are there (`optrun.data.chat`).
-
-Of Alpaca's rows, and of any chat.
-"""
+_OF_CHATS = frozenset({"tools", "system", "chat_template_kwargs"})
+"""Columns that are taken in beside any chat where they are there (`optrun.data.chat`)."""
+_OF_LAYOUTS = {
+    frozenset({"instruction", "output"}): frozenset({"input", "history"}),
+    frozenset({"prompt", "completion"}): frozenset({"label"}),
+}
+"""The columns of a layout of chats, and those that are taken in beside them as well."""
 
 
 def widened(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:
@@ -51,9 +49,11 @@ def unread(
         first: The first row, of these columns.
         known: Of the first rows of all files.
     """
-    alpaca = set(columns) >= _ALPACA
-    chats = any(
+    has_turns = any(
         isinstance(value, list) and value and isinstance(value[0], dict) for value in first.values()
     )
-    wanted = (_MORE if alpaca else frozenset()) | (_TOOLS if alpaca or chats else frozenset())
-    return wanted - set(known)
+    wanted = set(_OF_CHATS) if has_turns else set()
+    for names, more in _OF_LAYOUTS.items():
+        if names <= set(columns):
+            wanted |= _OF_CHATS | more
+    return frozenset(wanted - set(known))

@@ -27,7 +27,8 @@ CHOSEN, REJECTED, PROMPT, TOOLS = "chosen", "rejected", "prompt", "tools"
 """Columns, by TRL's names."""
 Pair = tuple[Chat | Plain, Chat | Plain]
 """The preferred answer and the other one, each behind its prompt."""
-_SIDE = ChatColumns(ChatLayout.prompt_completion, ("prompt", "completion"), (TOOLS,))
+SYSTEM = "system"
+_SIDE = ChatColumns(ChatLayout.prompt_completion, ("prompt", "completion"), (TOOLS, SYSTEM))
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class PairColumns:
 
     Attributes:
         prompt: The column of prompts; None: what both answers begin with alike.
-        tools: Whether there is a column of tools.
+        more: The columns of tools, of a system text, and of options of the template.
     """
 
     prompt: str | None
-    tools: bool
+    more: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
@@ -49,7 +50,7 @@ class PairColumns:
             *([self.prompt] if self.prompt else []),
             CHOSEN,
             REJECTED,
-            *([TOOLS] if self.tools else []),
+            *self.more,
         ]
 
 
@@ -73,7 +74,8 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
                 f" and {PROMPT} where the prompt stands apart.{hint} {columns_in_words(split.rows)}"
             )
     prompt = named(source.columns, "text_column", split) or (PROMPT if PROMPT in there else None)
-    return PairColumns(prompt, TOOLS in there)
+    more = (TOOLS, SYSTEM, "chat_template_kwargs")
+    return PairColumns(prompt, tuple(name for name in more if name in there))
 
 
 def preferences(
@@ -113,7 +115,8 @@ def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int 
             raise Unreadable(f"has no prompt: {CHOSEN} and {REJECTED} share no first turn.")
     sides = []
     for name, answer in zip((CHOSEN, REJECTED), answers, strict=True):
-        values = {"prompt": prompt, "completion": answer, TOOLS: cells.get(TOOLS)}
+        more = {name: cells.get(name) for name in columns.more}
+        values = {"prompt": prompt, "completion": answer, **more}
         try:
             sides.append(chat_of(values, _SIDE, roles, row))
         except Unreadable as error:

@@ -14,7 +14,7 @@ from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
 from optrun.task.chat_template import ChatTemplate, Span, TemplateFailed, shared, writers
-from optrun.task.tokens import encoded, tokenized, tokenizer_key
+from optrun.task.tokens import begin_of_text, encoded, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ class ChatEncoder:
         )
         written = "" if template is None else template.key()
         return digest(
-            "sft-1", tokenizer_key(self.tokenizer), written, settings, str(self.max_length)
+            "sft-2", tokenizer_key(self.tokenizer), written, settings, str(self.max_length)
         )
 
     def __call__(self, batch: list[Chat | Plain], cut: bool) -> dict[str, list[Any]]:
@@ -63,16 +63,18 @@ class ChatEncoder:
 
     def _plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
         end = self.tokenizer.eos_token or ""
+        begin = begin_of_text(self.tokenizer)
+        asked = [row.prompt.removeprefix(begin) for row in batch]
         texts = [
             row.completion if row.completion.endswith(end) else row.completion + end
             for row in batch
         ]
         whole = self._ids(
-            [row.prompt + text for row, text in zip(batch, texts, strict=True)], special=True
+            [prompt + text for prompt, text in zip(asked, texts, strict=True)], special=True
         )
         targets = [np.ones(len(row), dtype=np.int64) for row in whole]
         if self.config.completion_only_loss is not False:
-            prompts = self._ids([row.prompt for row in batch], special=True)
+            prompts = self._ids(asked, special=True)
             for mask, row, prompt in zip(targets, whole, prompts, strict=True):
                 mask[: shared(prompt, row)] = 0
         return whole, targets

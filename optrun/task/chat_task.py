@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Sides = TypeVar("Sides", bound=tuple[Chat | Plain, ...])
+_READ_KEYS = ("role", "content", "instruction", "input")
+"""Keys of turns that every template reads, or that stand in the content as well."""
+_LEARNT_KEYS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
+"""Keys of turns whose text the model would learn to write."""
 _LONGEST_SHOWN = 4000
 """Characters of a training example that a person reads."""
 
@@ -44,6 +48,7 @@ class ChatTask(Task):
     Attributes:
         template: Writes them; None: the rows are plain texts.
         known_roles: That a row had, and the template writes.
+        known_keys: Of turns of a row, which were looked for in the template.
         end: The token that ends an answer; None: the rows are plain texts, or several tokens do.
     """
 
@@ -51,12 +56,14 @@ class ChatTask(Task):
     text_kind = TextKind.CHAT
     template: ChatTemplate | None
     known_roles: set[str]
+    known_keys: set[str]
     end: int | None
 
     def use_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Put the wanted template into use."""
         self.template = use_template(tokenizer, self.config.chat_template)
         self.known_roles = set()
+        self.known_keys = set()
 
     @property
     def roles(self) -> frozenset[str]:
@@ -183,11 +190,31 @@ class ChatTask(Task):
                 f"warning: {template.origin} writes today's date: tomorrow the examples are others"
             )
 
+    def expect_known_keys(self, split: Split, row: Chat, template: ChatTemplate) -> None:
+        """Refuse a key of a turn that says what is learnt, and that the template does not read.
+
+        Others that it does not read are told once.
+        """
+        for turn in row.turns:
+            for key in turn:
+                if key in (*_READ_KEYS, *self.known_keys):
+                    continue
+                self.known_keys.add(key)
+                if template.reads(key, row.tools):
+                    continue
+                if key in _LEARNT_KEYS:
+                    raise ConfigError(
+                        f"{template.origin} does not read {key} in {place(split, row)}: nothing of"
+                        f" it would be learnt. {written_by(template, row)} Or leave the key out."
+                    )
+                self.notes.append(f"{template.origin} does not read {key} of the turns")
+
     def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
         """Refuse a role of which the template writes nothing.
 
         Each is tried in the first row that has it.
         """
+        self.expect_known_keys(split, row, template)
         for role in dict.fromkeys(turn["role"] for turn in row.turns):
             if role in self.known_roles:
                 continue

@@ -209,6 +209,10 @@ class ChatTemplate:
         probed = [turn | {"content": _PROBE} if turn["role"] == role else turn for turn in plain]
         return _PROBE in self.text(probed, tools)
 
+    def reads(self, key: str, tools: Tools) -> bool:
+        """Tell whether its text names a key of a turn."""
+        return re.search(rf"\b{re.escape(key)}\b", self._of(tools)) is not None
+
     def _of(self, tools: Tools) -> str:
         if self.own is not None:
             return self.own
@@ -249,6 +253,9 @@ class ChatTemplate:
                 return self._rendered(plain, tools, opening=opening, marks=marks)
             words = " ".join(str(error).split())[:200] or type(error).__name__
             raise TemplateFailed(f"cannot be written by the chat template: {words}") from error
+        if _has_plain_arguments(texts[0], turns):
+            plain = _with_text_arguments(turns)
+            return self._rendered(plain, tools, opening=opening, marks=marks)
         return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
 
 
@@ -258,6 +265,16 @@ def shared(one: Sequence[object], other: Sequence[object]) -> int:
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
+
+
+def _has_plain_arguments(text: str, turns: Sequence[Message]) -> bool:
+    """Tell whether a template wrote the arguments of a tool call as Python does, not as JSON."""
+    for turn in turns:
+        for call in turn.get("tool_calls") or ():
+            arguments = call.get("function", {}).get("arguments")
+            if isinstance(arguments, dict) and arguments and str(arguments) in text:
+                return str(arguments) != json.dumps(arguments, ensure_ascii=False)
+    return False
 
 
 def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:

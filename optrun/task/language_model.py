@@ -20,7 +20,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.task.base import Task
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.tokens import ids_below, tokenized, tokenizer_key
+from optrun.task.tokens import begin_of_text, ids_below, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -94,8 +94,11 @@ class LanguageModel(Task):
         if separator is not None:
             after = [separator]
         start, end = ([], []) if special else (before, after)
+        begin = begin_of_text(tokenizer)
+        last = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
 
-        def encode_texts(batch: list[str], cut: bool) -> dict[str, list[Any]]:
+        def encode_texts(rows: list[str], cut: bool) -> dict[str, list[Any]]:
+            batch = [_without_ends(text, begin, last) for text in rows]
             if longest is None:
                 return {
                     "input_ids": _whole_rows(batch, tokenizer, (before, after), special=special)
@@ -104,13 +107,13 @@ class LanguageModel(Task):
             made = tokenized(
                 tokenizer, batch, room, add_special_tokens=special, return_token_type_ids=False
             )
-            rows = (start + row for row in made["input_ids"])
+            begun = (start + row for row in made["input_ids"])
             # A text that was cut has no end to learn.
-            return {"input_ids": [row + end if len(row) < longest else row for row in rows]}
+            return {"input_ids": [row + end if len(row) < longest else row for row in begun]}
 
         key = digest(
             tokenizer_key(tokenizer),
-            "language-2",
+            "language-3",
             str(special),
             str(longest),
             str(start),
@@ -136,6 +139,13 @@ class LanguageModel(Task):
         blocks = StreamedBlocks(rows, block, self.max_length, key, {"input_ids": filler})
         self.notes += blocks.notes
         return blocks
+
+
+def _without_ends(text: Any, begin: str, end: str) -> Any:
+    """Take the tokens off a text that will be put around it, so that it has them once."""
+    if not isinstance(text, str):  # a long one, encoded in pieces
+        return text
+    return text.removeprefix(begin).removesuffix(end) if end else text.removeprefix(begin)
 
 
 def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -38,6 +38,16 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"
 
 
+def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return the token that a tokenizer puts before a text, such as Llama's `<s>`; "": none.
+
+    A row that was written with a template has it already, and would begin twice.
+    """
+    ids = tokenizer("a", verbose=False)["input_ids"]
+    puts_begin = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+    return str(tokenizer.bos_token) if puts_begin else ""
+
+
 def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return one more than the largest id that a tokenizer gives."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)

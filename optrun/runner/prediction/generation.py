@@ -15,6 +15,7 @@ from optrun.runner.prediction.base import Inputs, Predictor, Values
 from optrun.task.chat_encoder import place
 from optrun.task.chat_template import TemplateFailed, no_template, use_template
 from optrun.task.language_model import around
+from optrun.task.tokens import begin_of_text
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -74,7 +75,8 @@ class TextGeneration(Predictor):
     def prompts(self, numbers: Sequence[int]) -> list[list[int]]:
         """Encode the prompts of some rows, begun as the tokenizer begins a text."""
         start, _ = around(self.tokenizer)
-        texts = self.texts(self.column, numbers)
+        begin = begin_of_text(self.tokenizer)
+        texts = [text.removeprefix(begin) for text in self.texts(self.column, numbers)]
         encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)
         # An empty prompt is the beginning of a text: what stood between documents in training.
         usual = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
@@ -168,7 +170,7 @@ class ChatAnswers(TextGeneration):
         texts = []
         for row in questions(part, self.places, roles):
             if isinstance(row, str):
-                texts.append((row, True))
+                texts.append((row.removeprefix(begin_of_text(self.tokenizer)), True))
                 continue
             if self.template is None:
                 raise no_template(f"{self.split.key} has conversations")

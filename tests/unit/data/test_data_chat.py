@@ -43,7 +43,8 @@ def test_turns_and_what_arrow_filled_in() -> None:
         },
     )
     assert rows[0] == Chat([USER, BOT], None, None, 0)
-    assert rows[1].turns[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    parsed = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    assert rows[1].turns[1] == {"role": "assistant", "content": "", "tool_calls": [parsed]}
     assert rows[1].tools == [{"type": "function", "function": {"name": "add"}}]
     assert [row.row for row in rows] == [0, 1]
     assert repr(rows[0]) == repr(Chat([USER, BOT], None, None, 7)), (

@@ -433,6 +433,7 @@ def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read
         (alpaca, "system", "X"),
         (alpaca, "tools", [{}]),
         (chat, "tools", "[]"),
+        (chat, "system", "X"),
     ):
         with pytest.raises(ConfigError) as caught:
             read(row, {name: value}, list(row))
@@ -443,7 +444,7 @@ def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read
         assert f'"{name}": null' in str(caught.value)
         assert read(row, {name: ""}, list(row)) == [row], "nothing is lost"
         assert read(row | {name: None}, {name: value}, [*row, name]) == [row | {name: value}]
-    others = {"input": "X", "system": "X"}
+    others = {"input": "X", "history": "X"}
     assert read(chat, others, ["messages"]) == [chat], "no task reads these beside turns"
     assert read({"text": "a"}, others | {"tools": [{}]}, ["text"]) == [{"text": "a"}]
     assert read({"prompt": "a", "completion": "b"}, {"tools": "x"}, ["prompt"]) == [{"prompt": "a"}]
@@ -452,5 +453,5 @@ def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read
 def test_the_columns_that_belong_to_chats_are_those_that_chats_take_in() -> None:
     chats = {"messages": [{"role": "user", "content": "a"}]}
     for layout, names in chat._COLUMNS.items():
-        wanted = {*chat._MORE.get(layout, ()), chat._TOOLS}
+        wanted = {*chat._MORE.get(layout, ()), chat._TOOLS, chat._KWARGS}
         assert heads.unread(names, dict.fromkeys(names, chats["messages"]), names) == wanted

@@ -531,3 +531,122 @@ def test_limits_pick_rows_before_they_are_packed(
     assert len(alone.train) == 5
     assert int(packed.train.lengths.sum()) == int(alone.train.lengths.sum())
     assert np.array_equal(packed.train.hashes, alone.train.hashes)
+
+
+# What rows say
+# ------------------------------------------------------------------------------------------
+
+CALLING = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "<{{ call.function.name }} ARGUMENTS>{% endfor %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize("written", ["arguments | tojson", "arguments"])
+@pytest.mark.parametrize("arguments", ['{"city": "Paris"}', {"city": "Paris"}])
+def test_arguments_of_calls_are_written_once(
+    make_source: Make, make_task: Make, bpe: Any, written: str, arguments: Any
+) -> None:
+    """As an object, whether a row has it or its JSON text, and whatever the template does."""
+    bpe.chat_template = CALLING.replace("ARGUMENTS", f"{{{{ call.function.{written} }}}}")
+    call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
+    answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    chat = [{"role": "user", "content": "Hi"}, answer]
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=200), bpe, samples=0)
+    assert '<weather {"city": "Paris"}>' in bpe.decode(task.train[0]["input_ids"])
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "reasoning_content"])
+def test_what_a_template_does_not_write_is_refused(
+    make_source: Make, make_task: Make, bpe: Any, key: str
+) -> None:
+    value = [{"function": {"name": "f", "arguments": {}}}] if key == "tool_calls" else "hm"
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "b", key: value}]
+    bpe.chat_template = UNMARKED
+    with pytest.raises(ConfigError, match=f"does not read {key}"):
+        make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe, samples=0)
+    chat = [{"role": "user", "content": "Hi", "name": "Bob"}, {"role": "assistant", "content": "b"}]
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe, samples=0)
+    assert [note for note in task.notes if "does not read name" in note]
+
+
+SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "the cat"}]
+HONOURED = {
+    "system beside turns": {"messages": SAID, "system": "Bob"},
+    "system beside a list of speakers": {
+        "conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "the cat"}],
+        "system": "Bob",
+    },
+    "system beside prompt and completion": {
+        "prompt": SAID[:1],
+        "completion": SAID[1:],
+        "system": "Bob",
+    },
+    "history": {"instruction": "Hi", "output": "the cat", "history": [["Paris", "Berlin"]]},
+    "weight": {"messages": [SAID[0], {**SAID[1], "weight": 1, "train": True}]},
+}
+
+
+@pytest.mark.parametrize("case", HONOURED)
+def test_what_a_row_says_beside_its_turns(
+    make_source: Make, make_task: Make, bpe: Any, case: str
+) -> None:
+    row = {name: [value] for name, value in HONOURED[case].items()}
+    task = make_task(
+        "sft", make_source(row, max_length=200), bpe, chat_template="chatml", samples=0
+    )
+    text = bpe.decode(task.train[0]["input_ids"])
+    begin = {"history": "user\nParis<|im_end|>\n<|im_start|>assistant\nBerlin", "weight": "user"}
+    assert text.startswith("<|im_start|>" + begin.get(case, "system\nBob<|im_end|>"))
+    assert text.rstrip().endswith("<|im_start|>assistant\nthe cat<|im_end|>")
+
+
+REFUSED = {
+    "weight=0": {"messages": [SAID[0], {**SAID[1], "weight": 0}]},
+    "train=False": {"messages": [SAID[0], {**SAID[1], "train": False}]},
+    "chat_template_kwargs": {"messages": SAID, "chat_template_kwargs": {"enable_thinking": False}},
+    "label=false": {"prompt": "Hi", "completion": " the cat", "label": False},
+    "column system": {"prompt": "Hi", "completion": " the cat", "system": "Bob"},
+    "another text in column system": {
+        "messages": [{"role": "system", "content": "Anna"}, *SAID],
+        "system": "Bob",
+    },
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_a_row_says_and_nobody_reads_is_refused(
+    make_source: Make, make_task: Make, bpe: Any, said: str
+) -> None:
+    row = {name: [value] for name, value in REFUSED[said].items()}
+    with pytest.raises(ConfigError, match=f"row 1 .*{said}"):
+        make_task("sft", make_source(row, max_length=99), bpe, chat_template="chatml", samples=0)
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sft", "preference"])
+def test_a_row_that_has_the_begin_already_begins_once(
+    make_source: Make, make_task: Make, bpe: Any, task: str
+) -> None:
+    from tokenizers import processors
+
+    begin = "<|im_start|>"
+    bpe.bos_token = begin
+    pair = [(begin, bpe.bos_token_id)]
+    bpe.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{begin} $A", special_tokens=pair
+    )
+    rows = {
+        "causal_lm": {"text": ["the cat"]},
+        "sft": {"prompt": ["the"], "completion": [" cat"]},
+        "preference": {"prompt": ["the"], "chosen": [" cat"], "rejected": [" mat"]},
+    }[task]
+    first = next(iter(rows))
+    templated = {**rows, first: [begin + rows[first][0]]}
+    options = {"packing": False} if task == "causal_lm" else {}
+    ids = [
+        list(make_task(task, make_source(one, max_length=50), bpe, **options).train[0]["input_ids"])
+        for one in (rows, templated)
+    ]
+    assert ids[0] == ids[1]
+    assert ids[0].count(bpe.bos_token_id) == 1
