@@ -245,7 +245,7 @@ def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str,
         if not is_head:
             out[name] = size
         elif any(other.logits != 1 for other in grown.values()):
-            out.setdefault(name, replace(size, fan_in=size.fan_out, fan_out=1.0))
+            out.setdefault(name, replace(size, fan_in=size.fan_out, fan_out=1.0, is_head=True))
     return out
 
 

@@ -52,11 +52,15 @@ def _lamb(size: Growth, options: Options) -> float:
 
 def _muon(size: Growth, options: Options) -> float:
     """Scale an orthogonal step to a spectral norm of sqrt(fan_out / fan_in), whatever its adjustment by shape is."""
-    wanted = math.sqrt(size.fan_out / size.fan_in)
-    adjusted = (
+    if len(size.shape) < 2:
+        return _adam(size, options)
+    wanted = math.sqrt(size.fan_out / size.fan_in) * size.carried
+    if "adjust_lr_fn" not in options:  # of a plugin, which steps all shapes alike
+        return wanted
+    of_base, of_model = (
         _adjustment(shape, options["adjust_lr_fn"]) for shape in (size.base_shape, size.shape)
     )
-    return wanted * next(adjusted) / next(adjusted) * size.carried
+    return wanted * of_base / of_model
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:

@@ -7,13 +7,14 @@ list of layers is needed, and both models may be shapes alone, on the meta devic
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 from optrun.base.errors import ConfigError
 from optrun.param_groups.branches import branch_ends
-from optrun.param_groups.roles import BIAS, EMBEDDING, NORM, VECTOR, roles_of
+from optrun.param_groups.roles import BIAS, EMBEDDING, MATRIX, NORM, VECTOR, roles_of
 from optrun.param_groups.stacks import stacks_of
 
 KEY = "parametrization.base"
@@ -32,6 +33,7 @@ class Growth:
         branch: Blocks of the base over blocks of the model, for what lies in a block; else 1.
         ends_branch: Whether its output is added to the residual stream.
         logits: Factor on the logits of a tied head that it carries, see `carrier_of_logits`.
+        is_head: Whether its output is the vocabulary or the classes, which no later module reads.
     """
 
     counterpart: str
@@ -42,12 +44,13 @@ class Growth:
     branch: float = 1.0
     ends_branch: bool = False
     logits: float = 1.0
+    is_head: bool = False
 
     @property
     def kind(self) -> str:
         """Name what it is in the table of Yang et al. 2022: by its infinite dimensions."""
         if self.fan_in != 1:
-            return "hidden matrix" if self.fan_out != 1 else "output matrix"
+            return "output matrix" if self.is_head else "hidden matrix"
         return "input matrix or vector" if self.fan_out != 1 else "of one size"
 
     @property
@@ -62,8 +65,12 @@ class Growth:
 
     @property
     def width_init(self) -> float:
-        """Factor of width on the standard deviation of the initial weights."""
-        return self.fan_in**-0.5 if self.fan_out != 1 else 1 / self.fan_in
+        """Factor of width on the standard deviation of the initial weights.
+
+        A matrix within the model keeps the size of its outputs, also where their number stays, as
+        that of key and value heads does. The logits of a head may shrink.
+        """
+        return 1 / self.fan_in if self.is_head else self.fan_in**-0.5
 
     @property
     def init(self) -> float:
@@ -98,6 +105,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             " Give a base of the same architecture, no deeper than the model."
         )
     ends = branch_ends(model, branch) if branch else set()
+    heads = _heads(model, roles)
     found = {}
     for name, param in params.items():
         narrow = of_base[counterparts[name]]
@@ -119,8 +127,41 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             fan_out,
             branch.get(name, 1.0),
             name in ends,
+            is_head=name in heads and fan_in != 1 and fan_out == 1,
         )
     return found
+
+
+def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
+    """Name the matrices whose output no later matrix reads.
+
+    They lie outside of all blocks and of `base_model`. Within a container of their own, or in an
+    `nn.Sequential`, the last matrix is the head. Output embeddings always are.
+    """
+    blocks = [path for stack in stacks_of(model) for path in stack.blocks]
+    backbone = getattr(model, "base_model", model)
+    if backbone is not model:
+        blocks += [path for path, module in model.named_modules() if module is backbone]
+    matrices = [
+        path
+        for path, module in model.named_modules()
+        if any(param.dim() > 1 for param in module.parameters(recurse=False))
+        and not any(f"{path}.".startswith(f"{block}.") for block in blocks)
+    ]
+    heads: set[str] = set()
+    for place, path in enumerate(matrices):
+        container = path.rpartition(".")[0]
+        in_order = container or isinstance(model, nn.Sequential)
+        beneath = f"{container}." if container else ""
+        if in_order and any(later.startswith(beneath) for later in matrices[place + 1 :]):
+            continue
+        named = model.get_submodule(path).named_parameters(path, recurse=False)
+        heads |= {name for name, _ in named if roles.get(name) == MATRIX}
+    logits = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if logits is not None:
+        weight = getattr(logits, "weight", None)
+        heads |= {name for name, param in model.named_parameters() if param is weight}
+    return heads
 
 
 def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:

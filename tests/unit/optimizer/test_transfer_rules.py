@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
@@ -525,3 +526,61 @@ def test_wrong_initial_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> Non
     )  # of the head, too
     with pytest.raises(AssertionError, match=r"4.weight: the initial output .* standard deviation"):
         check_transfer("adamw", lr=0.01)
+
+
+def shared_heads_check(name: str) -> CoordinateCheck:
+    """Llamas whose query heads grow over one key and value head."""
+    ids = torch.randint(60, (4, 12), generator=torch.Generator().manual_seed(0))
+    config = config_of(name)
+
+    def build(width: int) -> nn.Module:
+        llama = transformers.LlamaConfig(
+            vocab_size=64,
+            hidden_size=16 * width,
+            intermediate_size=32 * width,
+            num_attention_heads=2 * width,
+            num_key_value_heads=1,
+            num_hidden_layers=2,
+            tie_word_embeddings=False,
+        )
+        return transformers.LlamaForCausalLM(llama)
+
+    def trial(width: float, seed: int) -> Trial:
+        torch.manual_seed(seed)
+        base, model = build(1), build(int(width))
+        sizes = growth_of(model, base)
+        scale_initial_weights(model, base, sizes)
+        groups = transferred(build_param_groups(model, lr=0.01), sizes, config, MUP, lr=0.01)
+        optimizer = build_optimizer(config, groups, lr=0.01)
+
+        def train() -> None:
+            for _ in range(4):
+                optimizer.zero_grad()
+                model(input_ids=ids, labels=ids).loss.backward()
+                optimizer.step()
+
+        return Trial(model, lambda: model(input_ids=ids).logits, train, sizes)
+
+    return coordinate_check(trial, (1, 2, 4, 8), (0, 1))
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_heads_of_keys_that_do_not_grow_keep_the_size_of_their_output(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    initial = [line for line in shared_heads_check(name).lines if line.measure == "initial"]
+    assert "model.layers.1.self_attn.k_proj.weight" in {line.parameter for line in initial}
+    assert not [line.in_words() for line in initial if line.fails]
+    by_shape = property(lambda size: size.fan_in ** (-0.5 if size.fan_out != 1 else -1.0))
+    monkeypatch.setattr(Growth, "width_init", by_shape)  # as if it were an output head
+    found = shared_heads_check(name).failures[0]
+    assert (found.parameter, found.measure) == (
+        "model.layers.0.self_attn.k_proj.weight",
+        "initial",
+    )
+
+
+def test_a_plugin_of_muons_rule_needs_no_option_of_its_name() -> None:
+    wide = Growth("w", (64, 16), (16, 16), fan_out=4.0)
+    assert RULES["muon"](wide, {}) == 2.0
+    assert RULES["muon"](Growth("b", (64,), (16,), fan_out=4.0), {}) == 1.0

@@ -50,9 +50,26 @@ def test_dimensions_that_differ_are_infinite() -> None:
         "lm_head.weight": (4, 1),
     }
     few = growth_of(llama(64, num_key_value_heads=1), llama(16, num_key_value_heads=1))
-    assert few["model.layers.0.self_attn.k_proj.weight"].kind == "output matrix", (
-        "its outputs stay as many"
+    key_heads = few["model.layers.0.self_attn.k_proj.weight"]
+    assert (key_heads.kind, key_heads.init) == ("hidden matrix", 0.5), "its outputs stay as many"
+    assert (few["lm_head.weight"].kind, few["lm_head.weight"].init) == ("output matrix", 0.25)
+
+
+def test_a_head_is_a_matrix_that_no_later_one_reads() -> None:
+    def net(width: int) -> nn.Sequential:
+        sides = [(6, width), (width, 8), (8, width), (width, 4)]
+        return nn.Sequential(*(nn.Linear(*side, device="meta") for side in sides))
+
+    grown = growth_of(net(64), net(16))
+    assert {name for name, size in grown.items() if size.is_head} == {"3.weight"}
+    assert grown["1.weight"].init == 0.5
+    latent = {"embedding_size": 16, "num_hidden_layers": 2, "vocab_size": 64}
+    sizes = ({"hidden_size": 8 * m, "intermediate_size": 8 * m, **latent} for m in (4, 1))
+    model, base = (
+        on_meta("albert", num_attention_heads=1, auto="AutoModelForMaskedLM", **size)
+        for size in sizes
     )
+    assert growth_of(model, base)["predictions.dense.weight"].kind == "hidden matrix"
 
 
 def test_inputs_of_a_transposed_matrix_come_first() -> None:
