@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from optrun.report.transfer.answer import WIDEST
 from optrun.report.transfer.fit import best_of, fit_basin, fit_law
 
 Array = NDArray[np.float64]
@@ -32,8 +33,10 @@ SHAPES: dict[str, Callable[[Array], Array]] = {
 GRIDS = {"5 lrs, x 2": (5, 2.0), "7 lrs, x 2": (7, 2.0), "4 lrs, x 3": (4, 3.0)}
 NOISES = {"quiet": (0.01, 0.0), "noisy": (0.01, 0.1), "very noisy": (0.04, 0.1)}
 """Deviation of one run's cost, which grows above the optimum; deviation of a seed's own ln lr*."""
-SIZES = [(2, 2), (2, 3), (3, 3), (5, 3), (5, 4)]
+SIZES = [(2, 3), (3, 3), (5, 3), (5, 4)]
 """Seeds and sizes."""
+PATIENCE = 20
+"""A cell in which fewer than one sweep of so many gets a number is left out."""
 
 
 def draw(
@@ -57,21 +60,26 @@ def covered(
 ) -> tuple[float, float]:
     """Measure how often the interval holds the truth, and the median factor between its ends.
 
-    Sweeps with an optimum at the edge of a grid are drawn again: of these optrun predicts nothing.
+    Sweeps of which optrun predicts nothing are drawn again: an optimum at the edge of a grid, no
+    power law, an interval that is too wide.
     """
     random = np.random.default_rng(
         [list(SHAPES).index(shape), list(GRIDS).index(grid), seeds, count]
     )
     sizes = 64.0 * 2.0 ** np.arange(count)
     target = BEYOND * sizes[-1]
-    hits, widths = 0, []
+    hits, tries, widths = 0, 0, []
     while len(widths) < sweeps:
         drawn = [draw(random, shape, grid, noise, seeds, size) for size in sizes]
         if any(best_of(costs) in (0, len(x) - 1) for x, costs in drawn):
             continue
-        _, low, high = fit_law(sizes[:, None], [fit_basin(x, costs) for x, costs in drawn]).predict(
-            [target]
-        )
+        law = fit_law(sizes[:, None], [fit_basin(x, costs) for x, costs in drawn])
+        _, low, high = law.predict([target])
+        tries += 1
+        if tries > PATIENCE * sweeps:
+            return math.nan, math.nan
+        if law.bends or high - low > math.log(WIDEST):
+            continue
         hits += low <= EXPONENT * math.log(target) <= high
         widths.append(high - low)
     return hits / sweeps, math.exp(float(np.median(widths)))
@@ -90,6 +98,10 @@ def rows(sweeps: int) -> Iterator[list[str]]:
                 for grid in GRIDS
                 for noise in NOISES
             ]
+            found = [pair for pair in found if not math.isnan(pair[0])]
+            if not found:
+                cells.append("no number")
+                continue
             rates, widths = zip(*found, strict=True)
             cells.append(
                 f"{min(rates):.0%} to {max(rates):.0%}; x {min(widths):.1f} to {max(widths):.1f}"

@@ -13,11 +13,13 @@ from rich.console import Console
 
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.base.formatting import rate
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.cli.branch import whole_command_line
 from optrun.config import saved, store
 from optrun.config.compose import compose_line
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
+from optrun.config.schema.parametrization import merged
 
 
 def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str | None]:
@@ -55,9 +57,23 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
 
     others = command_line.without("lr", "lr_from")
     _, cfg = compose_line(hydra, others)
-    found, said = rate_from(Path(sweep).expanduser(), saved.plain(store.without_hydra(cfg)))
+    values = saved.plain(store.without_hydra(cfg))
+    found, said = rate_from(Path(sweep).expanduser(), values, _base_of(values))
     tokens = [*others.overrides, f"lr={rate(found.lr.value)}"]
     return replace(command_line, overrides=tokens), said
+
+
+def _base_of(values: PlainMapping) -> PlainDict | None:
+    """Return the configuration of the base of muP, in the standard parametrization; else None."""
+    parametrization, model = values["parametrization"], values["model"]
+    if parametrization["name"] != "mup" or "config" not in model:
+        return None
+    config = merged(model["config"] or {}, parametrization["base"])
+    return {
+        **values,
+        "model": {**model, "config": config},
+        "parametrization": {"name": "standard"},
+    }
 
 
 def compose_new(

@@ -157,7 +157,8 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
             continue
         named = model.get_submodule(path).named_parameters(path, recurse=False)
         heads |= {name for name, _ in named if roles.get(name) == MATRIX}
-    logits = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find_logits = getattr(model, "get_output_embeddings", None)
+    logits = find_logits() if callable(find_logits) else None
     if logits is not None:
         weight = getattr(logits, "weight", None)
         heads |= {name for name, param in model.named_parameters() if param is weight}

@@ -88,6 +88,26 @@ def test_the_number_is_shown_and_recorded(place: Path, capsys: pytest.CaptureFix
     assert "lr_from" not in capsys.readouterr().err
 
 
+def test_a_standard_sweep_at_the_base_is_the_sweep_of_mup(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mup = ["parametrization=mup", f"parametrization.base.{WIDTH.rpartition('.')[2]}=32"]
+    heads = ["model.config.n_head=4", "parametrization.base.n_head=2"]
+    untied = "model.config.tie_word_embeddings=false"
+    for run in Path("sweep").iterdir():
+        path = run / "config.yaml"
+        values = yaml.safe_load(path.read_text())
+        values["model"]["config"] |= {"tie_word_embeddings": False, "n_head": 2}
+        path.write_text(yaml.safe_dump(values))
+    asked = words(place, f"{WIDTH}=64", "lr=auto", "lr_from=sweep", untied, *mup, *heads)
+    asked = [word for word in asked if word != "model.config.n_head=2"]
+    assert optrun(*asked, "hydra.run.dir=run") == 0
+    config = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert config["lr"] == pytest.approx(0.002, rel=0.02)
+    assert config["lr_from"].endswith("at the base of muP")
+    assert "at the base of muP" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_run_that_may_go_on_begins_with_the_number(place: Path) -> None:
     asked = words(
         place, f"{WIDTH}=32", "lr=auto", "lr_from=sweep", "hydra.run.dir=run", "resume=auto"

@@ -21,8 +21,7 @@ from optrun.report.arms import build_arms, build_contenders, differing
 from optrun.report.collect import NOT_STARTED, Run, flatten, load_runs, number
 from optrun.report.confirmation import confirmations
 from optrun.report.findings import choose_metric
-from optrun.report.transfer.fit import Law, fit_law
-from optrun.report.transfer.laws import KnownLaw, known_laws
+from optrun.report.transfer.fit import Law, fit_law, quantile
 from optrun.report.transfer.sizes import OF_SIZE, Axes, Size, Sweep, find_sweeps, fit_sizes, label
 
 _OF_EVALUATION = (
@@ -32,8 +31,10 @@ _OF_EVALUATION = (
     "task.sample_tokens",
 )
 """Keys that move no optimum."""
-FAR = 8.0
-"""A size beyond what was seen by more than this factor is marked."""
+FAR = 4.0
+"""No number is given for a size beyond the largest, or below the smallest, by more than this."""
+WIDEST = 4.0
+"""No number is given if the ends of its interval are further apart than this factor."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,15 @@ class Estimate:
     high: float
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether there is an interval."""
+        return math.isfinite(self.high)
+
+    @property
     def interval(self) -> str:
         """The ends, of a learning rate."""
+        if not self.is_bounded:
+            return "none: two sizes test no law"
         return f"{rate(self.low)} to {rate(self.high)}"
 
 
@@ -76,13 +84,9 @@ class Answer:
     """By size."""
     assumption: str
     """What carries the prediction."""
-    far: bool
-    """Whether the target lies more than eight times beyond what was seen."""
     notes: Sequence[str]
     tests: Sequence[str]
     """The two runs that would test it, at the ends of the interval, as command lines."""
-    laws: Sequence[KnownLaw]
-    """What the literature says, beside it."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,11 @@ def answer(
         if reason := refusal(sweep):
             refused[sweep.name] = reason
             continue
-        made = answer_of(sweep, mode)
+        try:
+            made = answer_of(sweep, mode)
+        except ConfigError as error:
+            refused[sweep.name] = str(error).rstrip(".")
+            continue
         notes = [
             *made.notes,
             *([f"{waiting} runs have not ended: ask again when they have"] if waiting else []),
@@ -242,8 +250,9 @@ def answer_of(sweep: Sweep, mode: str) -> Answer:
     )
     optima = [_optimum(size, law, mode) for size in sweep.sizes]
     exponents = {key: Estimate(*law.exponent(at)) for at, key in enumerate(keys)}
-    run, there = nearest.runs[0], optima[sweep.sizes.index(nearest)].lr.value
-    scaled = run.setting("parametrization.name") == "mup"
+    if keys:
+        _refuse_useless(lr, law, beyond, sweep.axes, seen)
+    ends = (lr.low, lr.high) if lr.is_bounded else (lr.value / 2, lr.value * 2)
     ranges = " and ".join(
         f"{key} from {min(seen[key]):.6g} to {max(seen[key]):.6g}" for key in keys
     )
@@ -257,42 +266,69 @@ def answer_of(sweep: Sweep, mode: str) -> Answer:
             f"lr* is a power law in {ranges}, and goes on so to "
             f"{label({key: target[key] for key in keys})}; all else is as in the sweeps"
         ),
-        far=any(factor > FAR for factor in beyond.values()),
-        notes=_notes(sweep, law, beyond, exponents),
-        tests=[_command(nearest.runs, target, end) for end in (lr.low, lr.high)],
-        laws=known_laws(run.optimizer, there, nearest.values, target, scaled=scaled),
+        notes=_notes(sweep, law, exponents),
+        tests=[_command(nearest.runs, target, end) for end in ends],
     )
+
+
+def _refuse_useless(
+    lr: Estimate,
+    law: Law,
+    beyond: Mapping[str, float],
+    axes: Axes,
+    seen: Mapping[str, Sequence[float]],
+) -> None:
+    """Give no number that nothing carries, and name the runs that would.
+
+    Raises:
+        ConfigError: The target is too far, the optima follow no power law, or the interval is too
+            wide to be of use.
+    """
+    key = max(beyond, key=lambda one: beyond[one])
+    is_above = axes.target[key] > max(seen[key])
+    edge = max(seen[key]) if is_above else min(seen[key])
+    halfway = label({key: _like(math.sqrt(edge * axes.target[key]), seen[key])})
+    if beyond[key] > FAR:
+        raise ConfigError(
+            f"{key}={axes.target[key]:.6g} lies {beyond[key]:.3g} times beyond what was swept;"
+            f" expected {FAR:g} at most: sweep lr at {halfway}, too."
+        )
+    if law.bends:
+        raise ConfigError(
+            f"the optima lie a factor of {math.exp(law.misfit):.3g} from any power law, more than"
+            f" seeds explain: sweep lr at {halfway}, or leave the smallest size out."
+        )
+    if lr.is_bounded and lr.high > WIDEST * lr.low:
+        raise ConfigError(
+            f"the 90 % interval of lr, {lr.interval}, is wider than a factor of {WIDEST:g}: sweep"
+            f" lr at {halfway}, too, or add seeds to all sizes."
+        )
+
+
+def _like(value: float, examples: Sequence[float]) -> float:
+    """Round a size to a whole number if its examples are whole."""
+    return float(round(value)) if all(one.is_integer() for one in examples) else value
 
 
 def _estimate(logs: tuple[float, float, float]) -> Estimate:
-    return Estimate(*(math.exp(min(value, 700.0)) for value in logs))
+    value, low, high = logs
+    if high > 700:
+        return Estimate(math.exp(value), -math.inf, math.inf)
+    return Estimate(math.exp(value), math.exp(low), math.exp(high))
 
 
 def _optimum(size: Size, law: Law, mode: str) -> Optimum:
-    found = size.basin
-    bent = 0.0 if math.isnan(found.wide) else found.wide - found.best
-    half = law.quantile * math.sqrt(law.variance) + abs(bent)
-    lr = _estimate((found.best, found.best - half, found.best + half))
-    above = min((lr for lr in size.diverged if math.log(lr) > found.best), default=math.inf)
-    cost = found.level if mode == "min" else -found.level
-    return Optimum(
-        size.values,
-        replace(lr, high=min(lr.high, above)),
-        cost,
-        found.seeds,
-    )
+    basin = size.basin
+    bent = 0.0 if math.isnan(basin.wide) else basin.wide - basin.best
+    half = quantile(basin.seeds - 1) * math.sqrt(law.seed_variance) + abs(bent)
+    lr = _estimate((basin.best, basin.best - half, basin.best + half))
+    above = min((lr for lr in size.diverged if math.log(lr) > basin.best), default=math.inf)
+    cost = basin.level if mode == "min" else -basin.level
+    return Optimum(size.values, replace(lr, high=min(lr.high, above)), cost, basin.seeds)
 
 
-def _notes(
-    sweep: Sweep, law: Law, beyond: Mapping[str, float], exponents: Mapping[str, Estimate]
-) -> list[str]:
-    axes = sweep.axes
-    notes = [
-        f"Extrapolated by more than {FAR:g}: {key}={axes.target[key]:.6g} lies {factor:.3g} times"
-        " beyond what was seen"
-        for key, factor in beyond.items()
-        if factor > FAR
-    ]
+def _notes(sweep: Sweep, law: Law, exponents: Mapping[str, Estimate]) -> list[str]:
+    axes, notes = sweep.axes, []
     if math.isnan(law.misfit):
         notes.append(
             f"{len(sweep.sizes)} sizes: a line through as many points as it needs, which nothing"
@@ -311,7 +347,7 @@ def _notes(
     notes += [
         f"The exponent of {key} could be 0: its interval holds it"
         for key, one in exponents.items()
-        if one.low <= 0 <= one.high
+        if one.is_bounded and one.low <= 0 <= one.high
     ]
     if any(math.isnan(size.basin.wide) for size in sweep.sizes):
         notes.append(
@@ -346,12 +382,16 @@ def sentence(found: Answer, target: Mapping[str, float]) -> str:
     )
 
 
-def rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
+def rate_from(
+    folder: Path, config: Mapping[str, object], base: Mapping[str, object] | None = None
+) -> tuple[Answer, str]:
     """Find the lr of a run that is about to start.
 
     Args:
         folder: A sweep over lr, or a folder of them.
         config: Of the run; its own lr does not count.
+        base: Configuration of the base of muP, in the standard parametrization: a sweep of that
+            is a sweep of muP at its base (Yang et al. 2022).
 
     Returns:
         The answer, and a sentence with the lr, its interval and where it came from.
@@ -360,13 +400,17 @@ def rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
         ConfigError: The sweep is of another recipe, or does not tell this size.
     """
     try:
-        return _rate_from(folder, config)
+        runs = [run for run in load_sweeps([folder]) if run.described]
+        is_standard = all(run.setting("parametrization.name") != "mup" for run in runs)
+        if base is None or not is_standard:
+            return _rate_from(folder, runs, config)
+        answer, said = _rate_from(folder, runs, base)
+        return answer, f"{said}, at the base of muP"
     except ConfigError as error:
         raise ConfigError(f"lr=auto lr_from={folder}: {error}") from error
 
 
-def _rate_from(folder: Path, config: Mapping[str, object]) -> tuple[Answer, str]:
-    runs = [run for run in load_sweeps([folder]) if run.described]
+def _rate_from(folder: Path, runs: list[Run], config: Mapping[str, object]) -> tuple[Answer, str]:
     asked = Run(folder, "this run", "", config=flatten(config), values=config)
     unify([asked, *runs])
     keys = [key for key in differing([asked, *runs]) if key != "lr" and key not in _OF_EVALUATION]

@@ -6,6 +6,7 @@ From sweeps and a size to a line, tables, a page and a picture.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -65,9 +66,7 @@ def transfer(
                 console.print(to_rich(table, width=console.width))
             for line in lines(each):
                 console.print(f"{line}.", markup=False, highlight=False)
-            console.print(
-                "The two runs that would test it, at the ends of the interval:", highlight=False
-            )
+            console.print("The two runs that would test it:", highlight=False)
             for command in each.tests:
                 console.print(f"  {command}", markup=False, highlight=False, soft_wrap=True)
         for contender, reason in found.refused.items():
@@ -82,15 +81,16 @@ def lines(found: Answer) -> Iterator[str]:
     """Say what carries an answer, and what speaks against it."""
     yield f"Carried by: {found.assumption}"
     yield from found.notes
-    for law in found.laws:
-        made = f"From the nearest size it makes lr {rate(law.lr)}"
-        yield f"Beside it, not mixed in: {law.source}: {law.says}. {made}"
 
 
 def exponents_table(found: Answer) -> Table:
     """Tabulate the exponents."""
     rows = [
-        [key, f"{one.value:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}"]
+        [
+            key,
+            f"{one.value:+.3f}",
+            f"{one.low:+.3f} to {one.high:+.3f}" if one.is_bounded else "none",
+        ]
         for key, one in found.exponents.items()
     ]
     return Table(
@@ -125,7 +125,7 @@ def _write(folder: Path, found: Transfer) -> list[Path]:
         "target": found.target,
         "metric": found.metric,
         "mode": found.mode,
-    } | {"answers": [asdict(each) for each in found.answers], "refused": found.refused}
+    } | {"answers": [_finite(asdict(each)) for each in found.answers], "refused": found.refused}
     told: list[dict[str, object]] = [
         {
             "line": sentence(each, found.target),
@@ -159,6 +159,15 @@ def _write(folder: Path, found: Transfer) -> list[Path]:
             f"transfer: cannot write to {folder} ({error.strerror}); choose another out=DIR."
         ) from error
     return [page, numbers, picture]
+
+
+def _finite(values: object) -> object:
+    """Write what is infinite, the end of no interval, as null."""
+    if isinstance(values, dict):
+        return {key: _finite(value) for key, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def _is_own(path: Path) -> bool:

@@ -37,12 +37,8 @@ def draw_basins(found: Transfer, theme: Theme) -> Figure:
         log_axis(ax, "x", [*lrs, answer.lr.value])
         means = [_mean(size, lr) for size in sweep.sizes for lr in size.scores]
         limit(ax, means, found.mode)
-        ax.axvspan(
-            max(answer.lr.low, min(lrs) / 4),
-            min(answer.lr.high, max(lrs) * 4),
-            color=theme.muted,
-            alpha=0.15,
-        )
+        if answer.lr.is_bounded:
+            ax.axvspan(answer.lr.low, answer.lr.high, color=theme.muted, alpha=0.15)
         ax.axvline(
             answer.lr.value,
             color=theme.ink,

@@ -25,6 +25,9 @@ GRAIN = 1 / 12
 """A grid tells where its optimum is no better than to this part of its step, as a standard
 deviation.
 """
+NORMAL = float(special.ndtri(0.5 + CONFIDENCE / 2))
+LOW = 0.2
+"""Share of draws in which the variance over seeds is estimated lower than this assumes."""
 MIN_LRS = 3
 MIN_SEEDS = 2
 
@@ -58,22 +61,19 @@ class Law:
     """Intercept first; shape (1 + keys,)."""
     covariance: Array
     """Of the coefficients for an error variance of 1; shape (1 + keys, 1 + keys)."""
-    variance: float
-    """Of an optimum around the law."""
-    degrees: int
-    """Of freedom of that variance."""
+    seed_variance: float
+    """Of an optimum, over seeds: the upper end of what its estimate allows."""
+    spare: int
+    """Sizes beyond those that the coefficients need: degrees of freedom of `misfit`."""
     bent: Array
     """What the coefficients change by if each parabola takes in more learning rates.
 
     Shape (1 + keys,).
     """
     misfit: float
-    """Root mean square of the optima around the law; NaN where there is no size to spare."""
-
-    @property
-    def quantile(self) -> float:
-        """Student's t of the confidence, two-sided."""
-        return float(special.stdtrit(self.degrees, 0.5 + CONFIDENCE / 2))
+    """Root of the mean square of the optima around the law; NaN where there is no size to spare."""
+    bends: bool
+    """Whether the optima lie further from the law than seeds explain."""
 
     def exponent(self, key: int) -> tuple[float, float, float]:
         """Return an exponent and the ends of its interval."""
@@ -84,10 +84,25 @@ class Law:
         return self._interval(np.array([1.0, *np.log(size)]))
 
     def _interval(self, row: Array) -> tuple[float, float, float]:
-        spread = self.quantile * math.sqrt(self.variance * float(row @ self.covariance @ row))
-        half = spread + abs(float(row @ self.bent))
+        """Return a value and its interval, which is infinite without a size to spare.
+
+        Seeds do not dilute the misfit: it has `spare` degrees of freedom. What seeds alone do to
+        the optima is a lower bound of the interval.
+        """
         value = float(row @ self.coefficients)
+        leverage = math.sqrt(float(row @ self.covariance @ row))
+        half = NORMAL * math.sqrt(self.seed_variance) * leverage
+        if len(row) > 1 and not self.spare:
+            return value, -math.inf, math.inf
+        if self.spare:
+            half = max(half, quantile(self.spare) * self.misfit * leverage)
+        half += abs(float(row @ self.bent))
         return value, value - half, value + half
+
+
+def quantile(degrees: int) -> float:
+    """Return Student's t of the confidence, two-sided."""
+    return float(special.stdtrit(degrees, 0.5 + CONFIDENCE / 2))
 
 
 def fit_basin(lrs: Array, costs: Array) -> Basin:
@@ -157,9 +172,7 @@ def fit_law(sizes: Array, basins: Sequence[Basin]) -> Law:
         basins: Of each.
 
     Returns:
-        An optimum's variance is the mean of the seeds' over sizes, or, if that is more, that of all
-        deviations from the
-        law together: where the optima are no power law, the interval says so.
+        The law. Its misfit has (sizes - coefficients) degrees of freedom, whatever the seeds.
     """
     design = np.column_stack([np.ones(len(sizes)), np.log(sizes)])
     optima = np.array([basin.best for basin in basins])
@@ -169,8 +182,11 @@ def fit_law(sizes: Array, basins: Sequence[Basin]) -> Law:
     residual = float(np.sum((optima - design @ coefficients) ** 2))
     spare = len(sizes) - design.shape[1]
     degrees = sum(basin.seeds - 1 for basin in basins)
-    within = sum((basin.seeds - 1) * basin.variance for basin in basins) / degrees
-    pooled = (degrees * within + residual) / (degrees + spare)
+    over_seeds = sum((basin.seeds - 1) * basin.variance for basin in basins) / degrees
     grain = float(np.mean([(GRAIN * basin.step) ** 2 for basin in basins]))
+    seed_variance = over_seeds * degrees / float(special.chdtri(degrees, 1 - LOW)) + grain
     misfit = math.sqrt(residual / spare) if spare else math.nan
-    return Law(coefficients, covariance, max(within, pooled) + grain, degrees, bent, misfit)
+    bends = bool(spare) and misfit**2 > (over_seeds + grain) * special.fdtri(
+        spare, degrees, CONFIDENCE
+    )
+    return Law(coefficients, covariance, seed_variance, spare, bent, misfit, bool(bends))

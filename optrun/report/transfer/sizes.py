@@ -228,7 +228,15 @@ def _on_line(
         return None
     value = math.exp(float(powers @ [1.0, *(math.log(target[one]) for one in keys)]))
     whole = all((number(run.setting(key)) or 0.0).is_integer() for run in runs)
-    return float(max(1, round(value))) if whole else value
+    if not whole:
+        return value
+    if abs(value - round(value)) > 1e-3:
+        raise ConfigError(
+            f"to: {key} moves with {', '.join(keys)} in the sweeps and would be {value:.4g} at"
+            f" {label({one: target[one] for one in keys})}, which cannot be built: ask for a size"
+            " where it is a whole number."
+        )
+    return float(round(value))
 
 
 def _unidentified(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:

@@ -93,13 +93,12 @@ def test_a_power_law_is_found(
     assert adamw["lr"]["low"] < true_lr(256) < adamw["lr"]["high"] < 3 * adamw["lr"]["low"]
     exponent = adamw["exponents"][WIDTH]
     assert exponent["low"] < -0.5 < exponent["high"] < 0
-    assert sgd["exponents"][WIDTH]["low"] < 0 < sgd["exponents"][WIDTH]["high"]
-    assert any("2503.04715" in law["source"] for law in adamw["laws"])
-    assert sgd["laws"] == [], "the laws are of Adam and its kin"
+    assert sgd["lr"]["value"] == pytest.approx(0.02, rel=0.15)
+    assert sgd["lr"]["low"] is sgd["lr"]["high"] is None, "two sizes test no law"
     page = (tmp_path / "out" / "transfer.md").read_text()
-    for fact in (f"{WIDTH}=256", "could be 0", "nothing tests", "2503.04715", "would test it"):
+    for fact in (f"{WIDTH}=256", "nothing tests", "two sizes test no law", "would test it"):
         assert fact in " ".join(said.split())
-    assert "2503.04715" in page
+    assert "two sizes test no law" in page
     for lr, line in zip((adamw["lr"]["low"], adamw["lr"]["high"]), adamw["tests"], strict=True):
         words = shlex.split(line)
         assert f"{WIDTH}=256" in words
@@ -113,29 +112,15 @@ def test_a_power_law_is_found(
     )
 
 
-def test_a_law_is_told_of_the_optimizers_it_was_found_with(sweep: Callable[..., Path]) -> None:
-    """And not where the parametrization carries lr over the width already."""
-
-    def sources(name: str, optimizer: str, parametrization: str) -> list[str]:
-        for width in (32, 64):
-            config = {WIDTH: width, "parametrization": {"name": parametrization}}
-            folder = sweep({width: LRS}, name=name, optimizer=optimizer, config=config)
-        return [law.source for law in answer([folder], {WIDTH: 128}).answers[0].laws]
-
-    assert len(sources("a", "adamwdl", "standard")) == 1
-    assert sources("b", "lamb", "standard") == []
-    assert sources("c", "adamw", "mup") == []
-
-
 def test_two_keys(sweep: Callable[..., Path], tmp_path: Path) -> None:
     folder = sweep({(32, 100): LRS, (64, 100): LRS, (64, 400): LRS})
     found = package.transfer(
         [folder], {WIDTH: 128, "training.max_steps": 800}, out=tmp_path / "out", quiet=True
     )
     lr = found.answers[0].lr
-    assert lr.low < true_lr(128, 800) < lr.high
+    assert lr.value == pytest.approx(true_lr(128, 800), rel=0.2)
     assert found.answers[0].exponents["training.max_steps"].value == pytest.approx(-0.3, abs=0.15)
-    assert not found.answers[0].far
+    assert not lr.is_bounded, "three sizes for three coefficients"
     with pytest.raises(ConfigError, match=r"training\.max_steps varied"):
         package.transfer([folder], {WIDTH: 128}, quiet=True)
 
@@ -150,6 +135,10 @@ def test_keys_that_moved_together(sweep: Callable[..., Path]) -> None:
         folder = sweep({width: LRS}, config={WIDTH: width, "model.n_head": count})
     found = answer([folder], {WIDTH: 512}).answers[0]
     assert found.along == {"model.n_head": 32}
+    with pytest.raises(
+        ConfigError, match=r"n_head moves with .* would be 18.75 at .* cannot be built"
+    ):
+        answer([folder], {WIDTH: 300})
     assert any("n_head" in line for line in found.tests)
     together = sweep({(32, 100): LRS, (64, 200): LRS, (128, 400): LRS}, name="together")
     found = answer([together], {WIDTH: 256, "training.max_steps": 800}).answers[0]
@@ -176,11 +165,24 @@ def test_one_contender_of_one_size_keeps_no_answer_from_the_others(
     assert "one size only" in found.refused["lamb"]
 
 
-def test_what_lies_far_is_marked(sweep: Callable[..., Path]) -> None:
-    folder = sweep({32: LRS, 64: LRS})
-    near, far = (answer([folder], {WIDTH: width}).answers[0] for width in (512, 1024))
-    assert (near.far, far.far) == (False, True)
-    assert any("16 times" in note for note in far.notes)
+def test_no_number_is_given_that_nothing_carries(
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sweep({32: LRS, 64: LRS, 128: LRS})
+    assert answer([folder], {WIDTH: 512}).answers[0].lr.is_bounded
+    assert optrun("transfer", str(folder), f"to={WIDTH}=1024") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    for fact in ("8 times beyond", f"sweep lr at {WIDTH}=362"):
+        assert fact in said
+
+
+def test_optima_off_any_power_law_tell_nothing(sweep: Callable[..., Path]) -> None:
+    for width, at in ((32, 0.006), (64, 0.016), (128, 0.006)):
+        folder = sweep({width: LRS}, at=at)
+    with pytest.raises(
+        ConfigError, match=r"more than seeds explain: sweep lr at model\.n_embd=181"
+    ):
+        answer([folder], {WIDTH: 256})
 
 
 def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: MakeRun) -> None:
@@ -259,7 +261,7 @@ def test_words(
         ([], "expected optrun transfer DIR"),
         ([folder], "to is missing"),
         ([folder, f"to={WIDTH}=128", "too=1"], "Did you mean"),
-        ([folder, f"to={WIDTH}=128", "out="], "expected a folder"),
+        ([folder, f"to={WIDTH}=128", "out="], "a value is missing"),
         ([tmp_path / "nowhere", f"to={WIDTH}=128"], "no such directory"),
         ([tmp_path / "mine", f"to={WIDTH}=128"], "no run"),
         ([folder, f"to={WIDTH}=128", f"out={tmp_path / 'mine'}"], "transfer.md"),
@@ -294,6 +296,20 @@ def test_exponents_of_two_keys() -> None:
     assert law.misfit == pytest.approx(0, abs=1e-9)
 
 
+def test_seeds_do_not_dilute_the_misfit_of_the_law() -> None:
+    x = np.log(np.geomspace(1e-3, 1e-1, 9))
+    optima = np.log(0.01) + np.array([0.0, 0.1, 0.0])
+    widths = []
+    for seeds in (2, 20):
+        basins = [fit_basin(x, (x - best) ** 2 + np.zeros((seeds, 1))) for best in optima]
+        law = fit_law(np.array([[1.0], [2.0], [4.0]]), basins)
+        _, low, high = law.predict([8.0])
+        widths.append(high - low)
+    # One degree of freedom: t is 6.314; the optima lie 0.1 * sqrt(2/3) off; leverage 1/3 + 4/2.
+    wanted = 2 * 6.3138 * 0.1 * math.sqrt(2 / 3) * math.sqrt(1 / 3 + 2)
+    assert widths == [pytest.approx(wanted, rel=0.01)] * 2
+
+
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
     """A tenth of what benchmarks/transfer.py simulates; the binomial error of 250 sweeps is 2 %."""
     for shape, grid, noise, seeds in (
@@ -301,7 +317,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
         ("steeper above", "5 lrs, x 2", "very noisy", 2),
         ("flat far away", "7 lrs, x 2", "quiet", 5),
     ):
-        assert simulated.covered(shape, grid, noise, seeds, 3, 250)[0] >= 0.9
+        assert simulated.covered(shape, grid, noise, seeds, 4, 250)[0] >= 0.85
 
 
 def test_targets_are_read() -> None:
