@@ -40,6 +40,7 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
             f"hydra.launcher.nodes={nodes} hydra.launcher.tasks_per_node={tasks_per_node}",
         )
     for job in jobs:
+        refuse_choices_of_this_process(job)
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
         if job.values["distributed"]["name"] != "none":
             _refuse_ranks(job, tasks)
@@ -97,6 +98,22 @@ def _refuse_tasks(jobs: list[Job], launcher: PlainMapping, shown: str) -> None:
                     f"{key}: has no effect with {shown}, where each task is a rank. Leave it out."
                     f" In the job {job.label}."
                 )
+
+
+def refuse_choices_of_this_process(job: Job) -> None:
+    """Refuse a choice that the process of a job could not know.
+
+    Raises:
+        ConfigError: It was registered in a cell of a notebook, or by a module that this program
+            imported, and not by a plugin or an installed package.
+    """
+    for record in origins.records(job.values):
+        if "plugin" not in record and "distribution" not in record:
+            raise ConfigError(
+                f"{', '.join(record['names'])}: registered in {record['module']}, which the"
+                " processes of a sweep do not see. Save it in a file, and pass plugins=[FILE] to"
+                " optrun.sweep, or --plugin FILE to optrun -m."
+            )
 
 
 def refuse_other_code(directory: SweepDir) -> None:

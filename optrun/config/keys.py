@@ -158,7 +158,7 @@ def _not_among(
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     siblings = [name for name in siblings if "." not in name]
     elsewhere = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)
-    close = elsewhere or [f"{head}.{name}" for name in nearest(leaf, siblings)]
+    close = [*(f"{head}.{name}" for name in nearest(leaf, siblings)), *elsewhere]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     within = [name for name in keys if name.startswith(f"{head}.") and name.endswith(f".{leaf}")]
     if others:

@@ -6,12 +6,14 @@ import html
 import re
 import runpy
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 import optrun
 from optrun.base.errors import ConfigError
+from optrun.config import registry
 from optrun.report import build
 from optrun.report.build import report as made
 from tests.running import optrun as cli
@@ -115,3 +117,36 @@ def test_the_page_runs_as_it_stands(place: Path) -> None:
 def test_the_example_of_a_sweep(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "compare.py"))
     assert "lamb   seed 1: evaluation loss" in capsys.readouterr().out
+
+
+CELL = """
+from dataclasses import dataclass
+import torch
+import optrun
+from optrun.plugin import OptimizerConfig
+
+@dataclass(kw_only=True)
+class CellConfig(OptimizerConfig):
+    default_lr: float = 1e-3
+    weight_decay: float = 0.0
+
+@optrun.register_optimizer("of_a_cell", schema=CellConfig)
+class OfACell(torch.optim.SGD):
+    pass
+"""
+
+
+def test_an_optimizer_of_a_notebook_cell(place: Path) -> None:
+    registry.remove("__main__")
+    exec(CELL, vars(sys.modules["__main__"]))
+    try:
+        with pytest.raises(ConfigError) as refused:
+            optrun.sweep(
+                [*forked.JOB, "optimizer=of_a_cell", "lr=1e-3,2e-3", "hydra.sweep.dir=cells"],
+                quiet=True,
+            )
+    finally:
+        registry.remove("__main__")
+    for fact in ("optimizer=of_a_cell", "__main__", "plugins=[FILE]", "Save it in a file"):
+        assert fact in str(refused.value)
+    assert not list(Path("cells").glob("*/config.yaml"))
