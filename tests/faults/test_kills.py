@@ -126,7 +126,7 @@ def test_the_first_tensor_that_differs_is_named(straight: Straight, tmp_path: Pa
 
 def test_what_a_proof_replaces_is_told() -> None:
     given = ["lr=1e-3", "training.num_train_epochs=3", "training.max_steps=500", "tracking.run=x"]
-    own, replaced = command_line(CommandLine(overrides=given), steps=7)
+    own, replaced, _ = command_line(CommandLine(overrides=given), steps=7)
     assert "training.max_steps=7" in own
     assert "training.num_train_epochs=3" not in own
     assert [sentence.split(":")[0] for sentence in replaced] == given[1:]
