@@ -1,4 +1,4 @@
-"""Signs of life of long work on data, and what it tells at once, to whoever watches this process."""
+"""Signs of life of long work on data, and what it tells, to whoever watches this process."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def cache_dir() -> Path:
-    """Return `$OPTRUN_CACHE`, else `optrun` in the user's cache folder (`$XDG_CACHE_HOME`, `~/.cache`)."""
+    """Return `$OPTRUN_CACHE`, else `optrun` in `$XDG_CACHE_HOME` or `~/.cache`."""
     users = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("OPTRUN_CACHE") or users / "optrun")
 
@@ -155,7 +155,9 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes an entry, by a lock that the kernel frees when its holder ends.
+    """Wait until no other process makes an entry.
+
+    The kernel frees the lock when its holder ends.
 
     Nothing depends on it but time: where there are no locks, two processes make the same, and the
     first rename counts.
@@ -176,7 +178,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _wait_for(lock: int, folder: Path) -> bool:
-    """Take a lock, or wait no longer for a holder that gives no sign of life, as one that is stopped.
+    """Take a lock, unless its holder gives no sign of life, as one that is stopped.
 
     Returns:
         Whether it was taken.

@@ -315,7 +315,7 @@ def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: in
 
 
 def strings(source: Source, split: Split) -> Iterator[str]:
-    """Yield every text in columns that may hold chats, whatever the layout, for a vocabulary to learn from.
+    """Yield every text in columns that may hold chats, for a vocabulary to learn from.
 
     Raises:
         ConfigError: There is no such column.

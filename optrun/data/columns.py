@@ -88,7 +88,7 @@ def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
 
 
 def same_column(name: str, there: Sequence[str]) -> str | None:
-    """Find a column by its name, else the only one whose name differs in case and blanks around it alone.
+    """Find a column by its name, else the only one that differs in case and blanks alone.
 
     Example:
         >>> same_column("label", ["Text", " Label"]), same_column("text", ["Text", "TEXT"])
@@ -261,7 +261,7 @@ def _usual_text(
 
 
 def named_text(source: Source, split: Split) -> str | None:
-    """Find the column that `data.text_column` names, or `data.eval_text_column` of rows to evaluate on."""
+    """Find the column that `data.text_column` or `data.eval_text_column` names."""
     own = named(source.columns, "eval_text_column", split) if split is not source.train else None
     return own or named(source.columns, "text_column", split)
 
@@ -396,7 +396,7 @@ _KINDS = {
 
 
 def refuse_mixed(split: Split, column: str) -> None:
-    """Refuse a column in which some rows of a file have numbers and others texts, alone or in lists.
+    """Refuse a column with values of several types, alone or in lists.
 
     Raises:
         ConfigError: With the first row that differs from those before it.

@@ -58,7 +58,7 @@ Kinds that people do hand over and that are not read.
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open the bytes of a file, unpacked if its ending or its first bytes say that they are compressed."""
+    """Open the bytes of a file, unpacked if its ending or first bytes say they are packed."""
     import pyarrow as pa
 
     compression = COMPRESSED.get(path.suffix.lower()) or compression_of(path)

@@ -33,7 +33,7 @@ class LongRow(Protocol):
         ...
 
     def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield pieces one after another, each with the number of characters that are encoded by then."""
+        """Yield pieces in order, each with the number of characters encoded by then."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Examples of unequal length in a few flat arrays, mapped from disk, the same for every text task."""
+"""Examples of unequal length in a few flat arrays, mapped from disk, for every text task."""
 
 from __future__ import annotations
 

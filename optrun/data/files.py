@@ -68,7 +68,7 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 
 
 def _splits_among(files: list[Path]) -> list[str]:
-    """Tell of training files that are called as rows to evaluate on, beside others called `train`."""
+    """Tell of training files named after other splits, beside files called `train`."""
     names = {path: split_name(path, path.parent.parent) for path in files}
     held = [str(path) for path, name in names.items() if name not in (None, "train")]
     if not held or "train" not in names.values():
@@ -102,7 +102,7 @@ def _refuse_idle(
 def _split(
     key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool
 ) -> Split:
-    """Read rows of files, with a digest of what decides them, by which later findings are remembered."""
+    """Read rows of files, with a digest of what decides them."""
     kind = one_format(key, (format_of(key, path, options.format) for path in files))
     encodings = []
     for path in files:

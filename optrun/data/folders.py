@@ -68,8 +68,8 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
         if held is not None:
             keys.append(f"data.eval={shlex.quote(held)}")
         return (
-            f"this is a folder with splits ({', '.join(splits)}), which are not trained on together."
-            f" Take {' '.join(keys)}"
+            f"this is a folder with splits ({', '.join(splits)}), which are not trained on"
+            f" together. Take {' '.join(keys)}"
         )
     files = [path for path in files_of(folder)[:1000] if path.suffix.lower() in endings]
     if not files:
@@ -86,7 +86,7 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
 
 
 def split_name(path: Path, folder: Path) -> str | None:
-    """Name the split that a file or a folder above it is called after, such as `train`; None: none.
+    """Name the split that a file or a folder above it is called after; None if none.
 
     Example:
         >>> [split_name(Path("data", name), Path("data")) for name in ("test-0.parquet", "val/a.csv")]

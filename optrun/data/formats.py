@@ -239,7 +239,7 @@ def streamed_format(key: str, file: Path | File) -> Format:
 
 
 def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tuple[str, str]:
-    """Find the encoding of a file, and refuse one that cannot be what it is said to be, with what it is instead.
+    """Find the encoding of a file, and refuse one that is another format.
 
     Args:
         key: The configuration key, for messages.

@@ -187,7 +187,7 @@ def _load_stream(config: HubConfig) -> Source:
 
 
 def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
-    """Find the files of each split, as `datasets` does by their names or by what the dataset's card says."""
+    """Find the files of each split, as `datasets` does by their names or the card."""
     import datasets
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile

@@ -14,7 +14,8 @@ def may_be_name(path: str) -> bool:
     """Tell whether a word could be a hub name, `NAME` or `OWNER/NAME`; else it can only be a path.
 
     Example:
-        >>> [may_be_name(word) for word in ("bert-base", "someone/bert", "./bert", "/data/bert", "a/b/c")]
+        >>> words = ("bert-base", "someone/bert", "./bert", "/data/bert", "a/b/c")
+        >>> [may_be_name(word) for word in words]
         [True, True, False, False, False]
     """
     expanded = Path(path).expanduser()

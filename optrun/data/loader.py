@@ -53,7 +53,7 @@ class Order(Protocol):
 
 
 class Arrangement(Protocol):
-    """What `examples.arrangement` is where examples, such as those of a stream, bring an order of their own."""
+    """An order of examples that they bring with them, as those of a stream do."""
 
     @property
     def name(self) -> str:

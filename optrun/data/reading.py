@@ -60,7 +60,7 @@ class Reading:
         return digest(*parts, content, *([] if self.is_utf8 else self.encodings))
 
     def in_utf8(self, folder: Path) -> list[Path]:
-        """Write files that are no UTF-8, or packed as few readers take them, as UTF-8 into a folder."""
+        """Write files that are no UTF-8, or oddly packed, as UTF-8 into a folder."""
         return [
             (
                 path

@@ -50,7 +50,7 @@ def short(value: object) -> str:
 
 
 def columns_in_words(rows: Dataset) -> str:
-    """List the columns, what nested ones hold, and what to do about the first of these that is no table's.
+    """List the columns, what nested ones hold, and what to do about the first of these.
 
     Args:
         rows: Of one split, at least one.
@@ -149,7 +149,7 @@ def labelled_lines(rows: Dataset) -> str:
 
 
 def looks_tagged(rows: Dataset) -> bool:
-    """Tell whether lines of text, or the rows of a table and its line of names, are a word and its tag each."""
+    """Tell whether lines of text, or rows of a table, are a word and its tag each."""
     if any(
         getattr(feature, "dtype", "") not in ("string", "large_string")
         for feature in rows.features.values()

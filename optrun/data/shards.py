@@ -310,7 +310,7 @@ class Groups(Shard):
         return np.searchsorted(self.ends, rows, side="right")
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
-        """Count the columns' bytes before compression, spread evenly over the rows of each row group."""
+        """Count the columns' bytes before compression, spread evenly over each row group."""
         totals = self.file.known(digest("totals-1", *columns), partial(self._totals, columns))
         places, sums = np.array([0, *self.ends]), np.cumsum([0, *totals])
         spread: np.ndarray = np.diff(np.interp(borders, places, sums)).astype(np.int64)

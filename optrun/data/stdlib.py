@@ -39,7 +39,7 @@ _LEFT_OUT = _NOT_LIBRARY | _TABLES
 
 
 def stdlib_files() -> list[Path]:
-    """List every `.py` file of the standard library by name, without tests, tables and installed packages."""
+    """List the `.py` files of the standard library, without tests, tables and packages."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for folder, folders, names in os.walk(root):

@@ -1,4 +1,4 @@
-"""Questions about functions of the standard library, answered by a rule from signature and docstring: no download.
+"""Questions about functions of the standard library, answered from their docstrings.
 
 What a function does has to be known; the other answers stand in the question, where a small model
 learns to find them.

@@ -81,7 +81,7 @@ def _statements_of(path: Path) -> Iterator[dict[str, str]]:
 
 
 def logical_lines(path: Path) -> Iterator[Line]:
-    """Yield the logical lines of a file that are no shorter and hold no longer token than an example should.
+    """Yield the logical lines of a file that are long enough and hold no overlong token.
 
     A file that Python cannot read ends where it stops being Python.
     """

@@ -28,7 +28,7 @@ def load_stdlib_pairs(config: StdlibPairsConfig, *, documents: bool) -> Source: 
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the first paragraph of each docstring of a file, and the code of its function without it."""
+    """Yield the first paragraph of each docstring, and the code of its function."""
     for node, summary in functions_of(path):
         if len(node.body) > 1 and _SHORTEST <= len(summary) <= _LONGEST:
             code = (

@@ -74,7 +74,7 @@ class StreamRows:
 
     @cached_property
     def head(self) -> Dataset:
-        """The first rows of the first file, with the columns that the first rows of any file have, and their types."""
+        """The first rows of the first file, with the columns of the first rows of any file."""
         first = self.shards[0].head(HEAD, self.columns)
         types = {
             name: self.shards[number].head(HEAD, [name]).features[name]
