@@ -19,6 +19,11 @@ LEAST = 0.01
 
 Less than that is nothing learnt.
 """
+ENOUGH = 0.1
+"""The share that eval/loss has to fall by before more is said than that it fell.
+
+Two steps move a loss by some percent, and say nothing of what would hold.
+"""
 HALF = 0.5
 """The share of what training gained that has to hold on evaluation.
 
@@ -35,8 +40,8 @@ class Verdict(StrEnum):
     partly = "generalises in part"
     memorised = "memorised"
     no_better = "no better"
-    better = "better than always answering a class"
-    """And no loss before training says how much of it holds."""
+    better = "better"
+    """Than always answering a class or than before training; how much of it holds is not known."""
     seen = "evaluated on what it was trained on"
 
 
@@ -153,7 +158,7 @@ def _verdict(
     if not (better if majority is None else majority.beaten):
         by_heart = before is not None and fitted > HALF * abs(before) and not better
         return Verdict.memorised if by_heart else Verdict.no_better
-    if before is None:
+    if before is None or (majority is None and learnt < ENOUGH * abs(before)):
         return Verdict.better
     return Verdict.partly if fitted > 0 and learnt < HALF * fitted else Verdict.generalises
 

@@ -43,7 +43,6 @@ _REPORTS = Path("outputs", "reports")
 HTML_MARK = '<meta name="generator" content="optrun report">'
 MARKDOWN_MARK = "<!-- optrun report -->"
 """By these an earlier report is told from a person's own file."""
-_WHERE = ("model.name", "data.name")
 
 
 @dataclass(frozen=True)
@@ -336,10 +335,9 @@ def _title(comparison: Comparison) -> str:
     count = f"{len(names)} contender{'s' * (len(names) != 1)}"
     if comparison.several:
         return f"{count} over {len(comparison.workloads)} workloads"
-    values = (
-        {str(run.config[key]): 0 for run in comparison.runs if key in run.config} for key in _WHERE
-    )
-    where = " on ".join(", ".join(each) for each in values if each)
+    models = dict.fromkeys(filter(None, map(curves.model_name, comparison.runs)))
+    data = dict.fromkeys(filter(None, map(curves.data_name, comparison.runs)))
+    where = " on ".join(", ".join(names) for names in (models, data) if names)
     return f"{count}: {where}" if where else count
 
 

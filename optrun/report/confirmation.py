@@ -16,6 +16,7 @@ from pathlib import Path
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import find_runs
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import duration
 from optrun.base.reading import read_json
 from optrun.report.branches import ADVICE, fork_of
 from optrun.report.collect import load_runs
@@ -196,14 +197,20 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
             baseline or before.reference,
             by or before.by,
         )
+    if before is not None and _plans_anew(asked, before, folder):
+        earlier = {
+            each: plans for each, plans in earlier.items() if each.resolve() != folder.resolve()
+        }
+        before = None
+    elif before is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} is there and is no confirmation: out=DIR names another folder."
+        )
     tuned = tuned_keys(run.path.parent for run in runs)
     found = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned)
     if before is None:
-        if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            raise ConfigError(
-                f"{folder} is there and is no confirmation: out=DIR names another folder."
-            )
         made, said = plan(found, asked, {seed for each in earlier.values() for seed in each.seeds})
+        said = ". ".join(filter(None, (said, _estimate(found, made))))
         return replace(made, sweep=os.path.relpath(sweep.resolve(), folder.resolve())), said
     now, _ = plan(found, Asked(seeds=before.seeds))
     if changed := [
@@ -234,6 +241,27 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
             " on; out=DIR begins another."
         )
     return before, f"goes on with what was planned: seeds {label(before.seeds)}"
+
+
+def _plans_anew(asked: Asked, before: Confirmation, folder: Path) -> bool:
+    """Tell whether another plan may take the place of one of which no run has finished."""
+    keys = ("seeds", "power", "difference")
+    if all(getattr(asked, key) in (None, getattr(before, key)) for key in keys):
+        return False
+    return not any(run.finished or run.status == "failed" for run in load_runs([folder]))
+
+
+def _estimate(findings: Findings, made: Confirmation) -> str:
+    """Say how long the runs of a plan take, by how long those of the choice took."""
+    seconds = []
+    for row in findings.ranked:
+        known = [run.wall_seconds for run in row.arm.counted if run.wall_seconds]
+        if not known:
+            return ""
+        seconds.append(sum(known) / len(known))
+    runs = len(made.contenders) * len(made.seeds)
+    total = sum(seconds) * len(made.seeds)
+    return f"{runs} runs, about {duration(total)} one after the other"
 
 
 def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[Confirmation, str]:

@@ -74,7 +74,12 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
         "Evaluation": [name for name in main if not name.endswith("/loss")][:1],
         "Learning rate": _rates(run),
     }
-    drawn = [(name, logged) for name, logged in panels.items() if logged]
+    # One point, as of an evaluation at the end alone, is no curve.
+    drawn = [
+        (name, logged)
+        for name, logged in panels.items()
+        if name == "Loss" or any(len(run.series(each)[0]) > 1 for each in logged)
+    ]
     beside = 1 if stacked else max(1, len(drawn) - 1)
     rows = len(drawn) if stacked else min(2, len(drawn))
     figure = Chart(*((4.3, 0.9 + 2.3 * rows) if stacked else (10.0, 2.0 + 2.2 * rows)), theme)
@@ -208,10 +213,26 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
         legend(ax, theme)
 
 
+def model_name(run: Run) -> str:
+    """Name the model: the end of its path, or the choice if it has none."""
+    return _last_part(run.config.get("model.path")) or str(run.config.get("model.name") or "")
+
+
+def data_name(run: Run) -> str:
+    """Name the data: the end of its path or file, or the choice if it has none or several."""
+    path = _last_part(run.config.get("data.path")) or _last_part(run.config.get("data.train"))
+    return path or str(run.config.get("data.name") or "")
+
+
+def _last_part(path: object) -> str:
+    """Take the end of a path; empty for none, and for a list of them."""
+    text = str(path or "").rstrip("/")
+    return "" if text.startswith("[") else text.rpartition("/")[2]
+
+
 def run_title(run: Run) -> str:
     """Say on one line what was trained, how, and how far."""
-    names = [str(run.config.get(f"{group}.name") or "") for group in ("model", "data")]
-    pieces = [" on ".join(name for name in names if name)]
+    pieces = [" on ".join(name for name in (model_name(run), data_name(run)) if name)]
     if run.optimizer:
         pieces.append(
             f"{run.optimizer}, lr {rate(run.lr)}" if run.lr is not None else run.optimizer

@@ -76,7 +76,7 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
         finished = [run for run in row.arm.counted if run.finished]
         for run in finished or row.arm.counted:
             x, y = run.line(metric, axis)
-            if not len(x):
+            if len(x) < 2:  # one point is no curve
                 continue
             if metric.startswith("train/"):
                 y = smooth(y, max(1.0, len(y) / 50))

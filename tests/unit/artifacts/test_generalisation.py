@@ -55,7 +55,7 @@ GUESSED = [("neg", 51, 27), ("pos", 49, 25)]
             NO_BETTER,
             ["not clearly better than before training", "6.9", "6.91"],
         ),  # a hundredth at most
-        (run(6.91, 6.8, 6.8), GENERALISES, []),
+        (run(6.91, 6.8, 6.8), BETTER, ["better than before training"]),
         (run(0.69, math.nan, 0.2), MEMORISED, []),
         (run(0.69, 0.41, None), GENERALISES, ["0.41"]),
         (run(0.69, 0.2, 0.25, HALVES), GENERALISES, ["0.93", "'neg'", "0.51", "100"]),
@@ -129,3 +129,15 @@ def test_what_was_trained_on_shows_no_generalisation(seen: int, verdict: Verdict
     assert found.verdict is verdict
     assert f"{seen} of 100 evaluation texts" in str(found)
     assert generalisation_of({**run(0.69, 0.7, 0.66), "data": summary["data"]}).verdict is NO_BETTER  # type: ignore[union-attr]
+
+
+def test_two_steps_that_move_the_loss_by_three_percent_do_not_generalise() -> None:
+    summary = {
+        "global_step": 2,
+        "main_metric": {"name": "eval/loss", "mode": "min"},
+        "metrics": {
+            "before_training": {"eval/loss": 6.0},
+            "last": {"eval/loss": 5.82, "train/loss": 5.9},
+        },
+    }
+    assert str(generalisation_of(summary)).startswith("better than before training: eval/loss 5.82")

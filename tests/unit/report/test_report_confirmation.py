@@ -177,6 +177,7 @@ def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
     assert read(folder) == made
     again, said = prepare(sweep, folder)
     assert (again, said) == (made, "goes on with what was planned: seeds 5-7")
+    make_run(folder / "adamw5", seed=5, max_steps=25)
     with pytest.raises(ConfigError, match=r"planned with seeds 5-7.*out=DIR"):
         prepare(sweep, folder, Asked(seeds=[5, 6, 7, 8]))
     for seed in range(3):
@@ -198,12 +199,13 @@ def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
     "asked", [{"power": 0.9}, {"difference": 0.5}, {"power": 0.9, "difference": 0.5}]
 )
 def test_the_same_line_goes_on_with_what_it_was_planned_for(
-    sweep: Path, asked: dict[str, float]
+    sweep: Path, make_run: MakeRun, asked: dict[str, float]
 ) -> None:
     folder = sweep / "confirm"
     made, _ = prepare(sweep, folder, Asked(**asked))  # type: ignore[arg-type]
     made.write(folder)
     assert prepare(sweep, folder, Asked(**asked))[0] == prepare(sweep, folder)[0] == made  # type: ignore[arg-type]
+    make_run(folder / "adamw5", seed=5, max_steps=25)
     for key, value in asked.items():
         with pytest.raises(ConfigError, match="was planned with seeds"):
             prepare(sweep, folder, Asked(**{key: value / 2}))  # type: ignore[arg-type]
@@ -476,3 +478,29 @@ def test_numbers_that_are_none(key: str, text: str) -> None:
         read_request(**{key: text})
     with pytest.raises(ConfigError, match=rf"{key}=0.5: .*seeds= names them"):
         read_request(**{key: "0.5", "seeds": "5-9"})
+
+
+def test_a_plan_says_how_long_it_takes_and_may_change_while_nothing_has_finished(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
+    for optimizer in ("adamw", "lamb"):
+        for seed in range(3):
+            make_run(
+                tmp_path / "sweep" / f"{optimizer}{seed}",
+                optimizer=optimizer,
+                seed=seed,
+                max_steps=20,
+                log_every=10,
+                summary={"wall_seconds": 60.0, "overrides": [f"optimizer={optimizer}"]},
+            )
+    sweep, folder = tmp_path / "sweep", tmp_path / "sweep" / "confirm"
+    made, said = prepare(sweep, folder, Asked(seeds=[5, 6, 7, 8]))
+    assert "8 runs, about 8 min" in said
+    made.write(folder)
+    cut = folder / "adamw5"
+    make_run(cut, seed=5, max_steps=20, global_step=10, log_every=10, status="interrupted")
+    again, _ = prepare(sweep, folder, Asked(seeds=[5, 6, 7]))
+    assert again.seeds == [5, 6, 7]
+    make_run(cut, seed=5, max_steps=20, log_every=10)
+    with pytest.raises(ConfigError, match="raise the error rate"):
+        prepare(sweep, folder, Asked(seeds=[5, 6, 7]))

@@ -12,9 +12,10 @@ from PIL import Image
 
 from optrun.config import registry
 from optrun.config.schema.metric import MetricConfig
-from optrun.report.collect import load_runs
-from optrun.report.curves import draw_curves, smooth
+from optrun.report.collect import load_run, load_runs
+from optrun.report.curves import curves_figure, draw_curves, run_title, smooth
 from optrun.report.findings import choose_metric
+from optrun.report.theme import LIGHT
 
 
 def _look(path: Path) -> np.ndarray:
@@ -110,3 +111,24 @@ def test_a_registered_metric_says_which_direction_is_better(
         registry.register_metric("wer", schema=Wer)(lambda predictions, references: 0.0)
         assert choose_metric(runs, "eval/wer") == ("eval/wer", "min")
         registry.remove("a test")
+
+
+def test_one_point_is_no_curve_and_a_title_names_model_and_file(
+    tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
+    """With training.eval_steps=null the only evaluation is the last."""
+    config = {"model.path": "/models/MiniLM/", "data.train": "data/reviews.csv"}
+    folder = make_run(tmp_path / "run", max_steps=20, log_every=5, config=config)
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    kept = [
+        {key: value for key, value in record.items() if not key.startswith("eval/")}
+        for record in records
+    ]
+    kept[-1]["eval/accuracy"] = 0.9
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in kept))
+    run = load_run(folder)
+    assert run_title(run).startswith("MiniLM on reviews.csv")
+    titles = [ax.get_title(loc="left") for ax in curves_figure(run, LIGHT).axes]
+    assert "Loss" in titles
+    assert "Evaluation" not in titles

@@ -180,6 +180,7 @@ def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
             max_steps=20,
             final=2.0,
             log_every=20,
+            eval_every=10,
         )
     drawn = _drawn(pictures(find(load_runs([tmp_path]), target=2.0)))
     for name in ("differences", "basin", "metric"):
