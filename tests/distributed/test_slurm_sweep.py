@@ -66,10 +66,6 @@ NODES = ["hydra/launcher=slurm", "hydra.launcher.nodes=2"]
             ["training.global_batch_size=16", "6"],
         ),
         (
-            ["distributed=ddp", "distributed.nnodes=2", "distributed.rdzv_endpoint=host:29500"],
-            ["distributed.nnodes=2", "hydra.launcher.nodes=N"],
-        ),
-        (
             ["hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=2", "distributed=ddp"],
             ["hydra.launcher.tasks_per_node=2", "hydra/launcher=slurm", "training.nproc_per_node"],
         ),
