@@ -169,11 +169,11 @@ class Ours(ParamsSide):
                 found[names[id(param)]] = Numbers(
                     lr=peak * multiplier,
                     peak=peak,
-                    decay=decay if decays(param) else 0.0,
+                    decay=decay if decays(names[id(param)]) else 0.0,
                     betas=tuple(group.get("betas", betas)),
                     eps=float(group.get("eps", eps)),
                     step=step,
-                    excluded=param in unadapted,
+                    excluded=names[id(param)] in unadapted,
                 )
         return found
 

@@ -243,10 +243,8 @@ def _tensors(
         before = {**group, "weight_decay": decay}  # a curve of its own may begin at 0
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
-            scale = group.get("lr_scale")
-            exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(
-                param
-            )  # by the optimizer itself
+            scale = group.get("lr_ratio", group.get("lr_scale"))
+            exempt = isinstance(stepper, NamedOptimizer) and not stepper.decays(name)
             out.append(
                 TensorFacts(
                     name=name,
@@ -259,9 +257,7 @@ def _tensors(
                     lr_scale=None if scale is None else float(scale) * ratio,
                     weight_decay=0.0 if exempt else decay,
                     adapted=(
-                        bool(stepper.adapted(param, before))
-                        if hasattr(stepper, "adapted")
-                        else None
+                        bool(stepper.adapted(name, before)) if hasattr(stepper, "adapted") else None
                     ),
                     rule=group.get("rule", ""),
                     parameters=param.numel(),

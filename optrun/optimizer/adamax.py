@@ -133,11 +133,11 @@ class Adamax(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, param: Tensor) -> Numbers:
+    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
         mode, decay = group["weight_decay_mode"], group["weight_decay"]
         own = {"l1": decay if mode == "l1" else 0.0, "l2": decay if mode == "l2" else 0.0}
         return {
-            **super()._numbers(group, param),
+            **super()._numbers(group, name, param),
             **own,
             **({} if mode == "decoupled" else {"keep": 1.0}),
         }

@@ -140,7 +140,10 @@ class AdamWDL(BatchOptimizer):
     @property
     def lr_ratios(self) -> dict[str, float]:
         """What `set_param_lr_fun` returned, by parameter name."""
-        return {name: self._lr_ratios[param] for name, param in self.named_params().items()}
+        return {name: self._ratio(name) for name in self.named_params()}
+
+    def _ratio(self, name: str) -> float:
+        return self._lr_ratios[name] if self._lr_ratios else 1.0
 
     def get_config(self) -> PlainDict:
         """Return the keywords as in `NamedOptimizer`.
@@ -155,20 +158,21 @@ class AdamWDL(BatchOptimizer):
     def _resolve(self) -> None:
         applies = self._apart["apply_decay_param_fun"]
         names = self.named_params()
-        self._lr_ratios: dict[Tensor, float] = self._layer_ratios(names)
+        self._lr_ratios: dict[str, float] = self._layer_ratios(names)
         if applies is not None and not self._named():
             raise ValueError(
                 "apply_decay_param_fun goes by parameter name, and the parameters have none. "
                 "Pass model.named_parameters()."
             )
-        self._undecayed = {
-            p for name, p in names.items() if applies is not None and not applies(name)
-        }
+        self._undecayed = (
+            set() if applies is None else {name for name in names if not applies(name)}
+        )
 
     def _named(self) -> bool:
         return all("param_names" in group for group in self.param_groups)
 
-    def _layer_ratios(self, params: dict[str, Tensor]) -> dict[Tensor, float]:
+    def _layer_ratios(self, params: dict[str, Tensor]) -> dict[str, float]:
+        """Ask the function for the ratio of each parameter; nothing where all are 1 by default."""
         function, rate, name_dict = (
             self._apart[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict")
         )
@@ -177,7 +181,7 @@ class AdamWDL(BatchOptimizer):
         if name_dict is not None and named:
             _same_names(name_dict, list(params))
         if function is None or (default and rate == 1.0):
-            return dict.fromkeys(params.values(), 1.0)
+            return {}
         if not named:
             raise ValueError(
                 "layer ratios go by parameter name, and the parameters have none. Pass"
@@ -192,7 +196,7 @@ class AdamWDL(BatchOptimizer):
                     f"set_param_lr_fun returned None for {name!r}: it has to return the ratio. "
                     "(Up to PaddleNLP 2.2 it set the rate on the parameter instead.)"
                 )
-            ratios[param] = not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
+            ratios[name] = not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
         own = [structured[name] for name in params] if default else []
         blocks = any("encoder.layers." in name for name in own)
         numbered = any(piece.isdigit() for name in own for piece in name.split("."))
@@ -206,12 +210,13 @@ class AdamWDL(BatchOptimizer):
             )
         return ratios
 
-    def _numbers(self, group: Group, param: Tensor) -> Numbers:
-        lr = group["lr"] * self._lr_ratios[param]
-        weight_decay = group["weight_decay"] if self.decays(param) else 0.0
+    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
+        del param
+        lr = group["lr"] * self._ratio(name)
+        weight_decay = group["weight_decay"] if self.decays(name) else 0.0
         form = self._apart["decay_form"]
         keep = 1.0
-        if form != "documented":
+        if form != "documented" and group["lr"]:  # nothing moves in a step whose lr is 0
             keep *= 1.0 - (group["lr"] if self.lr_driver() else self.get_lr()) * weight_decay
         if form != "paddlenlp-2.2":
             keep *= 1.0 - lr * weight_decay

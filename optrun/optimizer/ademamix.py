@@ -157,10 +157,10 @@ class AdEMAMix(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, param: Tensor) -> Numbers:
+    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
         step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
         return {
-            **super()._numbers(group, param),
+            **super()._numbers(group, name, param),
             "alpha": warm_alpha(
                 step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]
             ),

@@ -6,6 +6,7 @@ Names, scaled groups, a guarded lr, a config, named state.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -17,11 +18,14 @@ from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, finite, not_negative
 from optrun.optimizer.groups import (
+    StepFunction,
     folded,
     given_names,
+    has_names,
     known_keys,
     listed_params,
     names_of,
+    refuse_flat_pieces,
     refuse_repeats,
 )
 from optrun.optimizer.numerics import sharding_of
@@ -66,17 +70,20 @@ class NamedOptimizer(Optimizer):
     parameter's first state only; a state saved without it cannot be stepped.
     """
 
+    RULES: ClassVar[tuple[str, ...]] = ()
+    """Options of a group that `_resolve` reads beside the names."""
+    WHOLE_TENSORS: ClassVar[bool] = False
+    """Whether it goes by whole tensors, so that FSDP1's flat pieces are refused."""
     TAKES_SHARDS: ClassVar[bool] = True
     """Whether it steps the pieces of sharded parameters (DTensors) as one process steps the whole.
     """
 
     _lr_driven_by: str | None
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
-    _functions: list[dict[str, Callable[[int], float]]]
-    """Per group, the options that are functions of the step."""
-    """References to this optimizer when no scheduler was found among them."""
-    _undecayed: Set[Tensor] = frozenset()
-    """Parameters that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
+    _undecayed: Set[str] = frozenset()
+    """Names that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
+    _held_at_zero: bool = False
+    """Whether somebody set an lr that is a function of the step to 0 for this step."""
 
     def __init_subclass__(cls, **keywords: object) -> None:
         """Read the checkers of options from the schema that a class names."""
@@ -103,13 +110,13 @@ class NamedOptimizer(Optimizer):
             defaults: Options by name. Over one of torch's optimizers they are its keywords.
         """
         self._lr_driven_by = None
-        self._functions = []
         self._built = False
         options = dict(defaults)
         self._base_functions = self._checked(options)
         self._apart = {key: options.pop(key) for key in self.APART if key in options}
         listed = listed_params(params)
         self._grouped = isinstance(listed[0], dict)
+        self._has_names = has_names(listed)
         torch_keywords = inspect.signature(super().__init__).parameters
         if "defaults" in torch_keywords:
             super().__init__(listed, options)
@@ -122,7 +129,7 @@ class NamedOptimizer(Optimizer):
                 target.update(beside_torch)
         self._register_hooks()
         self._built = True
-        self._resolve()
+        self._take_in_groups()
 
     def _register_hooks(self) -> None:
         if _before_step not in self._optimizer_step_pre_hooks.values():
@@ -130,10 +137,47 @@ class NamedOptimizer(Optimizer):
             self.register_step_post_hook(_after_step)
 
     def _resolve(self) -> None:
-        """Look up in the groups what does not change from step to step.
+        """Look up, by the names in the groups, what does not change from step to step."""
 
-        Called whenever they change.
+    def _take_in_groups(self) -> None:
+        """Look at the groups anew: they were changed, by this optimizer or by its host."""
+        for group in self.param_groups:
+            functions = group.get("functions")
+            if isinstance(functions, list):  # a group out of a state dict, which holds their names
+                group["functions"] = self._functions_of(functions, group)
+        named = list(self.named_params().items())
+        if not self.TAKES_SHARDS:
+            self._refuse_shards(named)
+        if self.WHOLE_TENSORS:
+            refuse_flat_pieces(named, type(self).__name__)
+        self._resolve()
+        self._groups_seen = self._groups_now()
+
+    def _groups_now(self) -> list[object]:
+        """List what stands in the groups that hosts exchange: tensors, names and rules."""
+        keys = ("params", "param_names", *self.RULES)
+        return [group.get(key) for group in self.param_groups for key in keys]
+
+    def _look_at_groups(self) -> None:
+        """Take in groups whose tensors, names or rules are others than at the last step."""
+        now, seen = self._groups_now(), self._groups_seen
+        if len(now) != len(seen) or not all(map(operator.is_, now, seen)):
+            self._take_in_groups()
+
+    def _functions_of(self, options: Sequence[str], group: Group) -> dict[str, StepFunction]:
+        """Find the functions of a group that has only the names of the options.
+
+        Raises:
+            ValueError: The optimizer was not given such a function itself.
         """
+        for key in options:
+            if key not in self._base_functions:
+                raise ValueError(
+                    f"{key} of a parameter group was a function of the step, which no state dict"
+                    f" holds: give {type(self).__name__} the function as {key}, or the group"
+                    " a number."
+                )
+        return {key: StepFunction(self._base_functions[key], group[key]) for key in options}
 
     # -- groups
     # ----------------------------------------------------------------------------------------------
@@ -171,16 +215,25 @@ class NamedOptimizer(Optimizer):
         for key, function in self._base_functions.items():
             if key not in param_group and key not in functions:
                 functions[key] = function
-        group["params"] = listed_params(group["params"])
+        group["params"] = listed_params(group["params"], may_be_empty=True)
         named = given_names(group["params"], len(self.param_groups))
         refuse_repeats([*self.named_params().items(), *named])
         if not self.TAKES_SHARDS:
             self._refuse_shards(named)
+        if self.WHOLE_TENSORS:
+            refuse_flat_pieces(
+                [(name, param) for name, param in named if isinstance(param, Tensor)],
+                type(self).__name__,
+            )
+        if not group["params"] and self._has_names:
+            group["param_names"] = []
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
         super().add_param_group(group)
-        self._functions.append(functions)
+        added = self.param_groups[-1]
+        for key, function in functions.items():
+            added.setdefault("functions", {})[key] = StepFunction(function, added.get(key, 0.0))
         if self._built:
-            self._resolve()
+            self._take_in_groups()
 
     def _refuse_shards(self, named: Sequence[tuple[str, Tensor]]) -> None:
         for name, param in named:
@@ -201,20 +254,18 @@ class NamedOptimizer(Optimizer):
             for name, param in zip(names_of(group, index), group["params"], strict=True)
         }
 
-    def decays(self, param: Tensor) -> bool:
+    def decays(self, name: str) -> bool:
         """Tell whether weight decay applies to a parameter.
 
         False if a rule of the optimizer's own exempts it.
 
         Args:
-            param: One of its parameters; what its group says of decay stands in the group.
+            name: The parameter's; what its group says of decay stands in the group.
         """
-        return param not in self._undecayed
+        return name not in self._undecayed
 
-    def _excluded(
-        self, option: str, *, must_match: bool, exempt: Sequence[str] = ()
-    ) -> set[Tensor]:
-        """Collect the parameters whose names the patterns under `option` match, group by group.
+    def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[str]:
+        """Collect the names that the patterns under `option` match, group by group.
 
         A group with patterns of its own is searched with those; the optimizer's own patterns must
         each match somewhere in the groups that take them over.
@@ -227,8 +278,8 @@ class NamedOptimizer(Optimizer):
         Raises:
             ValueError: For patterns over unnamed parameters, or one that matches nothing.
         """
-        found: set[Tensor] = set()
-        pools: dict[tuple[str, ...], list[tuple[str, Tensor]]] = {}
+        excluded: set[str] = set()
+        pools: dict[tuple[str, ...], list[str]] = {}
         for group in self.param_groups:
             texts = tuple(group[option] or ())
             if not texts:
@@ -240,36 +291,40 @@ class NamedOptimizer(Optimizer):
                     f"{option}={list(texts)!r}: the parameters have no names to search. "
                     "Pass model.named_parameters() instead of model.parameters()."
                 )
-            pools.setdefault(texts, []).extend(
-                zip(group["param_names"], group["params"], strict=True)
-            )
-        for texts, pairs in pools.items():
-            names = [name for name, _ in pairs]
-            hits = matching(option, texts, names, must_match=must_match and texts != tuple(exempt))
-            found |= {param for name, param in pairs if name in hits}
-        return found
+            pools.setdefault(texts, []).extend(group["param_names"])
+        for texts, names in pools.items():
+            required = must_match and texts != tuple(exempt)
+            excluded |= matching(option, texts, names, must_match=required)
+        return excluded
 
     # -- learning rate
     # ----------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
         """Name what writes the learning rate from step to step; None if `set_lr` may."""
+        scheduler = self._lr_scheduler()
+        if scheduler is not None:
+            return scheduler
+        if any("lr" in group.get("functions", ()) for group in self.param_groups):
+            return "a function of the step, given as lr"
+        return None
+
+    def _lr_scheduler(self) -> str | None:
+        """Name the scheduler that drives the learning rate: optrun's, or torch's around `step`."""
         if self._lr_driven_by is not None:
             return self._lr_driven_by
         if hasattr(self.step, "_wrapped_by_lr_sched"):
             return "a torch lr scheduler"
-        if any("lr" in functions for functions in self._functions):
-            return "a function of the step, given as lr"
         return None
 
     def get_lr(self) -> float:
         """Return the base learning rate in force now, before any group's `lr_scale`."""
-        scaled = [group for group in self.param_groups if group.get("lr_scale")]
+        scaled = [group for group in self.param_groups if group.get("lr_ratio")]
         for group in scaled:
-            if group["lr_scale"] == 1.0:
+            if group["lr_ratio"] == 1.0:
                 return float(group["lr"])
         if scaled:
-            return float(scaled[0]["lr"] / scaled[0]["lr_scale"])
+            return float(scaled[0]["lr"] / scaled[0]["lr_ratio"])
         return float(self.defaults["lr"])
 
     def set_lr(self, value: float) -> None:
@@ -293,8 +348,8 @@ class NamedOptimizer(Optimizer):
         base = not_negative("lr", value)
         self.defaults["lr"] = base
         for group in self.param_groups:
-            if "lr_scale" in group:
-                group["lr"] = base * group["lr_scale"]
+            if "lr_ratio" in group:
+                group["lr"] = base * group["lr_ratio"]
             if "base_lr" in group:
                 group["base_lr"] = base
 
@@ -339,7 +394,11 @@ class NamedOptimizer(Optimizer):
 
     def state_dict(self) -> StateDict:
         """Return torch's state dict, with the name of the class that it is for under `optimizer`."""
-        return {**super().state_dict(), "optimizer": type(self).__name__}
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            if "functions" in group:
+                group["functions"] = sorted(group["functions"])
+        return {**saved, "optimizer": type(self).__name__}
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load by parameter name, keep every dtype; without names by position, as torch does.
@@ -357,6 +416,11 @@ class NamedOptimizer(Optimizer):
                 state_dict = changed
         self._refuse_other_formula(state_dict)
         state, groups = restored(self, state_dict)
+        for group in groups:
+            functions = group.get("functions")
+            if isinstance(functions, dict):
+                for key, of_step in functions.items():
+                    of_step.written = group[key]
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
@@ -376,21 +440,53 @@ class NamedOptimizer(Optimizer):
 
     def __getstate__(self) -> StateDict:
         """As torch's, with what copies need besides."""
-        kept = ("_lr_driven_by", "_functions", "_base_functions", "_built", "_apart", "_grouped")
+        kept = ("_lr_driven_by", "_base_functions", "_built", "_apart", "_grouped", "_has_names")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in kept}}
 
     def __setstate__(self, state: State) -> None:
         """As torch's; a copy gets its hooks back."""
         super().__setstate__(state)
         self._register_hooks()
-        self._resolve()
+        self._take_in_groups()
 
     def _set_functions(self) -> None:
-        """Write the values of this step into the groups, for options that are functions of it."""
-        for group, functions in zip(self.param_groups, self._functions, strict=True):
-            for key, function in functions.items():
-                value = self.CHECKS.get(key, finite)(key, function(group["step"]))
-                group[key] = value * group.get("lr_scale", 1.0) if key == "lr" else value
+        """Write the values of this step into the groups, for options that are functions of it.
+
+        A rate of 0 that somebody wrote since the last step holds for this step: torch's distributed
+        checkpoint makes state by such a step.
+
+        Raises:
+            RuntimeError: Somebody wrote another value, or a scheduler drives the rate, too.
+        """
+        driven = [group for group in self.param_groups if group.get("functions")]
+        if driven:
+            self._refuse_two_drivers()
+        self._held_at_zero = False
+        for group in driven:
+            for key, of_step in group["functions"].items():
+                if group[key] == of_step.written:
+                    self._write(group, key, of_step)
+                elif key == "lr" and group[key] == 0:
+                    self._held_at_zero = True
+                else:
+                    raise RuntimeError(
+                        f"{key} of a parameter group was set to {group[key]!r}, and it is a function"
+                        " of the step, which would overwrite that: keep one of the two."
+                    )
+
+    def _refuse_two_drivers(self) -> None:
+        scheduler = self._lr_scheduler()
+        if scheduler is None:
+            return
+        if any("lr" in group.get("functions", ()) for group in self.param_groups):
+            raise RuntimeError(
+                f"lr is a function of the step and {scheduler} drives it too: keep one of the two."
+            )
+
+    def _write(self, group: ParamGroup, key: str, of_step: StepFunction) -> None:
+        value = self.CHECKS.get(key, finite)(key, of_step.function(group["step"]))
+        group[key] = value * group.get("lr_ratio", 1.0) if key == "lr" else value
+        of_step.written = group[key]
 
 
 def _keywords(cls: type[Optimizer]) -> list[str]:
@@ -401,21 +497,16 @@ def _keywords(cls: type[Optimizer]) -> list[str]:
 
 def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     assert isinstance(optimizer, NamedOptimizer)
-    if any(optimizer._functions):
-        if optimizer._lr_driven_by is not None and any(
-            "lr" in functions for functions in optimizer._functions
-        ):
-            raise RuntimeError(
-                f"lr is a function of the step and {optimizer._lr_driven_by} drives it too: keep"
-                " one of the two."
-            )
-        optimizer._set_functions()
+    optimizer._look_at_groups()
+    optimizer._set_functions()
 
 
 def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None and found_inf.item():
         return  # torch.amp.GradScaler lets a fused step run, which then changes nothing
+    if getattr(optimizer, "_held_at_zero", False):
+        return
     if any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
         for group in optimizer.param_groups:
             group["step"] += 1

@@ -27,12 +27,12 @@ class BatchOptimizer(NamedOptimizer):
     _ratios: Sequence[tuple[list[str], Tensor]] = ()
     """What the formula returned in the last step, by the names of its tensors."""
 
-    def _numbers(self, group: Group, param: Tensor) -> Numbers:
+    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
         """Return the numbers of one tensor, whose `step` was counted already.
 
         Its rate, and what decay leaves of it.
         """
-        del param
+        del name, param
         return {"lr": group["lr"], "keep": 1.0 - group["lr"] * group["weight_decay"]}
 
     def _sparse(self, group: Group) -> str:

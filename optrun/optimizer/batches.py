@@ -102,7 +102,7 @@ def gather(
     optimizer: Optimizer,
     *,
     slots: Sequence[str],
-    per_tensor: Callable[[Group, Tensor], Numbers],
+    per_tensor: Callable[[Group, str, Tensor], Numbers],
     sparse: Callable[[Group], str] = lambda _: "refuse",
 ) -> list[Batch]:
     """Gather everything that has a gradient in batches.
@@ -112,7 +112,7 @@ def gather(
     Args:
         optimizer: Its groups and state are read; the state is filled.
         slots: State tensors of the parameter's shape, zero at first.
-        per_tensor: From (group, parameter) to the numbers of one tensor.
+        per_tensor: From (group, name, parameter) to the numbers of one tensor.
         sparse: From a group to what a sparse gradient is to it: "refuse", "densify" (zero rows
             count), or "rows" (the listed rows alone are updated, at the cost of those rows).
 
@@ -154,7 +154,7 @@ def gather(
             sharding = Sharding(()) if grad.is_sparse else sharding_of(param)
             batch.names.append(name)
             batch.numbers.append(
-                {"step": state["step"], "sharding": sharding, **per_tensor(group, param)}
+                {"step": state["step"], "sharding": sharding, **per_tensor(group, name, param)}
             )
             if grad.is_sparse:
                 _append_rows(batch, param, grad, state, slots)

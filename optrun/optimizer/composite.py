@@ -5,6 +5,7 @@ Muon with its companion, or a rule that names another optimizer.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
@@ -83,7 +84,7 @@ class Composite(NamedOptimizer):
         """
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise TypeError("Composite takes group dicts with the key 'params'.")
-        rest = {**param_group, "params": listed_params(param_group["params"])}
+        rest = {**param_group, "params": listed_params(param_group["params"], may_be_empty=True)}
         name = rest.pop("optimizer", self._main)
         if not self._built:
             self._waiting.append((name, rest))
@@ -152,7 +153,7 @@ class Composite(NamedOptimizer):
         group = member.param_groups[place]
         group["optimizer"] = name
         self.param_groups.append(group)
-        self._functions.append(member._functions[place])
+        self._handed_out = list(self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -161,10 +162,22 @@ class Composite(NamedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_two_drivers()
+        self._share_with_members()
         self._hand_on_momentum()
         for member in self.members.values():
             member.step()
         return loss
+
+    def _share_with_members(self) -> None:
+        """Give the members the state and the groups that a host may have put in place of ours."""
+        now, before = self.param_groups, self._handed_out
+        exchanged = len(now) != len(before) or not all(map(operator.is_, now, before))
+        for name, member in self.members.items():
+            member.state = self.state
+            if exchanged:
+                member.param_groups = [group for group in now if group["optimizer"] == name]
+        self._handed_out = list(now)
 
     def set_lr(self, value: float) -> None:
         """Set the learning rate as in `NamedOptimizer`, for every member."""
@@ -203,3 +216,4 @@ class Composite(NamedOptimizer):
         for name, member in self.members.items():
             groups = [group for group in self.param_groups if group["optimizer"] == name]
             member.__setstate__({"state": self.state, "param_groups": groups})
+        self._handed_out = list(self.param_groups)

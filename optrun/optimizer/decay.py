@@ -20,7 +20,8 @@ def decay_scale(group: Group) -> float:
             for "corrected".
 
     Returns:
-        lr for "decoupled" (torch, Keras, optax), 1 for "fixed" (pytorch_optimizer's `fixed_decay`),
+        0 where lr is 0: torch's distributed checkpoint makes state by such a step. Else lr for
+        "decoupled" (torch, Keras, optax), 1 for "fixed" (pytorch_optimizer's `fixed_decay`),
         lr / peak for "scheduled" (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the
         schedule's multiplier, not the rate; the peak is the group's own, and without a schedule its
         rate), lr^2 / base for "corrected" (timm's
@@ -34,6 +35,8 @@ def decay_scale(group: Group) -> float:
         [0.1, 1.0, 0.25, 0.0125]
     """
     mode, lr = group["weight_decay_mode"], float(group["lr"])
+    if not lr:
+        return 0.0
     if mode == "fixed":
         return 1.0
     if mode == "decoupled":

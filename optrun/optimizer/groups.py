@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FlatParameter
+from torch.nn import Parameter
 
 from optrun.base.errors import did_you_mean
 from optrun.base.options import Group
@@ -16,6 +20,7 @@ DESCRIPTIVE_KEYS = frozenset(
     {
         "param_names",
         "lr_scale",
+        "lr_ratio",
         "layer_id",
         "layer",
         "role",
@@ -56,6 +61,15 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
             if answer is not None:
                 hint = explained(answer).replace("optimizer.", "")
             raise TypeError(f"{where} has no option {key!r}. {hint}")
+
+
+@dataclass
+class StepFunction:
+    """An option of a group that is a function of the step; stands in the group, under `functions`."""
+
+    function: Callable[[int], float]
+    written: float
+    """What the optimizer wrote into the group last: another value there is somebody else's."""
 
 
 def unnamed(group_index: int, position: int) -> str:
@@ -122,8 +136,12 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
         tensors[name], names[id(tensor)] = tensor, name
 
 
-def listed_params(params: object) -> list[Any]:
-    """Return the `params` argument of an optimizer as a list, whatever iterable it came as.
+def listed_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
+    """Return the `params` argument of an optimizer or a group as a list, whatever iterable it is.
+
+    Args:
+        params: As given.
+        may_be_empty: A group may be, as for torch: peft and transformers make such groups.
 
     Raises:
         TypeError: For None, one bare tensor, a mapping, a set, or anything that cannot be walked.
@@ -136,9 +154,57 @@ def listed_params(params: object) -> list[Any]:
             " of groups."
         )
     out = list(params)
-    if not out:
+    if not out and not may_be_empty:
         raise ValueError("params: expected at least one parameter, got none.")
     return out
+
+
+def has_names(listed: Iterable[object]) -> bool:
+    """Tell whether parameters are given with names, in pairs or in groups.
+
+    Example:
+        >>> has_names([{"params": []}, {"params": [("weight", 1)]}]), has_names([1, 2])
+        (True, False)
+    """
+    for entry in listed:
+        inner = entry.get("params", ()) if isinstance(entry, dict) else [entry]
+        if isinstance(inner, list | tuple) and any(isinstance(one, tuple) for one in inner):
+            return True
+    return False
+
+
+def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
+    """Refuse what FSDP1 hands out: one-dimensional pieces of a buffer, without the tensor's shape.
+
+    Args:
+        named: (name, parameter) pairs.
+        owner: Class name, for the message.
+
+    Raises:
+        ValueError: Naming the parameter.
+    """
+    wrapped = [
+        name
+        for name, param in named
+        if isinstance(param, FlatParameter) or "_fsdp_wrapped_module" in name
+    ]
+    if not wrapped and dist.is_available() and dist.is_initialized() and _all_in_buffers(named):
+        wrapped = [name for name, _ in named]
+    if wrapped:
+        raise ValueError(
+            f"parameter {wrapped[0]!r} is a flat piece of FSDP1 (FullyShardedDataParallel), and"
+            f" {owner} goes by whole tensors. Shard with fully_shard (FSDP2), or use an optimizer"
+            " that goes entry by entry, such as adamw."
+        )
+
+
+def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
+    """Tell whether all tensors are one-dimensional and some lie in a larger buffer, or are empty."""
+    tensors = [param for _, param in named]
+    plain = [t for t in tensors if type(t) is Parameter and t.dim() == 1 and not t.is_meta]
+    if not plain or len(plain) < len(tensors):
+        return False
+    return any(t.numel() == 0 or t.untyped_storage().nbytes() > t.nbytes for t in plain)
 
 
 def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) -> dict[str, Any]:
@@ -146,7 +212,8 @@ def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) 
 
     `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an
     `lr_scale` alone is relative to the base; neither means the base. Groups that know their scale
-    follow `set_lr`, absolute ones do not.
+    follow `set_lr`, absolute ones do not. The optimizer keeps the scale as `lr_ratio`: a group with
+    `lr_scale` is one whose lr lacks it to the schedulers of timm, which multiply by it.
 
     Args:
         group: As given by the user.
@@ -169,14 +236,14 @@ def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) 
         )
     known_keys(
         group,
-        {*allowed, *DESCRIPTIVE_KEYS, *COUNTER_KEYS, "params"},
+        {*allowed, *DESCRIPTIVE_KEYS, *COUNTER_KEYS, "params", "functions"},
         f"a parameter group of {owner}",
     )
     out = dict(group)
     if "lr_scale" in out:
-        out["lr_scale"] = not_negative("lr_scale", out["lr_scale"])
-        out.setdefault("lr", base_lr * out["lr_scale"])
+        out["lr_ratio"] = not_negative("lr_scale", out.pop("lr_scale"))
+        out.setdefault("lr", base_lr * out["lr_ratio"])
     elif "lr" not in out:
-        out["lr"] = base_lr
-        out["lr_scale"] = 1.0
+        out["lr_ratio"] = out.get("lr_ratio", 1.0)
+        out["lr"] = base_lr * out["lr_ratio"]
     return out

@@ -165,6 +165,8 @@ class Lamb(BatchOptimizer):
     OPTIONS = LambConfig
     FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", norms=True)
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    RULES = ("exclude_from_weight_decay", "exclude_from_layer_adaptation")
+    WHOLE_TENSORS = True
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -218,12 +220,12 @@ class Lamb(BatchOptimizer):
 
     def _resolve(self) -> None:
         self._ratios = ()
-        for group, functions in zip(self.param_groups, self._functions, strict=True):
+        for group in self.param_groups:
             in_order(group, LambConfig.BOUNDS)
-            note_peak(group, functions, self.defaults["lr"])
+            note_peak(group, group.get("functions", ()), self.defaults["lr"])
         must_match = self.defaults["unmatched_patterns"] == "error"
         self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
-        self._unadapted: set[Tensor] = self._excluded(
+        self._unadapted: set[str] = self._excluded(
             "exclude_from_layer_adaptation", must_match=must_match
         )
 
@@ -236,19 +238,20 @@ class Lamb(BatchOptimizer):
             for name, ratio in zip(names, ratios.tolist(), strict=True)
         }
 
-    def adapted(self, param: Tensor, group: Group) -> bool:
-        """Tell whether the trust ratio applies to a parameter of a group."""
-        decayed = group["weight_decay"] > 0 and self.decays(param)
-        return param not in self._unadapted and (decayed or group["always_adapt"])
+    def adapted(self, name: str, group: Group) -> bool:
+        """Tell whether the trust ratio applies to a parameter of a group, by its name."""
+        decayed = group["weight_decay"] > 0 and self.decays(name)
+        return name not in self._unadapted and (decayed or group["always_adapt"])
 
-    def _numbers(self, group: Group, param: Tensor) -> Numbers:
-        decay = group["weight_decay"] if self.decays(param) else 0.0
+    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
+        del param
+        decay = group["weight_decay"] if self.decays(name) else 0.0
         inside = group["weight_decay_mode"] == "adapted"
         return {
             "lr": group["lr"],
             "decay": decay if inside else 0.0,
             "keep": 1.0 if inside else 1.0 - decay * decay_scale(group),
-            "adapt": self.adapted(param, group),
+            "adapt": self.adapted(name, group),
         }
 
     def _sparse(self, _group: Group) -> str:

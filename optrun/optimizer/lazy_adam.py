@@ -17,6 +17,7 @@ from optrun.optimizer.adam_update import ADAM, prepared
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
+from optrun.optimizer.groups import refuse_flat_pieces
 
 NAME_RULE = ("beta", "gamma")
 """Default of `exclude_from_weight_decay`: norm parameters as MindSpore names them."""
@@ -78,6 +79,7 @@ class LazyAdam(BatchOptimizer):
 
     OPTIONS = LazyAdamConfig
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
+    RULES = ("exclude_from_weight_decay", "grad_centralization")
     FORMULA = ADAM
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
@@ -128,13 +130,15 @@ class LazyAdam(BatchOptimizer):
         super().add_param_group(param_group)
 
     def _resolve(self) -> None:
+        if any(group["grad_centralization"] for group in self.param_groups):
+            refuse_flat_pieces(list(self.named_params().items()), type(self).__name__)
         self._undecayed = self._excluded(
             "exclude_from_weight_decay",
             must_match=self.defaults["unmatched_patterns"] == "error",
             exempt=NAME_RULE,
         )
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, object]:
+    def _numbers(self, group: Group, name: str, param: Tensor) -> dict[str, object]:
         centre = group["grad_centralization"] and param.dim() >= 2
         if (
             centre
@@ -148,7 +152,7 @@ class LazyAdam(BatchOptimizer):
         return {
             "lr": group["lr"],
             "keep": 1.0,
-            "l2": group["weight_decay"] if self.decays(param) else 0.0,
+            "l2": group["weight_decay"] if self.decays(name) else 0.0,
             "centre": centre,
             "loss_scale": group["loss_scale"],
         }

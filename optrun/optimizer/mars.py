@@ -120,6 +120,7 @@ class Mars(BatchOptimizer):
     OPTIONS = MarsConfig
     FORMULA = Formula(_single_tensor_mars, _multi_tensor_mars, "mars", norms=True)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
+    WHOLE_TENSORS = True
 
     def __init__(
         self,
@@ -147,11 +148,15 @@ class Mars(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, param: Tensor) -> dict[str, object]:
+    def _numbers(self, group: Group, name: str, param: Tensor) -> dict[str, object]:
         beta1, first = group["betas"][0], self.state[param]["step"] == 1
         strength = 0.0 if first else group["gamma"] * beta1 / (1 - beta1)
         corrected = group["optimize_1d"] or param.dim() >= 2
-        return {**super()._numbers(group, param), "strength": strength, "corrected": corrected}
+        return {
+            **super()._numbers(group, name, param),
+            "strength": strength,
+            "corrected": corrected,
+        }
 
 
 def corrected_grads(

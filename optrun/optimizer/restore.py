@@ -237,7 +237,7 @@ def restored(
     }
     groups: list[ParamGroup] = []
     for own_group, names in zip(optimizer.param_groups, own_names, strict=True):
-        saved_group = saved_groups[_only_group(names, sources)]
+        saved_group = saved_groups[_only_group(names, sources)] if names else own_group
         if saved_group.get("optimizer") != own_group.get("optimizer"):
             raise ValueError(
                 f"the group of {names[0]!r} was stepped by {saved_group.get('optimizer')}, "
@@ -249,7 +249,7 @@ def restored(
     state = defaultdict[Tensor, Any](dict, restored_state(optimizer, groups, saved))
     for group, names in zip(groups, own_names, strict=True):
         if (
-            "step" not in saved_groups[_only_group(names, sources)]
+            names and "step" not in saved_groups[_only_group(names, sources)]
         ):  # torch counts for each parameter alone
             steps = [
                 int(state[param]["step"])
@@ -273,9 +273,10 @@ def _restored_group(own: Group, saved: Group) -> dict[str, Any]:
     """
     kept = dict(own)
     if "step" in saved:
-        kept.pop("lr_scale", None)  # a group of ours without a scale has an absolute lr
-    described = {key: own[key] for key in ("params", "param_names") if key in own}
-    return kept | {key: deepcopy(value) for key, value in saved.items()} | described
+        kept.pop("lr_ratio", None)  # a group of ours without a ratio has an absolute lr
+    described = {key: own[key] for key in ("params", "param_names", "functions") if key in own}
+    options = {key: deepcopy(value) for key, value in saved.items() if key != "functions"}
+    return kept | options | described
 
 
 def _sources(
@@ -284,7 +285,10 @@ def _sources(
     """Map each own parameter's name to its saved group and its key in the saved state."""
     saved_names = _saved_names(saved_groups)
     flat_own = [name for names in own_names for name in names]
-    if saved_names is None or not all("param_names" in group for group in optimizer.param_groups):
+    unnamed = any(
+        group["params"] and "param_names" not in group for group in optimizer.param_groups
+    )
+    if saved_names is None or unnamed:
         _refuse_other_sizes(own_names, saved_groups)
         saved_names, lookup = own_names, {name: name for name in flat_own}
     else:
@@ -315,6 +319,8 @@ def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
             named.append(ids)
         elif group.get("param_names") is not None:
             named.append(list(group["param_names"]))
+        elif not ids:
+            named.append([])
         else:
             return None
     return named

@@ -177,8 +177,9 @@ class ScheduleFreeAdamW(BatchOptimizer):
                         )
                     )
 
-    def _numbers(self, group: Group, param: Tensor) -> Numbers:
+    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
         """Take the step's weight into the average of one parameter, whose `step` was counted already."""
+        del name
         state, lr, (beta1, _) = self.state[param], group["lr"], group["betas"]
         if state["step"] == 1:
             state["z"].copy_(state.get("master_weight", param))

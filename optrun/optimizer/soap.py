@@ -13,48 +13,48 @@ from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
-from optrun.optimizer.numerics import bias_correction, first_moment_, second_moment_
+from optrun.optimizer.numerics import bias_correction, first_moment_, local, second_moment_
 
-Bases = list[Tensor | None]
-"""A matrix for each dimension of a tensor; None for one that is left as it is."""
+Bases = dict[str, Tensor]
+"""Dimension of a tensor -> its matrix; one that is left as it is, is missing.
+
+A mapping by words, since torch flattens only such states (`flatten_optimizer_state_dict`).
+"""
 
 
 def _single_tensor_soap(batch: Batch) -> None:
     """Compute the formula of `Soap`, one whole tensor after another.
 
     First moments are in the space of the parameters, second ones in the eigenbases; steps count the
-    gradient that moves nothing, too. Of a tensor's `state`, the preconditioners change in place,
-    and the list of bases is written.
+    gradient that moves nothing, too. Preconditioners change in place, bases are exchanged.
     """
     o, (beta1, beta2) = batch.options, batch.options["betas"]
     for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
-        done, sums, own = x["step"] - 1, x["state"]["preconditioners"], x["state"]["bases"]
+        done = x["step"] - 1
+        sums, bases = x["preconditioners"], x["bases"]
         if done:
             first_moment_(exp_avg, grad, beta1)
-            second_moment_(exp_avg_sq, projected(grad, own), beta2)
-            direction = projected(exp_avg, own).div_(exp_avg_sq.sqrt().add_(o["eps"]))
+            second_moment_(exp_avg_sq, projected(grad, bases), beta2)
+            direction = projected(exp_avg, bases).div_(exp_avg_sq.sqrt().add_(o["eps"]))
             scale = bias_correction(beta2, done) ** 0.5 / bias_correction(beta1, done)
-            param.sub_(projected(direction, own, back=True), alpha=x["lr"] * scale)
+            param.sub_(projected(direction, bases, back=True), alpha=x["lr"] * scale)
             if x["keep"] != 1.0:
                 param.mul_(x["keep"])
-        for dim, total in enumerate(sums):
-            if total is not None:
-                rows = grad.movedim(dim, 0).reshape(grad.shape[dim], -1)
-                total.lerp_(rows @ rows.T, 1 - x["shampoo_beta"])
-        if not done:
-            own[:] = [None if total is None else eigenvectors(total) for total in sums]
-        elif done % o["precondition_frequency"] == 0:
-            for dim, (total, basis) in enumerate(zip(sums, own, strict=True)):
-                if total is not None and basis is not None:
-                    own[dim], order = next_basis(total, basis)
-                    exp_avg_sq.copy_(exp_avg_sq.index_select(dim, order))
+        for dim, total in sums.items():
+            rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
+            local(total).lerp_(rows @ rows.T, 1 - x["shampoo_beta"])
+            if not done:
+                bases[dim] = eigenvectors(local(total))
+            elif done % o["precondition_frequency"] == 0:
+                bases[dim], order = next_basis(local(total), local(bases[dim]))
+                exp_avg_sq.copy_(exp_avg_sq.index_select(int(dim), order))
 
 
-def _zeros(like: Tensor, longest: int, vectors: bool) -> Bases:
-    """Make the sums of gradients and bases as they are before the first gradient."""
-    if like.dim() < 2 and not vectors:
-        return [None] * like.dim()
-    return [like.new_zeros(side, side) if side <= longest else None for side in like.shape]
+def _dims(param: Tensor, longest: int, vectors: bool) -> list[int]:
+    """List the dimensions of a tensor that have a preconditioner."""
+    if param.numel() == 0 or (param.dim() < 2 and not vectors):
+        return []
+    return [dim for dim, side in enumerate(param.shape) if side <= longest]
 
 
 def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
@@ -62,17 +62,17 @@ def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
 
     Example:
         >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
-        >>> projected(torch.tensor([[1.0], [2.0]]), [turn, None])
+        >>> projected(torch.tensor([[1.0], [2.0]]), {"0": turn})
         tensor([[-2.],
                 [ 1.]])
-        >>> projected(projected(torch.tensor([[1.0], [2.0]]), [turn, None]), [turn, None], back=True)
+        >>> projected(projected(torch.tensor([[1.0], [2.0]]), {"0": turn}), {"0": turn}, back=True)
         tensor([[1.],
                 [2.]])
     """
     out = tensor.clone()
-    for dim, basis in enumerate(bases):
-        if basis is not None:
-            out = torch.tensordot(out, basis, dims=([dim], [1 if back else 0])).movedim(-1, dim)
+    side = 1 if back else 0
+    for dim, basis in bases.items():
+        out = torch.tensordot(out, local(basis), dims=([int(dim)], [side])).movedim(-1, int(dim))
     return out
 
 
@@ -186,6 +186,7 @@ class Soap(BatchOptimizer):
     MOMENTS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
     TAKES_SHARDS: ClassVar[bool] = False
+    WHOLE_TENSORS = True
 
     def __init__(
         self,
@@ -213,15 +214,30 @@ class Soap(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, param: Tensor) -> Numbers:
-        state, shampoo_beta = self.state[param], group["shampoo_beta"]
-        if state["step"] == 1:
-            state["preconditioners"] = _zeros(
-                state["exp_avg"], group["max_precondition_dim"], group["precondition_1d"]
-            )
-            state["bases"] = [None] * len(state["preconditioners"])
-        own = {
-            "state": state,
+    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
+        state = self.state[param]
+        dims = self._preconditioned(param, group)
+        if state["step"] == 1 and dims:
+            like = local(state["exp_avg"])
+            sides = {str(dim): like.shape[dim] for dim in dims}
+            state["preconditioners"] = {
+                dim: like.new_zeros(side, side) for dim, side in sides.items()
+            }
+            state["bases"] = {}
+        shampoo_beta = group["shampoo_beta"]
+        return {
+            **super()._numbers(group, name, param),
+            "preconditioners": state.get("preconditioners", {}),
+            "bases": state.get("bases", {}),
             "shampoo_beta": group["betas"][1] if shampoo_beta is None else shampoo_beta,
         }
-        return {**super()._numbers(group, param), **own}
+
+    def _preconditioned(self, param: Tensor, group: Group) -> list[int]:
+        return _dims(param, group["max_precondition_dim"], group["precondition_1d"])
+
+    def kept_state(self, param: Tensor, group: Group) -> set[str]:
+        """List state keys as `NamedOptimizer`: bases for tensors that have a preconditioner."""
+        kept = super().kept_state(param, group)
+        if self._preconditioned(param, group):
+            return kept
+        return kept - {"preconditioners", "bases"}

@@ -74,7 +74,7 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         counted = {
             key: _packed(value, f"groups/{index}/{key}", tensors)
             for key, value in group.items()
-            if key not in options and key not in ("params", "param_names")
+            if key not in options and key not in ("params", "param_names", "functions")
         }
         groups.append({"param_names": list(group["param_names"]), **options, **counted})
     meta = {

@@ -134,7 +134,9 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         whole = all("params" in entry for entry in listed if isinstance(entry, dict))
         if whole:
             listed = [
-                {**e, "params": listed_params(e["params"])} if isinstance(e, dict) else e
+                {**e, "params": listed_params(e["params"], may_be_empty=True)}
+                if isinstance(e, dict)
+                else e
                 for e in listed
             ]
         if whole and defaults["foreach"] is None and defaults["fused"] is None:
@@ -204,9 +206,14 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
         )
 
     def _resolve(self) -> None:
-        for group, functions in zip(self.param_groups, self._functions, strict=True):
+        for group in self.param_groups:
             if "weight_decay_mode" in group:  # torch's constructor makes groups before there is one
-                note_peak(group, functions, self.defaults["lr"])
+                note_peak(group, group.get("functions", ()), self.defaults["lr"])
+
+    def _set_functions(self) -> None:
+        for group in self.param_groups:
+            group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
+        super()._set_functions()
 
     def _register_hooks(self) -> None:
         super()._register_hooks()
@@ -221,10 +228,7 @@ def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None
     Torch multiplies it with lr, so it is given what makes that the mode's own.
     """
     for group in optimizer.param_groups:
-        decay = group.pop(
-            "given_weight_decay", group["weight_decay"]
-        )  # left there by a step that failed
-        group["weight_decay"] = decay
+        decay = group["weight_decay"]
         if group.get("weight_decay_mode", "decoupled") == "decoupled" or not decay:
             continue
         group["given_weight_decay"] = decay
@@ -426,6 +430,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
     OPTIONS = AdafactorConfig
 
     TAKES_SHARDS: ClassVar[bool] = False
+    WHOLE_TENSORS = True
 
     def __init__(
         self,
@@ -476,6 +481,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         "adjust_lr_fn": optional(one_of("original", "match_rms_adamw")),
     }
     STATE: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    WHOLE_TENSORS = True
 
     def __init__(
         self,

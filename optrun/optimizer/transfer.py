@@ -178,9 +178,9 @@ def _ways(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
         member = getattr(optimizer, "members", {}).get(own, optimizer)
         rule = _rule_of(own)
         _refuse_options(own, rule, group)
-        for name, param in zip(group["param_names"], group["params"], strict=True):
+        for name in group["param_names"]:
             adapted = (
-                bool(member.adapted(param, group)) if hasattr(member, "adapted") else rule == "lamb"
+                bool(member.adapted(name, group)) if hasattr(member, "adapted") else rule == "lamb"
             )
             found[name] = rule, {**group, "adapted": adapted}
     return found

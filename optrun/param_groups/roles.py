@@ -45,7 +45,9 @@ _NOT_NORM_CLASS = re.compile(
 _EMBEDDING_CLASS = re.compile(r"embed", re.IGNORECASE)
 _BIAS_NAME = re.compile(r"(^|_)bias(es)?(_|\d|$)")
 _LORA_NAME = re.compile(r"(^|\.)lora_(embedding_)?[ab](\.|$)", re.IGNORECASE)
-_EMBEDDING_NAME = re.compile(r"embed|(^|_)emb(_|$)|(^|_)(rel|abs)?_?pos(_|$)|(^|_)tokens?$")
+_EMBEDDING_NAME = re.compile(r"embed|(^|_)emb(_|$)|(^|_)(rel|abs)?_?pos(_|$)")
+_TOKEN_NAME = re.compile(r"(^|_)tokens?$")
+"""Learnt tokens of a sequence, one (`cls_token`) or several (`register_tokens`)."""
 
 
 def roles_of(model: nn.Module) -> dict[str, str]:
@@ -107,8 +109,8 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
 
     Returns:
         `norm` for all that a normalisation layer holds but its bias; `bias` by name; `vector` for a
-        tensor with one axis longer than 1, unless it is the weight of a linear map, a convolution
-        or an embedding; `embedding` for what an embedding layer holds; else `matrix`.
+        tensor with one axis longer than 1 or the learnt tokens of a sequence, unless it is the
+        weight of a linear map, a convolution or an embedding; `embedding` for what an embedding layer holds; else `matrix`.
 
     Example:
         >>> norm = nn.LayerNorm(4)
@@ -122,7 +124,8 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
     if param.dim() <= 1:
         return VECTOR
     weighted = isinstance(module, _WEIGHTED_TYPES) or leaf == "weight"
-    if not weighted and sum(size > 1 for size in param.shape) <= 1:
+    one_vector = sum(size > 1 for size in param.shape) <= 1
+    if not weighted and (one_vector or _TOKEN_NAME.search(leaf)):
         return VECTOR
     if isinstance(module, _WEIGHTED_TYPES):
         embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)

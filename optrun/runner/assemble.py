@@ -482,7 +482,7 @@ def _whole_groups(
     None if their layers are damaged, which loading the optimizer names.
     """
     groups = optimizer.get("groups", [])
-    kinds = {"layer": str, "layer_id": int | None, "lr_scale": int | float, "role": str}
+    kinds = {"layer": str, "layer_id": int | None, "lr_ratio": int | float, "role": str}
     whole = isinstance(groups, list) and all(
         isinstance(group, dict)
         and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())

@@ -82,7 +82,8 @@ def build_scheduler(
     follow = partial(
         _schedule_of_group, config=config, num_training_steps=num_training_steps, base_lr=base_lr
     )
-    return Scheduler(optimizer, follow, name=config.name)
+    half = max(num_training_steps // 2, 1)
+    return Scheduler(optimizer, follow, name=config.name, warn_without_metric_at=half)
 
 
 def _own_function(_group: Group, *, curve: Curve) -> GroupSchedule:
@@ -198,7 +199,7 @@ def _base_lr(groups: list[ParamGroup]) -> float:
     peaks = [
         (
             float(group["initial_lr" if "initial_lr" in group else "lr"]),
-            group.get("lr_scale") or 0.0,
+            group.get("lr_ratio", group.get("lr_scale")) or 0.0,
         )
         for group in groups
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +72,12 @@ class Scheduler(LRScheduler):
     """
 
     def __init__(
-        self, optimizer: Optimizer, follow: Callable[[Group], GroupSchedule], *, name: str
+        self,
+        optimizer: Optimizer,
+        follow: Callable[[Group], GroupSchedule],
+        *,
+        name: str,
+        warn_without_metric_at: int | None = None,
     ) -> None:
         """Set every group to its values for step 0 and mark the optimizer as driven.
 
@@ -80,6 +86,8 @@ class Scheduler(LRScheduler):
             follow: From a parameter group to what it follows; asked once for each, also for those
                 that come later.
             name: What `set_lr` names when it refuses.
+            warn_without_metric_at: Step at which a schedule that watches a metric warns if it has
+                seen none; None: never.
 
         Raises:
             ConfigError: Groups that watch different metrics.
@@ -88,6 +96,7 @@ class Scheduler(LRScheduler):
         self.optimizer = optimizer
         self.name = name
         self.metric: str | None = None
+        self._warn_without_metric_at = warn_without_metric_at
         self._follow = follow
         self._schedules: list[GroupSchedule] = []
         self._take_in_groups()
@@ -121,6 +130,8 @@ class Scheduler(LRScheduler):
         """
         if metric is not None:
             self._show(metric)
+        elif self.metric is not None and self.last_epoch + 1 == self._warn_without_metric_at:
+            self._warn_without_metric()
         self._step_count += 1
         self._update_lr()
 
@@ -193,6 +204,18 @@ class Scheduler(LRScheduler):
         """A copy looks at its own optimizer."""
         self.__dict__.update(state)
         self._look_before_steps()
+
+    def _warn_without_metric(self) -> None:
+        plateaus = [one.plateau for one in self._schedules if one.plateau is not None]
+        if all(plateau.best is None for plateau in plateaus):
+            warnings.warn(
+                f"scheduler={self.name} (plateau of {self.metric}) has seen no metric in"
+                f" {self.last_epoch + 1} steps, so it reduces nothing. Call scheduler.step(metric)"
+                " or scheduler.observe(metric) after each evaluation, in transformers.Trainer by a"
+                " TrainerCallback.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _show(self, metric: float) -> None:
         if self.metric is None:
@@ -293,9 +316,8 @@ def _set(group: ParamGroup, key: str, value: float | Tensor) -> None:
 
 def _refuse_functions(optimizer: Optimizer, name: str, *, weight_decay: bool) -> None:
     """Refuse an lr that is a function of the step already, since it would be overwritten here."""
-    functions = getattr(_unwrapped(optimizer), "_functions", [])
     for key in ("lr", "weight_decay") if weight_decay else ("lr",):
-        if any(key in of_group for of_group in functions):
+        if any(key in group.get("functions", ()) for group in optimizer.param_groups):
             raise ValueError(
                 f"scheduler={name}: {key} of a parameter group is a function of the step already; "
                 "give a number, or build no scheduler for it."

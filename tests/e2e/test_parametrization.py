@@ -85,7 +85,7 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one(place: Path) -> None:
     assert optrun("resume=part") == 0
     assert tensors(place / "whole", 6) == tensors(place / "part", 6)
     groups = state(place / "whole", 6)["optimizer"]["groups"]
-    scales = {name: group["lr_scale"] for group in groups for name in group["param_names"]}
+    scales = {name: group["lr_ratio"] for group in groups for name in group["param_names"]}
     assert scales["transformer.h.0.attn.c_attn.weight"] == pytest.approx(0.25 * 2**-0.5), (
         "two layers below the head"
     )

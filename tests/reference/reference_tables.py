@@ -171,7 +171,7 @@ def _normalised_name(where: str, entry: Any) -> None:
         optimizer = tfm_optimizer(named, config, 0.1, unmatched_patterns="ignore")
         check_same(
             f"{where}: {table.variable_name} decays under {pattern}",
-            optimizer.decays(param),
+            optimizer.decays(named[0][0]),
             decays,
         )
 

@@ -149,11 +149,7 @@ def test_gradients_sparse_in_two_dimensions_are_refused() -> None:
 
 def test_the_name_rule_is_for_ungrouped_names() -> None:
     def decayed(optimizer: LazyAdam) -> list[str]:
-        return [
-            name
-            for name, param in optimizer.named_params().items()
-            if param not in optimizer._undecayed
-        ]
+        return [name for name in optimizer.named_params() if optimizer.decays(name)]
 
     params = {
         name: torch.nn.Parameter(torch.ones(2)) for name in ("fc.weight", "bn.gamma", "alphabeta")

@@ -83,22 +83,22 @@ def test_the_first_gradient_makes_the_bases_and_moves_nothing() -> None:
     weight, optimizer = trained(1)
     assert torch.equal(weight, drawn(6, 9))
     (state,) = optimizer.state.values()
-    assert [tuple(basis.shape) for basis in state["bases"]] == [(6, 6), (9, 9)]
+    assert [tuple(basis.shape) for basis in state["bases"].values()] == [(6, 6), (9, 9)]
     assert not state["exp_avg"].any()
 
 
 def test_long_dimensions_and_vectors_are_left_as_they_are() -> None:
     for options, kept in (
-        ({"max_precondition_dim": 6}, [True, False]),
-        ({"max_precondition_dim": 0}, [False, False]),
-        ({}, [True, True]),
+        ({"max_precondition_dim": 6}, ["0"]),
+        ({"max_precondition_dim": 0}, []),
+        ({}, ["0", "1"]),
     ):
         _, optimizer = trained(1, **options)
         (state,) = optimizer.state.values()
-        assert [basis is not None for basis in state["bases"]] == kept
+        assert list(state.get("bases", {})) == kept
     for vectors in (False, True):
         bias = torch.nn.Parameter(torch.ones(3))
         optimizer = Soap([("bias", bias)], precondition_1d=vectors)
         bias.grad = torch.ones(3)
         optimizer.step()
-        assert (optimizer.state[bias]["bases"][0] is not None) == vectors
+        assert ("bases" in optimizer.state[bias]) == vectors

@@ -298,8 +298,7 @@ def test_our_optimizers_take_what_rules_say() -> None:
     groups = build_param_groups(model, "standard", lr=1e-2, weight_decay=0.1, rules=rules)
     optimizer = Lamb(groups, lr=1e-2)
     by_name = {name: group for group in optimizer.param_groups for name in group["param_names"]}
-    params = dict(model.named_parameters())
-    adapted = {name: optimizer.adapted(params[name], group) for name, group in by_name.items()}
+    adapted = {name: optimizer.adapted(name, group) for name, group in by_name.items()}
     assert adapted["blocks.0.up.weight"]
     assert adapted["final.weight"]  # not decayed, and adapted all the same
     assert not adapted["classifier.weight"]  # decayed, and not adapted

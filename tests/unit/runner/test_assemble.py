@@ -164,11 +164,11 @@ def test_what_does_not_fit_is_refused_by_its_key(
     [
         ({}, 0),
         ({"groups": "none"}, 0),
-        ({"groups": [{"layer": "head", "layer_id": 3, "lr_scale": 1, "role": "matrix"}]}, 1),
+        ({"groups": [{"layer": "head", "layer_id": 3, "lr_ratio": 1, "role": "matrix"}]}, 1),
         ({"groups": [{"layer": None}, {}]}, 2),
         ({"groups": [{"layer": 3}]}, 0),
         ({"groups": [{"layer": "head"}, 7]}, 0),
-        ({"groups": [{"lr_scale": "large"}]}, 0),
+        ({"groups": [{"lr_ratio": "large"}]}, 0),
     ],
 )
 def test_damaged_groups_of_a_checkpoint_are_not_used(saved: Any, kept: int) -> None:

@@ -54,6 +54,7 @@ def _step(scheduler: Scheduler, times: int = 1) -> None:
         scheduler.step()
 
 
+@pytest.mark.filterwarnings("ignore:scheduler=plateau")
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_every_schedule_is_one_of_torchs_and_can_be_copied(name: str) -> None:
     """A pickled or deep-copied schedule goes on by itself, over an optimizer of its own."""
