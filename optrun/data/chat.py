@@ -404,7 +404,8 @@ def refuse_unread(cells: Cells) -> None:
     """
     if _without_nulls(cells.get(_KWARGS)):
         raise Unreadable(
-            f"has {short(cells[_KWARGS])} as {_KWARGS}, which are not read. Leave the column out, or"
+            f"has {short(cells[_KWARGS])} as {_KWARGS}, which are not read. Leave the column out,"
+            " or"
             " set the values in a template of your own: task.chat_template=FILE.jinja."
         )
     if cells.get("label") is False:

@@ -89,7 +89,8 @@ def split_name(path: Path, folder: Path) -> str | None:
     """Name the split that a file or a folder above it is called after; None if none.
 
     Example:
-        >>> [split_name(Path("data", name), Path("data")) for name in ("test-0.parquet", "val/a.csv")]
+        >>> folder = Path("data")
+        >>> [split_name(folder / name, folder) for name in ("test-0.parquet", "val/a.csv")]
         ['test', 'val']
         >>> split_name(Path("data/a.csv"), Path("data"))
     """

@@ -339,7 +339,10 @@ _SEVERAL = "task.problem_type=multi_label_classification"
 
 
 def _several_labels(columns: Columns) -> tuple[Mapping[str, str], list[str]] | None:
-    """Find several labels of a row, lists of them or a column of 0 and 1 for each, and the keys that read them."""
+    """Find several labels of a row, and the keys that read them.
+
+    They are lists, or a column of 0 and 1 for each label.
+    """
     listed = [name for name in usual_columns(_LABELS, list(columns)) if _is_list(columns[name])]
     binary = [name for name in columns if {str(value) for value in columns[name]} == {"0", "1"}]
     if listed:

@@ -57,7 +57,7 @@ def note(run: Run) -> str:
 
 
 def name_trunks(runs: Sequence[Run]) -> None:
-    """Let branches be compared by where they left a trunk, not by which of the seeds' trunks it was.
+    """Compare branches by where they left a trunk, not by the seed of the trunk.
 
     Args:
         runs: Their `respelt` is filled.
@@ -73,7 +73,7 @@ def planned_step(trunk: Setting) -> Setting:
     """Name where planned branches leave their trunks, whichever seeds' trunks these are.
 
     Example:
-        >>> planned_step("/runs/oak-0/checkpoints/step-00000100@0123456789abcdef"), planned_step(None)
+        >>> planned_step("/runs/oak/checkpoints/step-00000100@0123456789abcdef"), planned_step(None)
         ('step-00000100', None)
     """
     pinned = Trunk.parse(trunk) if isinstance(trunk, str) else None

@@ -360,7 +360,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iterator[str]:
-    """Render HTML whose content policy forbids every request to anywhere, then Markdown that refers to the pictures.
+    """Render HTML whose content policy forbids every request, then Markdown with links to pictures.
 
     Args:
         content: What the page says.

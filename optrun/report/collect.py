@@ -79,7 +79,7 @@ class Run:
         return self.respelt.get(key, self.config.get(key))
 
     def settings(self, keys: Iterable[str]) -> tuple[object, ...]:
-        """Normalise the settings of some keys, such that 1 and 1.0 are equal, True and 1 are not."""
+        """Normalise the settings of some keys: 1 and 1.0 are equal, True and 1 are not."""
         return tuple(comparable(self.setting(key)) for key in keys)
 
     def at(self, *path: str) -> object:

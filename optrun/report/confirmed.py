@@ -248,7 +248,10 @@ def _without_optimizer(run: Run) -> list[str]:
 
 
 def _confirm_again(confirmed: Confirmed) -> str:
-    """Go on with the confirmation that is not done, or begin another on fresh seeds if several could be the best."""
+    """Go on with an unfinished confirmation, or begin another on fresh seeds.
+
+    Another one is begun if several contenders could be the best.
+    """
     folder, plan = next(iter(confirmed.waiting.items()), [*confirmed.plans.items()][-1])
     sweep, judged = sweep_of(folder, plan), confirmed.comparison.judgement
     if sweep is None or not (confirmed.waiting or (judged is not None and is_open(judged))):

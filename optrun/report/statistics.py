@@ -412,7 +412,7 @@ def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
 
 
 def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
-    """Estimate the standard deviation between seeds, without what a seed does to all contenders alike.
+    """Estimate the standard deviation between seeds, without what all contenders share.
 
     It is that of the residuals of a two-way table, contender + seed, over the seeds that all share.
     Without such a table it is `pooled_sd`.
@@ -540,7 +540,7 @@ def expected_best(means: Sequence[float], number: int, mode: str) -> float:
     Source: Dodge et al. 2019, Show Your Work, eq. 4: sum_i v_i (F(v_i)^k - F(v_(i-1))^k).
 
     Example:
-        >>> round(expected_best([1.0, 2.0, 3.0], 2, "max"), 4), round(expected_best([1.0, 2.0, 3.0], 2, "min"), 4)
+        >>> [round(expected_best([1.0, 2.0, 3.0], 2, mode), 4) for mode in ("max", "min")]
         (2.4444, 1.5556)
     """
     from scipy import stats

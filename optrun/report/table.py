@@ -36,7 +36,7 @@ class Table:
 
 
 def filled(table: Table) -> Table:
-    """Keep the columns in which something stands, for a terminal that has no room for the others."""
+    """Keep the columns that have a value in some row."""
     kept = [
         any(cell not in ("", NONE) for cell in cells) for cells in zip(*table.rows, strict=True)
     ]

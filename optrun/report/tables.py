@@ -351,7 +351,7 @@ def seeds(arm: Arm) -> str:
 
 
 def difference(versus: Compared | None, digits: int = 4) -> str:
-    """Format the difference to the reference, with its interval where there is one, and true minus signs."""
+    """Format the difference to the reference with its interval and true minus signs."""
     if versus is None or versus.name == versus.reference or math.isnan(versus.difference):
         return NONE
     told, low, high = (
@@ -362,7 +362,7 @@ def difference(versus: Compared | None, digits: int = 4) -> str:
 
 
 def verdict(findings: Findings, row: Contender) -> str:
-    """Name the verdict on a contender, and who rules it out where that is not the one it is shown against."""
+    """Name the verdict on a contender, and who rules it out if that is not the reference."""
     found = row.versus
     if found is None or row.rank is None or findings.judgement is None:
         return "not ranked"

@@ -38,14 +38,14 @@ def fill_markdown(template: str, package: str = "optrun.report", /, **content: o
 
 
 def fill_text(template: str, /, **content: object) -> str:
-    """Fill a template whose values become plain text on one line, for the terminal or for another template."""
+    """Fill a template whose values become plain text on one line."""
     text = _environment(plain, "optrun.report").get_template(template).render(**content)
     return " ".join(html.unescape(text).split())
 
 
 @cache
 def _environment(finalize: Callable[[str], str], package: str) -> Environment:
-    """Build an environment that passes every value through `finalize` and, unless that made markup, escapes HTML."""
+    """Build an environment that passes every value through `finalize` and escapes HTML."""
     environment = Environment(
         loader=PackageLoader(package),
         autoescape=True,

@@ -316,7 +316,7 @@ def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None
 
 
 def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
-    """Make an axis logarithmic, with ticks that are readable over a narrow range as well as a wide one.
+    """Make an axis logarithmic, with readable ticks over a narrow and a wide range.
 
     Args:
         ax: The axes.

@@ -80,7 +80,7 @@ def is_tested(judged: Judgement) -> bool:
 
 
 def is_selected(row: Contender) -> bool:
-    """Tell whether another configuration was compared with the chosen one by what the contender is judged by.
+    """Tell whether another configuration was compared with the chosen one by the same metric.
 
     One that was run on other seeds, and on fewer, was not: the chosen one stands there for its
     number of seeds.

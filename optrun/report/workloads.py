@@ -185,7 +185,7 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
 
 
 def split(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Gather runs whose numbers can be compared, by the name of the workload, in order of their first run.
+    """Group comparable runs by workload, in the order of their first run.
 
     Runs whose configuration is not known are left out.
     """

@@ -272,7 +272,7 @@ class Driver:
         return {row.job.name for launch in self._open for row in launch.batch}
 
     def _start(self, goals: Sequence[Goal]) -> bool:
-        """Start a launch if there is a job for one, and a process with the devices that the job takes."""
+        """Start a launch if there is a job and a process with the devices that it takes."""
         missing = math.inf
         for batch in self._batches(goals, self._at_work):
             devices = max(self.workers.devices_of(job.values) for job, _ in batch)

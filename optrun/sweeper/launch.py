@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """The process, started when it is needed and kept for the next launch, since importing torch takes seconds.
+    """A process that is started when needed and kept, since importing torch takes seconds.
 
     It has a process group of its own, so that Ctrl-C reaches the sweep alone.
 

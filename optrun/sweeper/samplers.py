@@ -28,7 +28,7 @@ TPE would spend most of it on its random start.
 
 
 def require_hashed(study: optuna.Study) -> None:
-    """Note that the trials of a new study are seeded by a hash, and refuse a study that is seeded in another way.
+    """Note that trials are seeded by a hash, and refuse a study that is seeded otherwise.
 
     Args:
         study: Nobody else changes it meanwhile.
@@ -118,7 +118,7 @@ class _Sobol(optuna.samplers.QMCSampler):
 
 
 def trial_seed(seed: int, number: int, study: str = "") -> int:
-    """Hash the seed of a study and the number of a trial to a seed in [0, 2^32): no two studies share a row of them.
+    """Hash the seed of a study and the number of a trial to a seed in [0, 2^32).
 
     Example:
         >>> trial_seed(0, 1) == trial_seed(1, 0), 0 <= trial_seed(-1, 0) < 2**32

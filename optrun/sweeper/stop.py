@@ -116,7 +116,7 @@ class Stop:
 
 
 def family(pid: int) -> list[int]:
-    """List a process and all that it has started, ranks with process groups of their own among them.
+    """List a process and all that it has started, ranks in groups of their own too.
 
     Where the system has no /proc that is the process alone.
     """

@@ -147,6 +147,6 @@ def _is_record(line: bytes) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    """Cut an error to its first line, without who asks for a database, and perhaps with which password."""
+    """Cut an error to its first line, without user and password of a database."""
     lines = str(error).strip().splitlines()
     return re.sub(r"//[^/\s]*@", "//", lines[0]) if lines else type(error).__name__

@@ -45,7 +45,7 @@ def open_study(
 
 
 def refuse_mixed(storage: BaseStorage, where: str, apart: bool) -> None:
-    """Refuse to go on with a search of one space as one space per optimizer, or the other way round.
+    """Refuse to mix a search of one space with a search of a space per optimizer.
 
     Args:
         storage: Of Optuna's.

@@ -97,7 +97,7 @@ class Board:
 
     @property
     def left(self) -> int:
-        """Jobs that are neither ended, running nor stopped at a rung, those not proposed yet among them."""
+        """Jobs that are neither ended, running nor stopped at a rung."""
         return self.total - len(self.rows) + sum(row.left for row in self.rows.values())
 
     @property

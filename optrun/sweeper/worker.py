@@ -177,7 +177,8 @@ class SweepTask:
             config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
         if stop_at is not None and not config.checkpoint.enabled:
             raise ConfigError(
-                "hydra.sweeper.pruner: trials go on from checkpoints, and checkpoint=none saves none."
+                "hydra.sweeper.pruner: trials go on from checkpoints, and checkpoint=none saves"
+                " none."
             )
         begun = max(
             (parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None
@@ -283,7 +284,7 @@ def describe_failure(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _stopped_with_sweep(stop: Path) -> Iterator[None]:
-    """Ask this process to stop, as by SIGTERM, when the sweep is stopped or the process that started it is gone.
+    """Ask this process to stop, as by SIGTERM, when the sweep is stopped or its parent is gone.
 
     SIGUSR2, which SLURM sends before the time limit where submitit asked for it (`--signal=USR2@90`
     of

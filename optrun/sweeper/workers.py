@@ -73,7 +73,7 @@ class Workers:
         return server
 
     def give_back(self, server: launching.Server, *, fresh: bool, broken: bool) -> None:
-        """Keep a process whose launch is over for the next one, unless it holds devices and cannot be kept.
+        """Keep a process whose launch is over for the next one, unless it holds devices.
 
         Args:
             server: The process.
@@ -94,7 +94,7 @@ class Workers:
             self._idle.append(server)
 
     def tidy(self) -> None:
-        """Let processes on devices end that have no job, and give back the devices of those that have ended."""
+        """End processes on devices that have no job, and give back their devices."""
         if self.one_job_each:
             for server in self._idle:
                 server.finish()

@@ -376,7 +376,9 @@ def test_perplexity_is_without_the_loss_of_experts(smoothing: float) -> None:
 
 
 def test_preferences_train_experts_too() -> None:
-    """As TRL's DPOTrainer: the loss of the pairs, which is ln 2 at the start, and that of experts."""
+    """As TRL's DPOTrainer: the loss of the pairs, which is ln 2 at the start, and that of
+    experts.
+    """
     save(
         "decoder",
         "mixtral",

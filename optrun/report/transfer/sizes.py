@@ -1,4 +1,4 @@
-"""Sort runs of sweeps over the learning rate by contender and size, and say what is missing to predict from them."""
+"""Sort runs of sweeps by contender and size, and say what is missing to predict a rate."""
 
 from __future__ import annotations
 
