@@ -9,7 +9,6 @@ goes by it; it goes by the kind, and a run directory holds that.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -72,49 +71,13 @@ def with_kind(
 
 
 def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> str:
-    """Name the choice that saved values are of.
-
-    Runs of earlier versions have no kind in them: there the name says it where it is a choice with
-    these keys, else the keys do.
+    """Name the choice that saved values are of: their kind, or else their name.
 
     Raises:
-        ConfigError: There is no such choice, or more than one has these keys.
+        ConfigError: There is no such choice.
     """
-    name = str(values["name"])
-    if KIND in values:
-        kind = str(values[KIND])
-        if kind not in schemas:
-            raise ConfigError(
-                f"{group}.{KIND}={kind}: no such {group}. {did_you_mean(kind, schemas)}"
-            )
-        return kind
-    fitting = {
-        choice: schema
-        for choice, schema in schemas.items()
-        if set(values) <= set(schema.__dataclass_fields__)
-    }
-    if name in fitting or (name in schemas and not fitting):
-        return name
-    sizes = {choice: _size_before_kinds(schema) for choice, schema in fitting.items()}
-    nearest = {
-        fitting[choice]: choice for choice, size in sizes.items() if size == min(sizes.values())
-    }
-    if len(nearest) == 1:
-        return next(iter(nearest.values()))
-    hint = (
-        f"Write `{KIND}: {' or '.join(nearest.values())}` beside it."
-        if nearest
-        else did_you_mean(name, schemas)
-    )
-    raise ConfigError(
-        f"{group}.name={name}: its {KIND} was not saved, and its keys do not tell. {hint}"
-    )
-
-
-def _size_before_kinds(schema: type) -> int:
-    """Count the keys that a run without a saved kind can have.
-
-    Those that came later tell no choice from another.
-    """
-    later: frozenset[str] = getattr(schema, "SINCE_KINDS", frozenset())
-    return len({field.name for field in fields(schema)} - later)
+    key = KIND if KIND in values else "name"
+    kind = str(values[key])
+    if kind not in schemas:
+        raise ConfigError(f"{group}.{key}={kind}: no such {group}. {did_you_mean(kind, schemas)}")
+    return kind

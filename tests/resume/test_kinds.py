@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from optrun.config import store
-from optrun.config.kind import saved_kind
 from optrun.config.saved import changed, plain, read_config, with_schemas
 from optrun.runner import train as experiment
 from tests.running import TINY_GPT, optrun, records, tensors, write_labelled, write_text
@@ -184,15 +183,3 @@ def test_a_choice_that_is_none_or_another_is_refused(
     assert code == 2
     assert [fact for fact in facts if fact not in said] == []
     assert not Path("run").exists()
-
-
-def test_runs_of_before_kinds_were_saved(here: Path) -> None:
-    """By name where it is a choice with these keys, else by the keys."""
-    schemas = store.GROUPS["optimizer"]
-    lamb = dict.fromkeys(schemas["lamb"].__dataclass_fields__, None)
-    assert saved_kind("optimizer", schemas, {**lamb, "name": "lamb"}) == "lamb"
-    assert saved_kind("optimizer", schemas, {**lamb, "name": "mine"}) == "lamb"
-    adam = dict.fromkeys(schemas["adam"].__dataclass_fields__, None)
-    with pytest.raises(Exception, match=r"optimizer\.name=mine.*kind: adamw or adam"):
-        saved_kind("optimizer", schemas, {**adam, "name": "mine"})
-    assert saved_kind("optimizer", schemas, {**adam, "name": "mine", "kind": "adam"}) == "adam"

@@ -9,7 +9,7 @@ Keywords of the classes, with defaults and checks, are read from here; the files
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from optrun.config import registry
 from optrun.config.schema.optimizer_base import (
@@ -198,8 +198,6 @@ class AdamWConfig(AdamConfig, HasDialects):
     COUPLED_DECAY = False
 
     DIALECTS_OF = "adamw"
-    SINCE_KINDS: ClassVar[frozenset[str]] = frozenset({"dialect", "weight_decay_mode"})
-    """Keys that no run has whose kind was not saved: by the others it may as well be Adam's."""
     weight_decay: NotNegative = 0.01
     weight_decay_mode: DecoupledDecay = DecoupledDecay.decoupled
 
