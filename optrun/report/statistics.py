@@ -541,7 +541,7 @@ def expected_best(means: Sequence[float], number: int, mode: str) -> float:
 
     Example:
         >>> [round(expected_best([1.0, 2.0, 3.0], 2, mode), 4) for mode in ("max", "min")]
-        (2.4444, 1.5556)
+        [2.4444, 1.5556]
     """
     from scipy import stats
 

@@ -237,9 +237,9 @@ def test_an_installed_metric_is_found_by_its_name(site: Path) -> None:
     install(site, "scores", "worst = scores_of_mine", group="metrics")
     (site / "scores_of_mine.py").write_text(
         "from dataclasses import dataclass\nimport optrun\nfrom optrun.config.schema.metric import"
-        " MetricConfig\n@dataclass(kw_only=True)\nclass WorstConfig(MetricConfig):\n   "
-        " MODE = 'min'\n@optrun.register_metric('worst', schema=WorstConfig)\ndef worst(predictions,"
-        " labels):\n    return 0.0\n"
+        " MetricConfig\n@dataclass(kw_only=True)\nclass WorstConfig(MetricConfig):\n"
+        "    MODE = 'min'\n@optrun.register_metric('worst', schema=WorstConfig)\n"
+        "def worst(predictions, labels):\n    return 0.0\n"
     )
     (row,) = chosen_metrics(["worst"], "sequence_classification", of_numbers=False)
     registry.remove("scores 1.2")
