@@ -6,6 +6,8 @@ over its tokens, and d for w - l.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -16,61 +18,118 @@ from optrun.task.pairs import PairScores
 
 def pair_losses(config: PreferenceConfig, scores: PairScores) -> Tensor:
     """Compute the loss of each pair; shape (pairs,)."""
-    beta, flipped, chosen, rejected = (
-        config.beta,
-        config.label_smoothing,
-        scores.chosen,
-        scores.rejected,
+    return _FORMULAS[config.loss_type](config, scores)
+
+
+def _sigmoid(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute -log s(beta d): DPO, arXiv:2305.18290, Eq. 7."""
+    return -logsigmoid(_margin(config, scores))
+
+
+def _hinge(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute max(0, 1 - beta d): SLiC, arXiv:2305.10425, in the form of RSO, arXiv:2309.06657."""
+    return torch.relu(1 - _margin(config, scores))
+
+
+def _ipo(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute (d - 1 / (2 beta))^2 with d by token: IPO, arXiv:2310.12036, Eq. 17.
+
+    The paper calls beta tau.
+    """
+    return (scores.mean_difference - 1 / (2 * config.beta)).square()
+
+
+def _robust(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute DPO's expected loss under labels flipped with probability e: arXiv:2403.00409."""
+    flipped = config.label_smoothing
+    margin = _margin(config, scores)
+    expected = flipped * logsigmoid(-margin) - (1 - flipped) * logsigmoid(margin)
+    return expected / (1 - 2 * flipped)
+
+
+def _nca_pair(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute the loss of NCA, arXiv:2402.05369.
+
+    -log s(beta w) - (log s(-beta w) + log s(-beta l)) / 2.
+    """
+    beta = config.beta
+    return (
+        -logsigmoid(beta * scores.chosen)
+        - 0.5 * logsigmoid(-beta * scores.chosen)
+        - 0.5 * logsigmoid(-beta * scores.rejected)
     )
-    margin = beta * (chosen - rejected)
-    match config.loss_type:
-        case PreferenceLoss.sigmoid:
-            # -log s(beta d): DPO, arXiv:2305.18290, Eq. 7
-            return -logsigmoid(margin)
-        case PreferenceLoss.hinge:
-            # max(0, 1 - beta d): SLiC, arXiv:2305.10425, in the form of RSO, arXiv:2309.06657
-            return torch.relu(1 - margin)
-        case PreferenceLoss.ipo:
-            # (d - 1 / (2 beta))^2 with d by token: IPO, arXiv:2310.12036, Eq. 17, where beta is
-            # called tau
-            return (scores.mean_difference - 1 / (2 * beta)).square()
-        case PreferenceLoss.robust:
-            # DPO's expected loss under labels flipped with probability e: arXiv:2403.00409
-            return (flipped * logsigmoid(-margin) - (1 - flipped) * logsigmoid(margin)) / (
-                1 - 2 * flipped
-            )
-        case PreferenceLoss.nca_pair:
-            # -log s(beta w) - (log s(-beta w) + log s(-beta l)) / 2: NCA, arXiv:2402.05369
-            return (
-                -logsigmoid(beta * chosen)
-                - 0.5 * logsigmoid(-beta * chosen)
-                - 0.5 * logsigmoid(-beta * rejected)
-            )
-        case PreferenceLoss.bco_pair:
-            # -log s(beta w) - log s(-beta l): BCO, arXiv:2404.04656, for pairs, without its shift
-            return -logsigmoid(beta * chosen) - logsigmoid(-beta * rejected)
-        case PreferenceLoss.sppo_hard:
-            # (w - 1 / (2 beta))^2 + (l + 1 / (2 beta))^2: SPPO, arXiv:2405.00675, with
-            # probabilities 1 and 0
-            return (chosen - 0.5 / beta).square() + (rejected + 0.5 / beta).square()
-        case PreferenceLoss.apo_zero:
-            # 1 - s(beta w) + s(beta l): APO, arXiv:2408.06266, Eq. 7
-            return 1 - torch.sigmoid(beta * chosen) + torch.sigmoid(beta * rejected)
-        case PreferenceLoss.apo_down:
-            # s(beta w) + 1 - s(beta d): APO, arXiv:2408.06266, Eq. 8
-            return torch.sigmoid(beta * chosen) + 1 - torch.sigmoid(margin)
-        case PreferenceLoss.sigmoid_norm:
-            # -log s(beta d) with d by token: arXiv:2411.15124, section 5
-            return -logsigmoid(beta * scores.mean_difference)
-        case PreferenceLoss.orpo:
-            # nll - beta log s(log odds w - log odds l): ORPO, arXiv:2403.07691, Eq. 6 and 7
-            odds = chosen - rejected - (_log1mexp(chosen) - _log1mexp(rejected))
-            return scores.nll - beta * logsigmoid(odds)
-        case PreferenceLoss.simpo:
-            # -log s(beta d - gamma): SimPO, arXiv:2405.14734, Eq. 6, with labels flipped with
-            # probability e
-            apart = margin - config.simpo_gamma
-            return -(1 - flipped) * logsigmoid(apart) - flipped * logsigmoid(-apart)
+
+
+def _bco_pair(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute -log s(beta w) - log s(-beta l): BCO, arXiv:2404.04656, without its shift."""
+    beta = config.beta
+    return -logsigmoid(beta * scores.chosen) - logsigmoid(-beta * scores.rejected)
+
+
+def _sppo_hard(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute the loss of SPPO, arXiv:2405.00675, with probabilities 1 and 0.
+
+    (w - 1 / (2 beta))^2 + (l + 1 / (2 beta))^2.
+    """
+    half = 0.5 / config.beta
+    return (scores.chosen - half).square() + (scores.rejected + half).square()
+
+
+def _apo_zero(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute 1 - s(beta w) + s(beta l): APO, arXiv:2408.06266, Eq. 7."""
+    beta = config.beta
+    return 1 - torch.sigmoid(beta * scores.chosen) + torch.sigmoid(beta * scores.rejected)
+
+
+def _apo_down(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute s(beta w) + 1 - s(beta d): APO, arXiv:2408.06266, Eq. 8."""
+    return torch.sigmoid(config.beta * scores.chosen) + 1 - torch.sigmoid(_margin(config, scores))
+
+
+def _sigmoid_norm(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute -log s(beta d) with d by token: arXiv:2411.15124, section 5."""
+    return -logsigmoid(config.beta * scores.mean_difference)
+
+
+def _orpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute the loss of ORPO, arXiv:2403.07691, Eq. 6 and 7.
+
+    nll - beta log s(log odds w - log odds l).
+    """
+    chosen, rejected = scores.chosen, scores.rejected
+    odds = chosen - rejected - (_log1mexp(chosen) - _log1mexp(rejected))
+    return scores.nll - config.beta * logsigmoid(odds)
+
+
+def _simpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute -log s(beta d - gamma): SimPO, arXiv:2405.14734, Eq. 6.
+
+    Labels are flipped with probability e.
+    """
+    flipped = config.label_smoothing
+    apart = _margin(config, scores) - config.simpo_gamma
+    return -(1 - flipped) * logsigmoid(apart) - flipped * logsigmoid(-apart)
+
+
+_FORMULAS: Mapping[PreferenceLoss, Callable[[PreferenceConfig, PairScores], Tensor]] = {
+    PreferenceLoss.sigmoid: _sigmoid,
+    PreferenceLoss.hinge: _hinge,
+    PreferenceLoss.ipo: _ipo,
+    PreferenceLoss.robust: _robust,
+    PreferenceLoss.nca_pair: _nca_pair,
+    PreferenceLoss.bco_pair: _bco_pair,
+    PreferenceLoss.sppo_hard: _sppo_hard,
+    PreferenceLoss.apo_zero: _apo_zero,
+    PreferenceLoss.apo_down: _apo_down,
+    PreferenceLoss.sigmoid_norm: _sigmoid_norm,
+    PreferenceLoss.orpo: _orpo,
+    PreferenceLoss.simpo: _simpo,
+}
+
+
+def _margin(config: PreferenceConfig, scores: PairScores) -> Tensor:
+    """Compute beta d for each pair."""
+    return config.beta * (scores.chosen - scores.rejected)
 
 
 def _log1mexp(x: Tensor) -> Tensor:
