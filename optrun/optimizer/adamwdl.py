@@ -76,9 +76,10 @@ class AdamWDL(BatchOptimizer):
 
     Example:
         >>> import torch
-        >>> layers = torch.nn.ModuleDict({"encoder": torch.nn.ModuleDict({"layers": torch.nn.ModuleList(
-        ...     [torch.nn.Linear(2, 2) for _ in range(2)])})})
-        >>> optimizer = AdamWDL(layers.named_parameters(), layerwise_decay=0.5, n_layers=2)
+        >>> layers = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(2)])
+        >>> encoder = torch.nn.ModuleDict({"layers": layers})
+        >>> model = torch.nn.ModuleDict({"encoder": encoder})
+        >>> optimizer = AdamWDL(model.named_parameters(), layerwise_decay=0.5, n_layers=2)
         >>> optimizer.lr_ratios["encoder.layers.0.weight"]
         0.25
     """

@@ -63,7 +63,9 @@ def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
 
 
 def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:
-    """Move the slow moment's decay from b1 to b3 so that 1 / log b, and with it the half-life, moves straight.
+    """Move the slow moment's decay from b1 to b3, its half-life in a straight line.
+
+    What moves straight is 1 / log b.
 
     Args:
         step: From 1.
@@ -75,7 +77,8 @@ def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | Non
     b3 + s log b1)), at most b3, with s = step / warmup_steps.
 
     Example:
-        >>> [round(warm_beta3(step, beta1=0.9, beta3=0.9999, warmup_steps=4), 4) for step in (1, 2, 4, 9)]
+        >>> options = {"beta1": 0.9, "beta3": 0.9999, "warmup_steps": 4}
+        >>> [round(warm_beta3(step, **options), 4) for step in (1, 2, 4, 9)]
         [0.9996, 0.9998, 0.9999, 0.9999]
     """
     if not warmup_steps or step >= warmup_steps or beta3 == 0:

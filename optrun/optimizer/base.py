@@ -92,7 +92,7 @@ class NamedOptimizer(Optimizer):
             cls.CHECKS = {"lr": not_negative, **checks(cls.OPTIONS), **cls.CHECKS}
 
     def __new__(cls, *_args: Any, **options: Any) -> Self:
-        """Refuse a keyword that the constructor does not have, with what another package's is called here.
+        """Refuse an unknown keyword, with the name here of one of another package.
 
         Raises:
             TypeError: Naming it.
@@ -393,7 +393,7 @@ class NamedOptimizer(Optimizer):
         return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
 
     def state_dict(self) -> StateDict:
-        """Return torch's state dict, with the name of the class that it is for under `optimizer`."""
+        """Return torch's state dict, with the name of its class under `optimizer`."""
         saved = super().state_dict()
         for group in saved["param_groups"]:
             if "functions" in group:
@@ -426,7 +426,7 @@ class NamedOptimizer(Optimizer):
             post_hook(self)
 
     def _refuse_other_formula(self, state_dict: PlainMapping) -> None:
-        """Refuse options that torch's classes keep in their groups and that this class does not have."""
+        """Refuse options in the groups of torch's classes that this class does not have."""
         for key, own in (("maximize", False), ("decoupled_weight_decay", None)):
             now = self.defaults.get(key, own)
             if now is None or key in _keywords(type(self)) or "optimizer" in state_dict:
@@ -470,8 +470,8 @@ class NamedOptimizer(Optimizer):
                     self._held_at_zero = True
                 else:
                     raise RuntimeError(
-                        f"{key} of a parameter group was set to {group[key]!r}, and it is a function"
-                        " of the step, which would overwrite that: keep one of the two."
+                        f"{key} of a parameter group was set to {group[key]!r}, and it is a"
+                        " function of the step, which would overwrite that: keep one of the two."
                     )
 
     def _refuse_two_drivers(self) -> None:

@@ -69,7 +69,7 @@ class Batch:
         return [numbers[key] for numbers in self.numbers]
 
     def shrink(self) -> None:
-        """Leave of every parameter what decay outside the update does, by its number `keep`, all at once."""
+        """Decay every parameter outside the update, by its number `keep`, all at once."""
         keeps = self.each("keep")
         if any(keep != 1.0 for keep in keeps):
             torch._foreach_mul_(self.params, keeps)

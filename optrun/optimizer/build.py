@@ -68,7 +68,9 @@ def options_of(config: OptimizerConfig) -> PlainDict:
 
 
 def require_optimizer(config: OptimizerConfig) -> None:
-    """Refuse an optimizer of another library that is not installed or not offered, before anything is read.
+    """Refuse an optimizer of another library that is not installed or not offered.
+
+    Called before anything is read.
 
     Raises:
         ConfigError: With the reason.
@@ -134,7 +136,8 @@ def build_optimizer(
 
     Example:
         >>> import torch
-        >>> groups = [{"params": [("fc.weight", torch.nn.Parameter(torch.ones(2)))], "lr_scale": 0.5}]
+        >>> named = ("fc.weight", torch.nn.Parameter(torch.ones(2)))
+        >>> groups = [{"params": [named], "lr_scale": 0.5}]
         >>> optimizer = build_optimizer("lamb", groups, lr=0.1, weight_decay=0.0)
         >>> type(optimizer).__name__, optimizer.param_groups[0]["lr"]
         ('Lamb', 0.05)
@@ -207,8 +210,10 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
     Example:
         >>> import torch
-        >>> is_hidden_matrix(torch.empty(64, 256), None), is_hidden_matrix(torch.empty(32000, 64), None)
-        (True, False)
+        >>> is_hidden_matrix(torch.empty(64, 256), None)
+        True
+        >>> is_hidden_matrix(torch.empty(32000, 64), None)
+        False
         >>> is_hidden_matrix(torch.empty(64, 64), "embedding")
         False
     """

@@ -94,7 +94,10 @@ class Line:
 
     @property
     def fails(self) -> bool:
-        """Whether the slope is off by more than the tolerance, and by more than twice its noise beyond half of that."""
+        """Whether the slope is off by more than its tolerance and its noise.
+
+        It is off by more than the tolerance, and by more than twice its noise beyond half of that.
+        """
         if self.expected is None:
             return False
         off = max(self.slope - self.expected, self.expected - self.below - self.slope)
@@ -210,7 +213,9 @@ def coordinate_check(
 
 
 def _shared(larger: Trial, smaller: Trial, grown: Mapping[str, Growth]) -> set[str]:
-    """Name parameters of one size that act on units whose number grows, as the norms of queries on heads.
+    """Name parameters of one size that act on units whose number grows.
+
+    Norms of queries, which act on heads, are an example.
 
     The gradient of such a one is a sum over units. They begin as noise, which adds up to a power of
     -1/2 of what it comes to once they learn alike.

@@ -23,7 +23,7 @@ _SIDE = 3
 
 
 def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
-    """Count the bytes of optimizer state by parameter name, once every parameter has had a gradient.
+    """Count the bytes of optimizer state by parameter name, after every parameter's first gradient.
 
     Args:
         optimizer: Over parameters with names, on any device, meta too; it is left as it is.

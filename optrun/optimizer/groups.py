@@ -65,7 +65,7 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
 
 @dataclass
 class StepFunction:
-    """An option of a group that is a function of the step; stands in the group, under `functions`."""
+    """An option that is a function of the step; stands in its group, under `functions`."""
 
     function: Callable[[int], float]
     written: float
@@ -199,7 +199,7 @@ def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
 
 
 def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
-    """Tell whether all tensors are one-dimensional and some lie in a larger buffer, or are empty."""
+    """Tell whether all tensors are one-dimensional, some empty or in a larger buffer."""
     tensors = [param for _, param in named]
     plain = [t for t in tensors if type(t) is Parameter and t.dim() == 1 and not t.is_meta]
     if not plain or len(plain) < len(tensors):

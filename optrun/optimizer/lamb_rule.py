@@ -22,8 +22,10 @@ def corrections(options: Options, step: int) -> tuple[float, float, float]:
         step: t, from 1.
 
     Example:
-        >>> [corrections({"betas": (0.5, 0.75), "bias_correction": form}, 1) for form in ("moments", "lr")]
-        [(0.5, 0.25, 1.0), (1.0, 1.0, 1.0)]
+        >>> corrections({"betas": (0.5, 0.75), "bias_correction": "moments"}, 1)
+        (0.5, 0.25, 1.0)
+        >>> corrections({"betas": (0.5, 0.75), "bias_correction": "lr"}, 1)
+        (1.0, 1.0, 1.0)
     """
     form, (beta1, beta2) = options["bias_correction"], options["betas"]
     if form == "none":

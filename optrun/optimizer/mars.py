@@ -182,7 +182,8 @@ def corrected_grads(
 
     Example:
         >>> grads, last_grads = [torch.tensor([3.0, 0.0])], [torch.tensor([3.0, 4.0])]
-        >>> corrected_grads(grads, last_grads, foreach=False, shardings=[Sharding(())], strengths=[1.0])
+        >>> options = {"shardings": [Sharding(())], "strengths": [1.0]}
+        >>> corrected_grads(grads, last_grads, foreach=False, **options)
         [tensor([ 0.6000, -0.8000])]
     """
     if not foreach:

@@ -65,8 +65,10 @@ def has_own_numbers(tensor: Tensor) -> bool:
     Nothing lazy, no subclass.
 
     Example:
-        >>> has_own_numbers(torch.ones(2)), has_own_numbers(torch.ones(2, dtype=torch.complex64).conj().imag)
-        (True, False)
+        >>> has_own_numbers(torch.ones(2))
+        True
+        >>> has_own_numbers(torch.ones(2, dtype=torch.complex64).conj().imag)
+        False
     """
     return type(tensor) in (Tensor, Parameter) and not (tensor.is_neg() or tensor._is_zerotensor())
 

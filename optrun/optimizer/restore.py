@@ -29,7 +29,9 @@ _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_m
 
 
 def canonical(name: str) -> str:
-    """Strip from a parameter name what torch.compile, checkpointing and data parallel wrappers put into it.
+    """Strip from a parameter name what wrappers put into it.
+
+    The wrappers are those of torch.compile, of checkpointing and of data parallel training.
 
     Example:
         >>> canonical("module._orig_mod.fc.weight")
@@ -166,7 +168,7 @@ def restored_state(
 
 
 def placed(value: object, param: Tensor, group: Group, key: str) -> Any:
-    """Copy one state value to where its parameter lives, in its own dtype and with the parameter's sharding.
+    """Copy one state value to its parameter's device and sharding, in its own dtype.
 
     `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
     """

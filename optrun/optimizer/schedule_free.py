@@ -18,10 +18,13 @@ from optrun.optimizer.numerics import bias_correction, local, second_moment_
 
 
 def _single_tensor_schedule_free(batch: Batch) -> None:
-    """Compute the formula of `ScheduleFreeAdamW`, one tensor after another, with x replaced by what y and z say of it.
+    """Compute the formula of `ScheduleFreeAdamW`, one tensor after another.
 
-        y = (1 - mix) y + mix z - scale d        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1
-        (1 - c)) z = z - lr d
+    Its x is replaced by what y and z say of it.
+
+        y = (1 - mix) y + mix z - scale d
+        z = z - lr d
+        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1 (1 - c))
 
     with b1' the b1 by which y was made; where that is b1 itself, mix is c. The parameters are y.
     """
@@ -178,7 +181,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
                     )
 
     def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        """Take the step's weight into the average of one parameter, whose `step` was counted already."""
+        """Take the step's weight into one parameter's average, after `step` was counted."""
         del name
         state, lr, (beta1, _) = self.state[param], group["lr"], group["betas"]
         if state["step"] == 1:

@@ -77,7 +77,7 @@ def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
 
 
 def eigenvectors(matrix: Tensor) -> Tensor:
-    """Compute the eigenvectors of a symmetric matrix, one a column, that of the largest eigenvalue first.
+    """Compute the eigenvectors of a symmetric matrix, as columns, the largest eigenvalue's first.
 
     LAPACK gives up on some float32 matrices that are nearly empty, as an embedding's after its
     first gradient; float64 takes them, as in the authors' code.

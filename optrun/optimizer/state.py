@@ -235,7 +235,7 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _options(optimizer: Optimizer, group: Group) -> list[str]:
-    """List the keys of a group that its builder gave, as against what the optimizer counts there."""
+    """List the keys of a group that its builder gave, not what the optimizer counts."""
     if isinstance(optimizer, NamedOptimizer):
         given = set(optimizer.defaults).union(
             *(member.defaults for member in getattr(optimizer, "members", {}).values())
@@ -246,7 +246,7 @@ def _options(optimizer: Optimizer, group: Group) -> list[str]:
 
 
 def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Collect numbers, and objects with a state, that optimizers of other libraries keep on themselves."""
+    """Collect numbers and objects with a state from an optimizer of another library."""
     if isinstance(optimizer, NamedOptimizer):
         return {}
     given = inspect.signature(type(optimizer)).parameters
@@ -305,7 +305,9 @@ def _counters(
 
 
 def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
-    """Raise where an optimizer of another library has another switch, word or count than the state was made with.
+    """Refuse state that was made with another switch, word or count.
+
+    Only optimizers of other libraries are looked at.
 
     Whether its state fits, only that library could say, and it says so by a traceback at the next
     step or not at all.

@@ -124,7 +124,10 @@ def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
 
 
 class _FusedAdam(_OneLayout, NamedOptimizer):
-    """Takes torch's fused kernel if it is there for all parameters and neither `foreach` nor `fused` is given."""
+    """Takes torch's fused kernel by default where it is there for all parameters.
+
+    Either of `foreach` and `fused`, where given, decides instead.
+    """
 
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}

@@ -1,4 +1,4 @@
-"""What each optimizer's learning rate, weight decay and eps become in a model that is larger than the base.
+"""Each optimizer's learning rate, weight decay and eps in a model larger than the base.
 
 Every rule is one number per parameter, folded into its group, so that schedules, clipping and
 checkpoints stay as they are. Sources: Yang et al. 2022, arXiv:2203.03466, Table 8; for LAMB and
@@ -34,7 +34,10 @@ def _adam(size: Growth, options: Options) -> float:
 
 
 def _sgd(size: Growth, options: Options) -> float:
-    """Scale a step that is the gradient, whose entries go by 1/fan_out and, within a branch, by its factor."""
+    """Scale a step that is the gradient.
+
+    Its entries go by 1/fan_out and, within a branch, by its factor.
+    """
     del options
     return size.fan_out / size.fan_in * size.carried**2 / size.branch
 
@@ -51,7 +54,10 @@ def _lamb(size: Growth, options: Options) -> float:
 
 
 def _muon(size: Growth, options: Options) -> float:
-    """Scale an orthogonal step to a spectral norm of sqrt(fan_out / fan_in), whatever its adjustment by shape is."""
+    """Scale an orthogonal step to a spectral norm of sqrt(fan_out / fan_in).
+
+    Its adjustment by shape makes no difference.
+    """
     if len(size.shape) < 2:
         return _adam(size, options)
     wanted = math.sqrt(size.fan_out / size.fan_in) * size.carried
@@ -248,7 +254,10 @@ def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
 
 
 def _eps(size: Growth) -> float:
-    """Keep eps beside the gradient, whose entries go by 1/fan_out and, within a branch, by its factor."""
+    """Keep eps beside the gradient.
+
+    Its entries go by 1/fan_out and, within a branch, by its factor.
+    """
     return size.branch / size.carried / size.fan_out
 
 
@@ -264,6 +273,5 @@ def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -
     grown += [f"carries logits x{size.logits:.4g}"] * (size.logits != 1)
     factors = {"init": size.init, "lr": scale, "decay": decay, "eps": eps}
     changed = [f"{key} x{value:.4g}" for key, value in factors.items() if value != 1]
-    return f"{size.kind} ({', '.join(grown)}), {rule}: {', '.join(changed) or 'as in the base'}".replace(
-        " ()", ""
-    )
+    growth = f" ({', '.join(grown)})" if grown else ""
+    return f"{size.kind}{growth}, {rule}: {', '.join(changed) or 'as in the base'}"

@@ -36,7 +36,8 @@ def on_whole(
         This process's pieces of what the function returned.
 
     Example:
-        >>> on_whole(lambda _, whole: whole / whole.norm(), [torch.tensor([[3.0, 4.0]])], [torch.ones(1, 2)])
+        >>> pieces, like = [torch.tensor([[3.0, 4.0]])], [torch.ones(1, 2)]
+        >>> on_whole(lambda _, whole: whole / whole.norm(), pieces, like)
         [tensor([[0.6000, 0.8000]])]
     """
     out = list(pieces)

@@ -164,7 +164,10 @@ class Task(ABC):
         return next(iter(self.eval_sets.values()))
 
     def join(self, others: Sequence[Task]) -> None:
-        """Take from the tasks of a mixture's sources, of which this is the first, what batches of all need."""
+        """Take from the tasks of a mixture's sources what batches of all need.
+
+        This task is that of the first source.
+        """
         del others  # most tasks need nothing
 
     def eval_fingerprint(self) -> str:

@@ -139,7 +139,10 @@ class ChatEncoder:
 def unwritten(
     template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed
 ) -> ConfigError:
-    """Make the refusal of a row that the template cannot write, or whose answers cannot be found in its text."""
+    """Make the refusal of a row that the template cannot write.
+
+    A row whose answers cannot be found in its text is refused likewise.
+    """
     way = written_by(template, row, marks=error.lacks_marks)
     return ConfigError(f"{template.origin}: {place(split, row)} {error}. {way}")
 

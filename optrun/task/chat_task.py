@@ -111,7 +111,7 @@ class ChatTask(Task):
         )
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find a template for conversations where neither the configuration nor the tokenizer has one.
+        """Find a template where neither the configuration nor the tokenizer has one.
 
         A tokenizer with the marks of chatml, as those have that are made here, is used with chatml.
 

@@ -136,11 +136,11 @@ class ChatTemplate:
         return whole, spans
 
     def last_answer(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
-        """Render a conversation as it stands when its last turn is answered, and say where that answer begins.
+        """Render a conversation when its last turn is answered, and find that answer.
 
-        It begins where the text before it, with the opening of an answer, and the whole diverge:
-        most often behind that opening, in which a template may begin the thinking that another row
-        lacks.
+        The answer begins where the text before it, with the opening of an answer, and the whole
+        diverge: most often behind that opening, in which a template may begin the thinking that
+        another row lacks.
 
         Raises:
             TemplateFailed: Also where nothing of the answer is written.
@@ -330,7 +330,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
 def writers(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Tools = None
 ) -> list[str]:
-    """List the templates that come with optrun and write a conversation, with what each of its roles says."""
+    """List optrun's templates that write a conversation, with what each role says."""
     return [
         name for name in NAMES if _writes(ChatTemplate(tokenizer, name, _read(name)), turns, tools)
     ]

@@ -79,7 +79,7 @@ def _there(names: Sequence[str], split: Split) -> list[str]:
 
 
 def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
-    """Refuse scores that a loss would not read, unless the columns of the texts are named, knowingly."""
+    """Refuse scores that a loss would not read, unless the texts' columns are named."""
     given = columns.label_column if columns is not None else None
     found = [given] if given is not None else _there(USUAL_SCORES[:3], split)
     if found and (

@@ -24,7 +24,8 @@ def disable_dropout(model: nn.Module) -> None:
     Modules of dropout get the probability 0. So does every number of a module that is called after
     dropout (or layerdrop), which architectures hand to functions, and every such value of the
     configurations that the model's parts read. The model's own configuration stays, so that it is
-    saved as it was. The dropout of an adapter's factors is asked for by a key of its own, and stays.
+    saved as it was. The dropout of an adapter's factors is asked for by a key of its own, and
+    stays.
     """
     configs: dict[int, Any] = {}
     for name, module in model.named_modules():

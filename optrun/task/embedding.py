@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Embedding(Task):
-    """Pairs of texts, with negatives or a score, to a model whose vectors say what belongs together.
+    """Pairs of texts, with negatives or a score, to vectors that say what belongs together.
 
     The in-batch negatives of a row are all other texts of its step, over every micro-batch and
     every rank.
@@ -206,7 +206,7 @@ class Embedding(Task):
         return model(**inputs_of(batch))
 
     def represent(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Make vectors of the texts of a batch, shape (batch, texts, width), in float32 at least."""
+        """Make vectors of a batch's texts, (batch, texts, width), in float32 at least."""
         vectors = self.pooling(outputs, batch["attention_mask"])
         return vectors.reshape(*batch[TEXTS].shape, vectors.shape[-1])
 

@@ -114,7 +114,10 @@ class ImageClassification(Task):
         return ModelNeeds({**own, **self.config.model_values()})
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `pixel_values` (batch, channels, height, width), float32, and `labels` (batch,), int64."""
+        """Collate `pixel_values` and `labels`.
+
+        Their shapes are (batch, channels, height, width), float32, and (batch,), int64.
+        """
         return {
             "pixel_values": torch.from_numpy(
                 np.stack([example["pixel_values"] for example in examples])

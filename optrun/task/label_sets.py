@@ -90,8 +90,8 @@ def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
     ):
         count = lengths.pop()
         raise ConfigError(
-            f"data.label_column={column}: {split.where(0)} has {split.rows[0][column]!r:.60}, a 0 or"
-            f" 1 for each of {count} labels. Write the names of the labels that a row has, or a"
+            f"data.label_column={column}: {split.where(0)} has {split.rows[0][column]!r:.60}, a 0"
+            f" or 1 for each of {count} labels. Write the names of the labels that a row has, or a"
             " column of 0 and 1 for each label (data.label_columns=[a,b])."
         )
 

@@ -57,7 +57,9 @@ def declared_names(feature: object) -> list[str]:
 def _places(
     split: Split, name: str, met: dict[str, int], expected: str | None = None
 ) -> Iterator[list[int]]:
-    """Yield for each row the places of its labels in the order in which labels are met, and note new ones in `met`.
+    """Yield for each row the places of its labels, and note new ones in `met`.
+
+    Places are in the order in which labels are met.
 
     Args:
         split: The rows.
@@ -408,8 +410,10 @@ class LabelTable:
 
     Example:
         >>> table = LabelTable(["NEGATIVE", "POSITIVE"])
-        >>> [table.find(label) for label in ("POSITIVE", "negative", "1", "LABEL_0", "2", "neutral")]
-        [1, 0, 1, 0, None, None]
+        >>> [table.find(label) for label in ("POSITIVE", "negative", "1", "LABEL_0")]
+        [1, 0, 1, 0]
+        >>> [table.find(label) for label in ("2", "neutral")]
+        [None, None]
     """
 
     def __init__(self, names: Sequence[str]) -> None:

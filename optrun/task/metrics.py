@@ -39,7 +39,10 @@ def f1_scores(counts: np.ndarray) -> np.ndarray:
 
 
 def f1(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
-    """Compute F1 of the second of two classes, else the mean over classes that occur or are predicted."""
+    """Compute F1 of the second of two classes, else the mean over classes.
+
+    The mean is over classes that occur or are predicted.
+    """
     counts = confusion(
         predictions, labels, num_labels or 1 + int(max(predictions.max(), labels.max()))
     )

@@ -67,10 +67,10 @@ class PairScores:
 
 
 def pair_batch(examples: list[Example], padding: int) -> Batch:
-    """Pad pairs to `input_ids`, `attention_mask` and `labels`, shape (2 * pairs, longest), chosen rows first.
+    """Pad pairs to `input_ids`, `attention_mask` and `labels`, chosen rows first.
 
-    Labels stand on the answers, which begin where the tokens of the prompt and those of one of the
-    two wholes diverge.
+    Their shape is (2 * pairs, longest). Labels stand on the answers, which begin where the tokens
+    of the prompt and those of one of the two wholes diverge.
     """
     rows = [example[name] for name in ("input_ids", "rejected_ids") for example in examples]
     begins = [

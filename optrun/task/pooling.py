@@ -1,4 +1,4 @@
-"""From the states of a text's tokens to one vector, as the model's folder or the configuration says."""
+"""Pool a text's tokens to one vector, as the model's folder or the configuration says."""
 
 from __future__ import annotations
 

@@ -177,10 +177,10 @@ class Preference(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids`, `attention_mask` and `labels` of shape (2 * pairs, longest), chosen rows first.
+        """Collate `input_ids`, `attention_mask` and `labels`, chosen rows first.
 
-        Labels stand on the answers. With a reference also `reference`, its log-probabilities, shape
-        (pairs, 2).
+        Their shape is (2 * pairs, longest). Labels stand on the answers. With a reference also
+        `reference`, its log-probabilities, shape (pairs, 2).
         """
         return pair_batch(examples, self.padding)
 

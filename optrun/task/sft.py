@@ -46,11 +46,11 @@ _LOOKED_AT = 100
 
 
 class Sft(ChatTask):
-    """Each token from those before it, with loss on all of them, on the assistant's, or on the completion.
+    """Each token from those before it, with loss on a chosen part of them.
 
-    Masks, the end of a plain completion, and what is cut are those of TRL's `SFTTrainer`: a
-    completion begins where the tokens of the prompt alone, with the opening of an answer, and those
-    of the whole diverge.
+    That is all of them, the assistant's or the completion. Masks, the end of a plain completion,
+    and what is cut are those of TRL's `SFTTrainer`: a completion begins where the tokens of the
+    prompt alone, with the opening of an answer, and those of the whole diverge.
 
     Raises:
         ConfigError: No chats, or some that cannot be read, a template that fails, rows of which
@@ -146,7 +146,9 @@ class Sft(ChatTask):
                 yield row
 
     def _alone(self, chat: Chat, template: ChatTemplate) -> Chat:
-        """Take a chat of a stream, which is one example, as its only answer where it is to be read so.
+        """Take a streamed chat as its only answer where it is to be read so.
+
+        Such a chat is one example.
 
         Raises:
             ConfigError: It has several such answers.
@@ -350,7 +352,7 @@ class Sft(ChatTask):
     def answers(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     ) -> Iterator[Answer]:
-        """Yield the most probable continuation of the first `task.samples` rows that were chosen."""
+        """Yield the most probable continuations of the first `task.samples` chosen rows."""
         for ids, text, reference in self.asked:
             made = continued(
                 model,

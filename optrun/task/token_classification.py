@@ -65,7 +65,7 @@ class TokenClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the words of each row, each on a line of its own, since each is encoded by itself."""
+        """Yield the words of each row, one a line, since each is encoded by itself."""
         split = source.train
         return (
             "\n".join(row)
@@ -176,7 +176,7 @@ class TokenClassification(Task):
     def _encoder(
         self, tokenizer: PreTrainedTokenizerBase, continued: list[int] | None
     ) -> tuple[Encoder, str]:
-        """Return what makes ids and labels of words with numbers, and a digest of what decides them."""
+        """Return an encoder of words with numbers, and a digest of what decides its output."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             texts, longest = [texts for texts, _ in batch], self.max_length if cut else None

@@ -167,7 +167,10 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
 
 def clip_by_global_norm(max_norm: float, eps: float, *, per_group: bool) -> Rule:
-    """Clip g = g * min(1, max_norm / (norm of all g + eps)), over everything or over each parameter group."""
+    """Clip by the norm of everything or of each parameter group.
+
+    g = g * min(1, max_norm / (norm of all g + eps)).
+    """
 
     def rule(gradients: list[Gradient], measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured

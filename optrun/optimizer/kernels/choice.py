@@ -176,7 +176,7 @@ def why_not_compiled() -> str:
 
 
 def _alike(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel that goes by addresses may take a parameter, its gradient and its state.
+    """Tell whether a kernel by addresses may take a parameter, its gradient and its state.
 
     State may have been loaded in another dtype, or a model moved without its optimizer: the loop
     says so.
