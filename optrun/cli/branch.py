@@ -134,7 +134,9 @@ class Branching:
         return list(tokens) if value is None else self._trunk(value).under(tokens)
 
     def require_place(self, values: PlainMapping) -> None:
-        """Refuse a branch with another model or another place in the data, as far as the configuration tells.
+        """Refuse a branch that changes the model or the place in the data.
+
+        Only the configuration is compared.
 
         Raises:
             ConfigError: With the keys, and both values of each.

@@ -16,18 +16,21 @@ def parser() -> VerbParser:
         "certify",
         ["resume|optimizer|transfer"],
         """
-resume: trains this configuration for a few steps in a temporary folder, once undisturbed, then killed (SIGKILL) at
-random moments, most of them inside a save, and resumed. Weights, optimizer state, schedule, loss scale, random states,
-sample order, counters and metrics lines must be equal to the last bit. Prints the certificate and writes it as JSON, or
-names the first tensor that differs.
+resume: trains this configuration for a few steps in a temporary folder, once undisturbed, then
+killed (SIGKILL) at random moments, most of them inside a save, and resumed. Weights, optimizer
+state, schedule, loss scale, random states, sample order, counters and metrics lines must be equal
+to the last bit. Prints the certificate and writes it as JSON, or names the first tensor that
+differs.
 
-optimizer: takes the configured optimizer and that of a package (dialect=timm, apex, deepspeed, optax, ...), or one that
---plugin registers (dialect=ITS_NAME), over the same weights, gradients and groups. Says that they are equal, or at
-which step, in which tensor and by which term they part, with the options that would make them equal.
+optimizer: takes the configured optimizer and that of a package (dialect=timm, apex, deepspeed,
+optax, ...), or one that --plugin registers (dialect=ITS_NAME), over the same weights, gradients
+and groups. Says that they are equal, or at which step, in which tensor and by which term they
+part, with the options that would make them equal.
 
-transfer: trains models of several widths (times the base of parametrization.base, or the model itself) and depths for a
-few steps. What a layer puts out, what the steps change of it, and what each parameter's update adds to that must not
-grow or die with the size. Prints the powers, draws them, or names the parameter that is off.
+transfer: trains models of several widths (times the base of parametrization.base, or the model
+itself) and depths for a few steps. What a layer puts out, what the steps change of it, and what
+each parameter's update adds to that must not grow or die with the size. Prints the powers, draws
+them, or names the parameter that is off.
 
 Exit code 0: it holds; 1: it does not.
 """,

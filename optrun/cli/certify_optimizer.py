@@ -76,7 +76,10 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
 
 
 def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
-    """Compose the configuration, with the preset of the dialect if the command line says nothing else."""
+    """Compose the configuration with the preset of the dialect.
+
+    What the command line says comes first.
+    """
     from optrun.certify.optimizer import family_of
     from optrun.config import store
     from optrun.config.compose import compose_request

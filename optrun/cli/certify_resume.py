@@ -80,7 +80,10 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
 
 
 def _hidden_attributes(config: RunConfig) -> list[str]:
-    """List what the optimizer keeps beside its state; empty if it does not step on a small layer."""
+    """List the attributes of the optimizer that are no part of its state.
+
+    Empty if it does not step on a small layer.
+    """
     from optrun.certify.hidden_state import hidden_attributes
     from optrun.optimizer.build import build_optimizer
 
@@ -156,7 +159,8 @@ def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:
         )
         if hidden:
             desk.say(
-                f"What {', '.join(hidden)} does after step {paper.steps} was not shown; give --steps N",
+                f"What {', '.join(hidden)} does after step {paper.steps} was not shown;"
+                " give --steps N",
                 "yellow",
             )
     else:

@@ -17,14 +17,16 @@ def parser() -> VerbParser:
         "confirm",
         ["DIR"],
         """
-Runs the configuration that a sweep chose for each contender on seeds that took no part in the choice, and gives the
-verdict from these alone. The same line goes on where it was stopped. A confirmation is planned once.
+Runs the configuration that a sweep chose for each contender on seeds that took no part in the
+choice, and gives the verdict from these alone. The same line goes on where it was stopped. A
+confirmation is planned once.
 
   seeds       fresh ones, such as 5-9 or 5,6,7; else as many as find the difference, 20 at most
-  difference  the smallest that matters to you, in units of the metric; else `matters` of the runs, or what another seed
-              changes (one standard deviation)
+  difference  the smallest that matters to you, in units of the metric; else `matters` of the runs,
+              or what another seed changes (one standard deviation)
   power       the chance with which it is found, 0.8 unless told
-  baseline    the contender that the others are compared with; else each is asked whether it could be the best
+  baseline    the contender that the others are compared with; else each is asked whether it could
+              be the best
   metric      the metric to choose and compare by; else the main metric of the runs
   by          configuration keys that tell contenders apart, as for optrun report
   out         where the runs go; else DIR/confirm, which the report of DIR shows

@@ -18,8 +18,9 @@ def parser() -> VerbParser:
         "explain",
         [],
         """
-Builds the model as shapes alone and says, without training and whatever its size: every parameter group with layer, lr
-at its peak, weight decay, adaptation, parameters and the bytes its state will take; the schedule as a curve.
+Builds the model as shapes alone and says, without training and whatever its size: every parameter
+group with layer, lr at its peak, weight decay, adaptation, parameters and the bytes its state will
+take; the schedule as a curve.
 """,
         overrides="KEY",
     )

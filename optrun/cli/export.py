@@ -14,11 +14,14 @@ def parser() -> VerbParser:
         "export",
         ["RUN_DIR|CHECKPOINT", "DEST"],
         """
-Writes the model of a checkpoint (of a run: its newest) in save_pretrained form: config.json, model.safetensors,
-tokenizer, model card. transformers.AutoModel...from_pretrained(DEST) loads it. DEST must be new or empty.
-Of a run with an adapter, writes the adapter as peft does; merge=true adds it to its base, and writes the whole model.
+Writes the model of a checkpoint (of a run: its newest) in save_pretrained form: config.json,
+model.safetensors, tokenizer, model card. transformers.AutoModel...from_pretrained(DEST) loads it.
+DEST must be new or empty.
+Of a run with an adapter, writes the adapter as peft does; merge=true adds it to its base, and
+writes the whole model.
 
-  push_to_hub  then publish DEST as this model repository of the Hugging Face hub, NAME or OWNER/NAME, as one commit
+  push_to_hub  then publish DEST as this model repository of the Hugging Face hub, NAME or
+               OWNER/NAME, as one commit
   private      whether a repository that is made for it is; true or false
 """,
         keys={"merge": "true", "push_to_hub": "NAME", "private": "true"},

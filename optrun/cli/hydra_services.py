@@ -90,9 +90,10 @@ def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Na
             if args.package is not None:
                 parts = keys.all_keys(store.compose(hydra, config_name, overrides))
                 if args.package not in ("_global_", *parts):
+                    candidates = [part for part in parts if not part.startswith("hydra")]
                     raise ConfigError(
                         f"--package {args.package}: no such part of the configuration. "
-                        f"{did_you_mean(args.package, [part for part in parts if not part.startswith('hydra')])}"
+                        f"{did_you_mean(args.package, candidates)}"
                     )
             hydra.show_cfg(
                 config_name=config_name,

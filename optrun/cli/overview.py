@@ -21,10 +21,14 @@ _TRAINING = {
     ),
 }
 _MORE = """\
-optrun --help optimizer       its choices, each in a sentence    optrun --help optimizer=lamb   every key of one
-optrun --help lr              one key: default, type, meaning    optrun VERB --help             what a command takes
-optrun --cfg job --resolve    the configuration that would run   optrun --info defaults         where it comes from
-optrun --hydra-help           Hydra's own options                eval "$(optrun -sc install=bash)"    completion
+optrun --help optimizer            its choices, each in a sentence
+optrun --help optimizer=lamb       every key of one
+optrun --help lr                   one key: default, type, meaning
+optrun VERB --help                 what a command takes
+optrun --cfg job --resolve         the configuration that would run
+optrun --info defaults             where it comes from
+optrun --hydra-help                Hydra's own options
+eval "$(optrun -sc install=bash)"  completion
 """
 
 

@@ -264,8 +264,10 @@ def is_override(token: str) -> bool:
     """Tell whether an argument is `key=value`, and not a path with `=` in it.
 
     Example:
-        >>> is_override("lr=0.1"), is_override("hydra/launcher=joblib"), is_override("outputs/lr=0.1/run")
-        (True, True, False)
+        >>> is_override("lr=0.1"), is_override("hydra/launcher=joblib")
+        (True, True)
+        >>> is_override("outputs/lr=0.1/run")
+        False
     """
     key = key_of(token)
     return "=" in token and ("/" not in key or key.startswith("hydra/"))

@@ -19,13 +19,16 @@ def parser() -> VerbParser:
         "report",
         ["DIR", "..."],
         """
-Compares runs, sweeps, or folders of them: which could be the best, a table here, report.html, report.md and report.csv
-on disk (in the first DIR; where that is one run of several, in outputs/reports/DATE/TIME; or in out). Reads files only.
+Compares runs, sweeps, or folders of them: which could be the best, a table here, report.html,
+report.md and report.csv on disk (in the first DIR; where that is one run of several, in
+outputs/reports/DATE/TIME; or in out). Reads files only.
 
-  baseline  the contender that the others are tested against; else each is asked whether it could be the best
+  baseline  the contender that the others are tested against; else each is asked whether it could
+            be the best
   metric    the metric to compare by, such as eval/loss; else the main metric of the runs
   matters   the smallest difference of it that counts; else one standard deviation between seeds
-  by        configuration keys that tell contenders apart; else all that differ, but lr and the optimizer's own
+  by        configuration keys that tell contenders apart; else all that differ, but lr and the
+            optimizer's own
   target    the level of the metric to which steps and time are counted, as in target=4.5
 """,
         keys={

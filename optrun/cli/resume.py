@@ -72,7 +72,9 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 
 
 def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
-    """Begin a run that was killed before it wrote its configuration, with the command line that Hydra noted.
+    """Begin a run that was killed before it wrote its configuration.
+
+    Its command line is the one that Hydra noted.
 
     Raises:
         ConfigError: Hydra was killed as well, before it noted that.

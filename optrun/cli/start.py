@@ -19,9 +19,11 @@ def parser() -> VerbParser:
         "start",
         ["FILE|FOLDER|NAME"],
         """
-Reads data and prints what it understood: columns and their roles, three rows, labels, what would be cut. Proposes a
-task, a model and a small comparison of optimizers, as two commands to copy; nothing where it is not sure. Keys given here go into every command and decide what they name, such as
-task=masked_lm or data.label_column=verdict. Nothing is written, but with run=true, which runs the first command.
+Reads data and prints what it understood: columns and their roles, three rows, labels, what would
+be cut. Proposes a task, a model and a small comparison of optimizers, as two commands to copy;
+nothing where it is not sure. Keys given here go into every command and decide what they name, such
+as task=masked_lm or data.label_column=verdict. Nothing is written, but with run=true, which runs
+the first command.
 """,
         keys={"run": "true"},
         overrides="KEY",

@@ -75,7 +75,9 @@ def _refuse_ranks(job: Job, tasks: int) -> None:
 
 
 def _refuse_tasks(jobs: list[Job], launcher: PlainMapping, shown: str) -> None:
-    """Refuse several tasks a job that would not become its ranks, and what they decide by themselves.
+    """Refuse several tasks of a job that would not become its ranks.
+
+    Refuse what the tasks decide by themselves, too.
 
     Raises:
         ConfigError: With the key and the job.

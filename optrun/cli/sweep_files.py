@@ -58,10 +58,10 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
 
 
 def _paths(values: PlainMapping) -> Iterator[tuple[str, str, bool]]:
-    """Yield key and text of each path in a job's configuration, and whether only the sizes of its files are looked at.
+    """Yield key and text of each path in the configuration of a job, and a flag.
 
-    That is where it takes too long to read them before a sweep: rows that are a stream, and folders
-    of data.
+    The flag is true where only the sizes of the files are compared, as reading them before a sweep
+    takes too long: rows that are a stream, and folders of data.
     """
     keys = [
         key for key in path_keys(values) if not key.startswith("callbacks.")

@@ -15,11 +15,13 @@ def parser() -> VerbParser:
         "transfer",
         ["DIR", "..."],
         """
-Predicts the best learning rate for another width, depth, length or batch from sweeps over lr at two sizes or more: the
-bottom of each basin, the power law through them, the lr with its interval for each optimizer, the two runs that would
-test it. Writes transfer.md, transfer.json and transfer.png. Reads files only.
+Predicts the best learning rate for another width, depth, length or batch from sweeps over lr at
+two sizes or more: the bottom of each basin, the power law through them, the lr with its interval
+for each optimizer, the two runs that would test it. Writes transfer.md, transfer.json and
+transfer.png. Reads files only.
 
-  to      the size that is asked for, by keys that varied between the sweeps: to="model.config.n_embd=512"
+  to      the size that is asked for, by keys that varied between the sweeps:
+          to="model.config.n_embd=512"
   metric  the metric to judge by, such as eval/loss; else the main metric of the runs
   out     where to write; else a new folder, outputs/transfer/DATE/TIME
 """,

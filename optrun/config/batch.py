@@ -14,7 +14,9 @@ MICRO = "training.per_device_train_batch_size"
 
 
 def leave_open(cfg: DictConfig, tokens: Sequence[str], *, settled: bool = False) -> None:
-    """Leave the size of a micro-batch to the ranks where a global batch is given and nobody gave the size.
+    """Leave the size of a micro-batch to the ranks.
+
+    Only where a global batch is given and nobody gave the size.
 
     Args:
         cfg: Composed, without Hydra's node; the size becomes null in it.

@@ -33,18 +33,27 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
         config_name: What was composed.
         error: What it raised.
     """
-    cause = error.__cause__ or error.__context__
     if isinstance(error, OmegaConfBaseException):
         return interpolation(None, error)
     if isinstance(error, MissingConfigException):
         return _missing(hydra, config_name, str(error.missing_cfg_file))
     if isinstance(error, RecursionError):
-        names = users_files()
-        where = shown(list(names.values())[-1]) if names else config_name
-        return ConfigError(
-            f"{where}: the defaults lists of {', '.join(names)} lead back to themselves. Take one"
-            " out."
-        )
+        return _circular(config_name)
+    return _not_merged(config_name, error)
+
+
+def _circular(config_name: str) -> ConfigError:
+    """Refuse defaults lists that lead back to themselves."""
+    names = users_files()
+    where = shown(list(names.values())[-1]) if names else config_name
+    return ConfigError(
+        f"{where}: the defaults lists of {', '.join(names)} lead back to themselves. Take one out."
+    )
+
+
+def _not_merged(config_name: str, error: BaseException) -> ConfigError:
+    """Refuse values, or a defaults list, that Hydra could not put together."""
+    cause = error.__cause__ or error.__context__
     named = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and named is not None:
         return _unmerged(named[1], cause)
@@ -84,7 +93,10 @@ def _not_taken(config_name: str, message: str) -> ConfigError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of a refusal of optrun's below an error, or the first line of the error's own."""
+    """Return the message of the ConfigError that caused an error.
+
+    Without one, the first line of the message of the innermost cause.
+    """
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
@@ -189,7 +201,7 @@ def _unfit(key: str, cause: OmegaConfBaseException) -> str:
 
 
 def _misfit(root: DictConfig, path: Path, config_path: str) -> tuple[str, str]:
-    """Find the first entry that is a single value, a list or a mapping instead of another of these."""
+    """Find the first entry of another kind: a single value, a list or a mapping."""
     for key, node, _ in entries(path, config_path):
         there = node_at(root, key)
         text = node.value if isinstance(node, yaml.ScalarNode) else "..."
@@ -230,16 +242,10 @@ def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> Conf
 
 
 def _why(cfg: DictConfig | None, message: str, error: OmegaConfBaseException) -> str:
-    if found := re.search(r"Interpolation key '([^']+)' not found", message):
-        near = did_you_mean(found[1], all_keys(cfg)) if cfg is not None else ""
-        return f"there is no key {found[1]}. {near if near.startswith('Did') else ''}".strip()
-    if found := re.search(r"Environment variable '([^']+)' not found", message):
-        return (
-            f"the environment variable {found[1]} is not set. Set it, or write"
-            f" ${{oc.env:{found[1]},DEFAULT}}."
-        )
-    if found := re.search(r"Missing mandatory value: (\S+)", message):
-        return f"{found[1]} has no value: give {found[1]}=VALUE."
+    """Say why a `${...}` has no value, or not the right one."""
+    absence = _what_is_missing(cfg, message)
+    if absence is not None:
+        return absence
     if "HydraConfig was not set" in message:
         return (
             "what ${hydra:...} stands for is known to Hydra alone, after the configuration is"
@@ -247,9 +253,28 @@ def _why(cfg: DictConfig | None, message: str, error: OmegaConfBaseException) ->
         )
     if "Recursive interpolation" in message:
         return "it leads back to itself."
-    if found := re.search(r"Unsupported interpolation type (\S+)", message):
+    resolver = re.search(r"Unsupported interpolation type (\S+)", message)
+    if resolver is not None:
         return (
-            f"there is no resolver {found[1]}. OmegaConf has oc.env and others below oc., Hydra has"
-            " now and hydra."
+            f"there is no resolver {resolver[1]}. OmegaConf has oc.env and others below oc., Hydra"
+            " has now and hydra."
         )
     return f"expected {expected_type(error)}."
+
+
+def _what_is_missing(cfg: DictConfig | None, message: str) -> str | None:
+    """Name the key, environment variable or value that a `${...}` needs; None: it is all there."""
+    key = re.search(r"Interpolation key '([^']+)' not found", message)
+    if key is not None:
+        near = did_you_mean(key[1], all_keys(cfg)) if cfg is not None else ""
+        return f"there is no key {key[1]}. {near if near.startswith('Did') else ''}".strip()
+    variable = re.search(r"Environment variable '([^']+)' not found", message)
+    if variable is not None:
+        return (
+            f"the environment variable {variable[1]} is not set. Set it, or write"
+            f" ${{oc.env:{variable[1]},DEFAULT}}."
+        )
+    mandatory = re.search(r"Missing mandatory value: (\S+)", message)
+    if mandatory is not None:
+        return f"{mandatory[1]} has no value: give {mandatory[1]}=VALUE."
+    return None

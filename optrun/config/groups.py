@@ -101,7 +101,10 @@ def default_values(group: str, choice: str) -> PlainDict:
 
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
-    """Make the refusal of a choice that a group does not have, with the nearest names and every one there is."""
+    """Make the refusal of a choice that a group does not have.
+
+    It gives the nearest names, and all of them.
+    """
     if str(name).startswith("["):
         return ConfigError(
             f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}."

@@ -35,7 +35,7 @@ Others may say where choices are found, or what is recorded.
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's loader, that names the files it cannot read and does not show schemas among the choices.
+    """Hydra's loader, with errors that name the file, and without schemas among the choices.
 
     A command line is composed several times: to check its keys, to look at `hydra.run.dir`, and as
     Hydra's job. Only choices of groups decide which files are read, so these are read once.
@@ -155,7 +155,9 @@ def is_value(override: Override) -> bool:
 
 
 def assign_values(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> None:
-    """Put values into a composition of the choices, as the end of `ConfigLoaderImpl._load_configuration_impl` does.
+    """Put values into a composition of the choices.
+
+    As the end of `ConfigLoaderImpl._load_configuration_impl` does.
 
     Args:
         cfg: Changed in place.

@@ -1,4 +1,4 @@
-"""Relative paths in the configuration of a run mean files beside the folder that it was started from."""
+"""Relative paths of a run start at the folder in which the run was started."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def quoted(text: str) -> str:
 
 
 def _fits(token: str) -> bool:
-    """Tell whether a token can be read, and one of the choices has such a key with a value of this type."""
+    """Tell whether a token can be read and fits a key of the choices, value included."""
     try:
         override = parse_token(token)
     except HydraException:
@@ -367,7 +367,9 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
 
 
 def _check_hydra_key(full: DictConfig, override: Override) -> None:
-    """Refuse a key below `hydra.` that does not exist, several values for one, and a value of another type.
+    """Refuse an override below `hydra.` that does not fit.
+
+    The key does not exist, has several values, or a value of another type.
 
     Args:
         full: With Hydra's node; it is changed.

@@ -31,7 +31,9 @@ def publish(group: str) -> None:
 
 
 def publish_chosen(config_path: str) -> bool:
-    """Import and publish the choice of an entry point that a defaults list or the command line names.
+    """Import and publish a choice that an entry point provides.
+
+    A defaults list or the command line named it.
 
     Args:
         config_path: Such as `optimizer/my_lion`.

@@ -370,7 +370,7 @@ def differences(
     Example:
         >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
         {'lr': (0.1, 0.2)}
-        >>> differences({"callbacks": {"target": float("nan")}}, {"callbacks": {"target": float("nan")}})
+        >>> differences({"lr": float("nan")}, {"lr": float("nan")})
         {}
     """
     old, new = flat(_all_filled(before)), flat(_all_filled(after))
@@ -434,7 +434,10 @@ def _all_filled(values: PlainMapping) -> PlainDict:
 
 
 def _filled(group: str, section: Mapping[str, object]) -> PlainDict:
-    """Fill the saved values of a group with their kind, and with keys that came later, as they stand in its file."""
+    """Fill the saved values of a group with their kind, and with keys that came later.
+
+    Values are those of the file of the choice.
+    """
     schemas = store.GROUPS[group]
     kind = saved_kind(group, schemas, section)
     if (group, kind) == (

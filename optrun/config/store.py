@@ -77,7 +77,7 @@ def register_schemas() -> None:
 
 
 def _own_sweepers() -> None:
-    """Make `hydra/sweeper=optuna` mean ours, whether or not Hydra's plugin of that name is installed.
+    """Make `hydra/sweeper=optuna` mean ours, even if Hydra's plugin of that name is installed.
 
     Hydra would merge the two: a configuration file is checked against an entry of its store with
     the same name.

@@ -57,10 +57,14 @@ def number_meant(key: str, value: object, expected: str) -> str:
     Several of them, a range, a unit; may be empty.
 
     Example:
-        >>> number_meant("lr", "1e-3..1e-2", "a number"), number_meant("seed", "0-3", "a whole number")
-        (' A sweep tries several: -m lr=1e-3,1e-2', ' A sweep tries several: -m seed=0,1,2,3')
-        >>> number_meant("scheduler.warmup_ratio", "10%", "a number"), number_meant("seed", 1000.0, "a whole number")
-        (' Did you mean scheduler.warmup_ratio=0.1?', ' Did you mean seed=1000?')
+        >>> number_meant("lr", "1e-3..1e-2", "a number")
+        ' A sweep tries several: -m lr=1e-3,1e-2'
+        >>> number_meant("seed", "0-3", "a whole number")
+        ' A sweep tries several: -m seed=0,1,2,3'
+        >>> number_meant("scheduler.warmup_ratio", "10%", "a number")
+        ' Did you mean scheduler.warmup_ratio=0.1?'
+        >>> number_meant("seed", 1000.0, "a whole number")
+        ' Did you mean seed=1000?'
     """
     several = [str(each) for each in value] if isinstance(value, list | tuple) else []
     if expected not in ("a number", "a whole number") or not all(

@@ -39,7 +39,7 @@ _KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
 
 
 class Repository(ConfigRepository):
-    """Hydra's repository, which names the file that it cannot read and remembers those that it read."""
+    """Hydra's repository, with errors that name the file, and a memory of files read."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Repository:
         """Copy the list of sources alone.
@@ -121,7 +121,7 @@ def _unreadable(path: Path, error: Exception) -> ConfigError:
 
 
 def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> None:
-    """Refuse a file without a mapping, and a choice whose header puts its values outside of its group."""
+    """Refuse a file without a mapping, and a choice whose header leaves its group."""
     if not isinstance(result.config, DictConfig):
         raise ConfigError(
             f"{shown(path)}: expected keys and values, such as lr: 1e-3; this is a list."

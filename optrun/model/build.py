@@ -214,7 +214,10 @@ def _load_mapped(
     dtype: torch.dtype,
     notes: list[str],
 ) -> tuple[PreTrainedModel, Report] | None:
-    """Leave pretrained weights in their files; None: they have to be read whole, and a note says why."""
+    """Leave pretrained weights in their files.
+
+    None: they have to be read whole, and a note says why.
+    """
     looks = isinstance(adapter, LoraConfig) and (adapter.use_dora or not adapter.keeps_base)
     size = stored_vocab_size(config)
     wanted: Any = config.config.get("vocab_size", size)

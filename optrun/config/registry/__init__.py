@@ -259,7 +259,10 @@ def choices(kind: str) -> Mapping[str, Choice]:
 
 
 def adopt(module: str, origin: str) -> None:
-    """Give the rows of a module that was imported already, as by unpickling, the origin it is now loaded as."""
+    """Give the rows of an imported module the origin that it is now loaded as.
+
+    Unpickling may have imported it before.
+    """
     for rows in _ROWS.values():
         rows.update(
             {

@@ -94,7 +94,7 @@ def _description(error: BaseException) -> str:
 
 
 def _files() -> dict[str, tuple[str, list[str]]]:
-    """Map the files that rows of others come from to how each is shown, and to the names that it registers."""
+    """Map the files of rows that are not optrun's to a label and the names they register."""
     plugins = sys.modules.get("optrun.config.registry.plugins")
     given = (
         {record["path"]: record["plugin"] for record in plugins.LOADED.values()}

@@ -152,7 +152,9 @@ def digest_of(path: Path) -> str:
 
 
 def imports_of(file: Path, module: str) -> dict[str, str]:
-    """Map the files that were imported from a module's folder to their digests when they were first seen.
+    """Map the files imported from the folder of a module to their digests.
+
+    The digest is that of the file when it was first seen.
 
     Args:
         file: Of the module; a package is digested as a whole.

@@ -254,9 +254,7 @@ class _Source(SourceFileLoader):
 class _Files(MetaPathFinder):
     """Finds the files of plugins by the names that `_file_module` gives them."""
 
-    def find_spec(
-        self, fullname: str, path: object = None, target: object = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_context: object) -> ModuleSpec | None:
         head, _, quoted = fullname.partition(f"{__name__}.")
         if head or not quoted.endswith("%2Epy"):
             return None
