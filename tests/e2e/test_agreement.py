@@ -19,6 +19,7 @@ import yaml
 from optrun.base.formatting import number
 from optrun.report.table import value
 from optrun.runner import summary as summary_file
+from optrun.runner.card import relative_names
 from tests.e2e.prediction_runs import WORDS, rows_of, write_rows
 from tests.running import TINY_GPT, optrun, sentence, summary, write_labelled
 
@@ -90,13 +91,13 @@ def lines() -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
 
 
-def cells(text: str, bar: str) -> dict[str, list[str]]:
-    """Rows of a table by their first cell."""
+def cells(text: str, bar: str, columns: int) -> dict[str, list[str]]:
+    """Rows of the tables with so many columns, by their first cell."""
     rows = [
         [cell.strip().replace("\\", "") for cell in line.split(bar)[1:-1]]
         for line in text.splitlines()
     ]
-    return {row[0].removeprefix("eval/"): row[1:] for row in rows if len(row) == 4}
+    return {row[0].removeprefix("eval/"): row[1:] for row in rows if len(row) == columns}
 
 
 def agree(said: str) -> dict[str, Any]:
@@ -123,7 +124,8 @@ def agree(said: str) -> dict[str, Any]:
     names = [name for name in last if name.startswith("eval/")]
     assert told["metrics"]["before_training"] == {name: log[0][name] for name in names}
     assert log[0]["step"] == 0
-    table, rows = cells(said, "│"), cells(card, "|")
+    table, rows = cells(said, "│", 4), cells(card, "|", 2)
+    assert list(rows)[2:] == [name.removeprefix("eval/") for name in names]
     metadata = yaml.safe_load(card.split("---")[1])
     indexed = {
         metric["type"]: metric["value"]
@@ -139,12 +141,14 @@ def agree(said: str) -> dict[str, Any]:
         ]:
             assert held["value"] in (min(finite), max(finite))
         assert table[short] == [number(held["value"]), str(held["step"]), number(last[name])]
-        assert rows[short] == [value(last[name]), value(held["value"]), str(held["step"])]
+        assert rows[short] == [value(last[name])]
         assert indexed.get(short, round(last[name], 6)) == round(last[name], 6)
     assert table["train/loss"][-1] == number(last["train/loss"])
     assert indexed
+    assert indexed.keys() <= rows.keys()
     best = Path("run/checkpoints/best").read_text().strip()
     assert best == f"step-{told['metrics']['best'][told['main_metric']['name']]['step']:08d}"
+    assert relative_names(told["command"]) in card.split("## Training")[1]
     if (judged := told["generalisation"]) is not None:
         sentence = judged["verdict"] if judged["verdict"] != "no better" else "better than"
         for text in (said, card):
@@ -173,10 +177,9 @@ def test_every_task(
         return
     clock.pace = 60.0
     assert optrun("resume=run", "training.max_steps=6") == 0
-    assert agree(capsys.readouterr().out)["global_step"] == 6
-    assert "training.max_steps=6" in Path("run/model/README.md").read_text(), (
-        "the command that prolonged it"
-    )
+    told = agree(capsys.readouterr().out)
+    assert told["global_step"] == 6
+    assert "training.max_steps=6" in told["resumes"][-1]["command"], "what prolonged it"
 
 
 def test_a_run_that_ends_early(
@@ -212,7 +215,7 @@ def test_an_exported_checkpoint_tells_of_itself(here: Path) -> None:
     card = Path("out/README.md").read_text()
     assert "step 3 of" not in card, "it was the end of that run"
     state = json.loads(Path("run/checkpoints/step-00000003/state.json").read_text())
-    assert cells(card, "|")["loss"][0] == value(state["train"]["last"]["eval/loss"])
+    assert cells(card, "|", 2)["loss"] == [value(state["train"]["last"]["eval/loss"])]
     assert optrun("export", "run/checkpoints/step-00000006", "other") == 0
     assert (
         Path("other/README.md")
