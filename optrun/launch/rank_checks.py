@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -77,6 +78,11 @@ def refuse_unfit(
         if "training.nproc_per_node" in typed:
             refuse_idle_nproc(given)
         return
+    if not hasattr(os, "memfd_create"):
+        raise ConfigError(
+            f"distributed={distributed.name}: ranks share files in memory, which needs Linux;"
+            f" this is {sys.platform}. distributed=none trains in one process."
+        )
     if launched is not None:
         _refuse_told_twice(typed, launched, resumes=resumes)
     here = launched.local_size if launched is not None else nproc(config)

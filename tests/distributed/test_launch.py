@@ -364,6 +364,17 @@ def test_ranks_that_cannot_be_are_refused_before_a_directory_is_made(
     assert not (tmp_path / "run").exists()
 
 
+def test_ranks_need_files_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on a system other than Linux."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr("os.memfd_create")
+    assert optrun(*RANKS, "hydra.run.dir=run") == 2
+    assert "distributed=ddp: ranks share files in memory" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_start_beside_another_is_refused_before_ranks_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
