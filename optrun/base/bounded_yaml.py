@@ -17,8 +17,11 @@ _LOADER = getattr(
     yaml, "CSafeLoader", yaml.SafeLoader
 )  # the C one is ten times faster, the content is the same
 _DEPTH = 64
-_ALIASES = 20
-"""Aliases of a file. `&a [*b, *b]`, over and over, is a short text and a giant's configuration."""
+_VALUES = 50_000
+"""Values that a file may have with every alias written out.
+
+`&a [*b, *b]`, over and over, is a short text and a giant's configuration.
+"""
 ENVIRONMENT = "environment"
 """Of a run's configuration.
 
@@ -66,28 +69,40 @@ def yaml_mapping(path: Path) -> dict[Any, Any]:
 
 
 def _refuse_unbounded(text: str) -> None:
-    """Refuse a text that is nested deeply or has many aliases.
+    """Refuse a text that is nested deeply, or has many values once its aliases are written out.
 
     PyYAML's C loader dies of depth without an error. What is no YAML is left to who reads it.
     """
-    anchors: list[str | None] = []  # of the collections that are open
-    aliases = 0
+    open_anchors: list[str | None] = []
+    open_counts = [0]  # values of each open collection, below that of the document
+    counts: dict[str, int] = {}  # values behind each anchor
     try:
         for event in yaml.parse(text, Loader=_LOADER):
             if isinstance(event, yaml.CollectionStartEvent):
-                anchors.append(event.anchor)
+                open_anchors.append(event.anchor)
+                open_counts.append(1)
             elif isinstance(event, yaml.CollectionEndEvent):
-                anchors.pop()
+                anchor = open_anchors.pop()
+                count = open_counts.pop()
+                open_counts[-1] += count
+                if anchor is not None:
+                    counts[anchor] = count
             elif isinstance(event, yaml.AliasEvent):
-                aliases += 1
-                if event.anchor in anchors:
+                if event.anchor in open_anchors:
                     raise UnboundedYamlError(f"*{event.anchor} stands inside of what it means")
-            if len(anchors) > _DEPTH:
-                raise UnboundedYamlError(f"nested more than {_DEPTH} deep")
-            if aliases > _ALIASES:
-                raise UnboundedYamlError(f"it has more than {_ALIASES} aliases")
+                open_counts[-1] += counts.get(event.anchor, 1)
+            elif isinstance(event, yaml.ScalarEvent):
+                open_counts[-1] += 1
+            _refuse_beyond_bounds(len(open_anchors), open_counts[-1])
     except yaml.YAMLError:
         return
+
+
+def _refuse_beyond_bounds(depth: int, values: int) -> None:
+    if depth > _DEPTH:
+        raise UnboundedYamlError(f"nested more than {_DEPTH} deep")
+    if values > _VALUES:
+        raise UnboundedYamlError(f"its aliases make more than {_VALUES:,} values of a short text")
 
 
 def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:

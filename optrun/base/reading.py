@@ -133,10 +133,9 @@ def parse_json(content: bytes, where: object) -> Any:
     Example:
         >>> parse_json(b'{"a": [1, 2]}', "x.json")
         {'a': [1, 2]}
-        >>> parse_json(b"[" * 100_000, "x")
+        >>> parse_json(b"[" * 100_000, "x")  # doctest: +IGNORE_EXCEPTION_DETAIL
         Traceback (most recent call last):
-        optrun.base.errors.UnreadableFileError: x: JSON nested too deeply; expected less. Restore
-        it from a copy.
+        optrun.base.errors.UnreadableFileError: x: JSON nested too deeply; expected less.
     """
     try:
         return json.loads(content.decode("utf-8-sig"))

@@ -203,7 +203,8 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     with torch.device("meta"):
         whole: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
         inject_alike(model, whole)
-    whole.generation_config = copy.deepcopy(model.generation_config)
+    if model.can_generate():
+        whole.generation_config = copy.deepcopy(model.generation_config)
     tensors |= {
         name: buffer.cpu() for name, buffer in model.named_buffers()
     }  # some are saved nowhere

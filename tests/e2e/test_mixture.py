@@ -178,7 +178,10 @@ def test_a_source_that_is_not_there_is_named(
     Path("empty.jsonl").write_text("\n\n")
     for source, message in (
         ("prosa.jsonl", "data.mixture.b: data.train=prosa.jsonl: no such file"),
-        ("empty.jsonl", "data.mixture.b: data.train=empty.jsonl: cannot be read: no rows in it"),
+        (
+            "empty.jsonl",
+            "data.mixture.b: data.train=empty.jsonl: cannot be read as json: no rows in it",
+        ),
     ):
         words = [
             "data=mixture",

@@ -117,7 +117,7 @@ KINDS = {
     "huge": "larger than",
     "deep_line": "line 8 is no metrics record",
     "long_line": "more than 16,777,216 bytes",
-    "aliases": "more than 20 aliases",
+    "aliases": "its aliases make more than",
     "deep_yaml": "nested more than 64 deep",
 }
 """Attack to what is said of it."""

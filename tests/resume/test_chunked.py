@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from optrun.model import chunked_loss
 from optrun.runner import chunked
@@ -56,25 +55,6 @@ def test_it_trains_as_with_all_logits(
     for one, other in zip(plain, chunks, strict=True):
         for key in ("train/loss", "eval/loss", "eval/accuracy"):
             assert other.get(key, 0.0) == pytest.approx(one.get(key, 0.0), rel=1e-5)
-
-
-def test_a_run_from_before_the_key_goes_on_with_all_logits(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert optrun(*RUN, "training.chunked_loss=false", "hydra.run.dir=whole") == 0
-    monkeypatch.setattr(chunked, "LEAST", 0)
-    args = [*RUN, "training.chunked_loss=false"]
-    assert optrun(*args, "training.max_seconds=1e-9", "hydra.run.dir=parts") == 75
-    path = Path("parts/config.yaml")
-    values = yaml.safe_load(path.read_text())
-    del values["training"]["chunked_loss"]
-    path.write_text(yaml.safe_dump(values))
-    capsys.readouterr()
-    while (code := optrun("resume=parts", "training.max_seconds=null")) == 75:
-        pass
-    assert code == 0
-    assert "chunked_loss" not in capsys.readouterr().out
-    assert records(Path("whole")) == records(Path("parts"))
 
 
 def test_what_does_not_go_together_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

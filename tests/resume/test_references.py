@@ -129,7 +129,14 @@ def test_a_note_of_how_a_run_began_has_no_variable_sent(
     (place / "run" / ".hydra").mkdir(parents=True)
     (place / "run" / ".hydra" / "overrides.yaml").write_text("[]\n")
     (place / "run" / ".hydra" / "hydra.yaml").write_text(
-        json.dumps({"hydra": {"job": {"config_name": "config"}, "overrides": {"task": task}}})
+        json.dumps(
+            {
+                "hydra": {
+                    "job": {"name": "optrun", "config_name": "config"},
+                    "overrides": {"task": task},
+                }
+            }
+        )
     )
     assert optrun("resume=run", "run_name=mine") == 2
     said = capsys.readouterr().err
