@@ -67,13 +67,17 @@ def _with_literal_text(token: str) -> str:
 
 
 def reads_otherwise(piece: str) -> bool:
-    """Tell whether Hydra's grammar reads a word as a number or a truth value."""
+    """Tell whether Hydra reads a word as a number or a truth value with another text.
+
+    `1` stays the text 1 where a text is meant; `1_0`, `1e5` and `true` would become others.
+    """
     if not _MAYBE_NUMBER.match(piece):
         return False
     try:
-        return isinstance(_parsed(f"key={piece}").value(), bool | int | float)
+        value = _parsed(f"key={piece}").value()
     except HydraException:
         return False
+    return isinstance(value, bool | int | float) and str(value) != piece
 
 
 def takes_text(key: str) -> bool:

@@ -271,7 +271,6 @@ def test_a_tokenizer_is_kept_with_other_rows_and_not_used_when_damaged(
     saved.write_text(whole.replace('"merges"', '"merged"'))
     assert optrun("resume=run", "training.max_steps=4") == 2
     said = capsys.readouterr()
-    assert "tokenizer.json: " in said.out
     for fact in ("RUN_DIR/tokenizer", "the tokenizer is another one", "Restore"):
         assert fact in said.err
     saved.write_text(whole)
