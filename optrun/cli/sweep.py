@@ -121,9 +121,8 @@ def sweep(
     compose = jobs_of.Composer(
         hydra,
         command.config_name,
-        Path(str(cfg.hydra.sweep.dir)),
-        branching,
-        branching.require_place,
+        whole=branching,
+        require=branching.require_place,
     )
     grids = options.grids if isinstance(options, GridConfig) else []
     contenders = [
@@ -182,7 +181,7 @@ def run_points(
     given = sweeper_options(cfg)
     own = [key.removeprefix(_SWEEPER) for key in PLACES if key.startswith(_SWEEPER)]
     options = replace(_plain_grid(), **{name: getattr(given, name) for name in own})
-    compose = jobs_of.Composer(hydra, command.config_name, Path(str(cfg.hydra.sweep.dir)))
+    compose = jobs_of.Composer(hydra, command.config_name)
     jobs = jobs_of.build_jobs(compose, points)
     return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import optuna
 from optuna.storages import BaseStorage
@@ -216,8 +216,7 @@ class ContenderStudy:
         require_hashed(self._study)
         if self.options.sampler is Sampler.cmaes:
             refuse_pickles(self._study)
-        later = partial(saved.is_default, self.example.values)
-        study_of.refuse_other(self._study, where, self.space, self.shared(), later)
+        study_of.refuse_other(self._study, where, self.space, self.shared())
 
     # Trials
     # ----------------------------------------------------------------------------------------------

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import glob
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
 
-from optrun.artifacts.provenance import config_digest, identity
-from optrun.artifacts.run_dir import CONFIG
+from optrun.artifacts.provenance import config_digest
 from optrun.base.errors import ConfigError
-from optrun.base.plain import PlainDict, PlainMapping, lookup
+from optrun.base.plain import PlainMapping, lookup
 from optrun.config import keys, saved, store
 from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import assign
-from optrun.config.saved import flat
 
 
 @dataclass(frozen=True)
@@ -31,10 +26,7 @@ class Job:
     """One run of a sweep."""
 
     name: str
-    """Its folder.
-
-    A pure function of the resolved configuration, as the optrun that began it knew that.
-    """
+    """Its folder, a pure function of the resolved configuration."""
     digest: str
     overrides: tuple[str, ...]
     """What makes it, as `key=value`."""
@@ -128,14 +120,11 @@ class Composer:
     hydra: Hydra
     config_name: str
     """The primary configuration."""
-    folder: Path | None = None
-    """The sweep directory, which may hold jobs that an older optrun named; None: there is none."""
     whole: Callable[[Sequence[str]], Sequence[str]] = tuple
     """Adds to the overrides of a job those that follow from them: the configuration of its trunk.
     """
     require: Callable[[PlainMapping], object] = bool
     """Refuses values of a job that do not fit that."""
-    _begun: dict[Path, PlainDict] = field(default_factory=dict, init=False)
     _bases: dict[tuple[str, ...], tuple[DictConfig, list[str]]] = field(
         default_factory=dict, init=False
     )
@@ -166,39 +155,6 @@ class Composer:
             return values
         except ConfigError as error:
             raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
-
-    def known_as(self, values: Mapping[str, object], name: str, others: Set[str]) -> str:
-        """Find the folder of a job that an older optrun has begun, whose name says less.
-
-        A key that its configuration lacks counts at today's default. One that it has and that is no
-        more tells it
-        from every job: nobody knows what was the same without it.
-
-        Args:
-            values: Of the job, resolved.
-            name: Its folder by today's keys.
-            others: Folders of other jobs.
-        """
-        if self.folder is None or (self.folder / name).exists():
-            return name
-        now = flat(identity(values))
-        for path in sorted(self.folder.glob(f"{glob.escape(name.rpartition('-')[0])}-*/{CONFIG}")):
-            if path.parent.name not in others:
-                then = self._begun_as(path)
-                later = now.keys() - then.keys()
-                alike = then.keys() <= now.keys() and all(
-                    saved.same(then[key], now[key]) for key in then
-                )
-                if then and alike and all(saved.is_default(values, key) for key in later):
-                    return path.parent.name
-        return name
-
-    def _begun_as(self, path: Path) -> dict[str, object]:
-        if path not in self._begun:
-            self._begun[path] = {}
-            with contextlib.suppress(ConfigError):  # torn, or not ours
-                self._begun[path] = flat(identity(saved.read_config(path)))
-        return self._begun[path]
 
     def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
         if settled not in self._bases:
@@ -239,9 +195,8 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
         set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
     )
     made = []
-    names = {digest: job_name(values, digest) for digest, (_, values) in found.items()}
     for digest, (overrides, values) in found.items():
-        name = compose.known_as(values, names[digest], set(names.values()))
+        name = job_name(values, digest)
         label = label_of([token for token in overrides if token not in common])
         made.append(
             Job(name, digest, overrides, values, label or name, tuple(left_out.get(digest, ())))

@@ -6,7 +6,7 @@ Its space, the configuration that its trials share, and what judges them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import optuna
 from optuna.distributions import BaseDistribution, check_distribution_compatibility
@@ -85,7 +85,6 @@ def refuse_other(
     storage: str,
     space: Mapping[str, BaseDistribution],
     shared: Mapping[str, object],
-    is_default: Callable[[str], bool],
 ) -> None:
     """Refuse another space or configuration than the study began with.
 
@@ -96,7 +95,6 @@ def refuse_other(
         storage: How a message names it, and what to choose another of.
         space: Distributions by key.
         shared: What every trial has alike, by dotted name, plain.
-        is_default: Whether a key that the optrun of the first start did not have is at its default.
 
     Raises:
         ConfigError: Another space, or another configuration around it.
@@ -125,11 +123,7 @@ def refuse_other(
     if then is None:
         study.set_user_attr(_SHARED, now)
         return
-    other = [
-        key
-        for key in {**then, **now}
-        if then.get(key) != now.get(key) and (key in then or not is_default(key))
-    ]
+    other = [key for key in {**then, **now} if then.get(key) != now.get(key)]
     if other:
         listed = ", ".join(
             f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now"

@@ -193,16 +193,3 @@ def test_a_budget_of_steps_is_counted_from_metrics(tmp_path: Path) -> None:
     assert sum(of for job, of in steps.items() if job.startswith("adamw")) == 12
     assert sum(of for job, of in steps.items() if job.startswith("sgd")) == 12
     assert found.board.left == 0
-
-
-def test_a_study_goes_on_after_an_update(tmp_path: Path) -> None:
-    """A key that it did not have then counts at its default alone."""
-    searched(tmp_path, [ADAMW], n_trials=1)
-    storage = open_storage(f"journal:{tmp_path}/study.log", tmp_path)
-    study = optuna.load_study(study_name="optrun:adamw", storage=storage)
-    shared = dict(study.user_attrs["optrun:configuration"])
-    del shared["clip.max_norm"]
-    study.set_user_attr("optrun:configuration", shared)
-    assert len(searched(tmp_path, [ADAMW], n_trials=2).ran) == 1
-    with pytest.raises(ConfigError, match=r"clip.max_norm=null then, 7.0 now"):
-        searched(tmp_path, [ADAMW], "clip.max_norm=7", n_trials=3)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import importlib.util
-import json
 import os
 import shutil
 import signal
@@ -18,11 +17,9 @@ from typing import Any
 
 import pytest
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 from rich.console import Console
 
 from optrun.artifacts import async_writer as saver_of
-from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import EXIT_STORAGE
@@ -31,8 +28,7 @@ from optrun.cli.sweep import _folder as sweep_folder
 from optrun.cli.sweep import _tell_left_out
 from optrun.config import saved, store
 from optrun.report.collect import load_runs
-from optrun.runner.resume.saved_config import digest_of
-from optrun.sweeper.jobs import Composer, build_jobs, combinations, job_name
+from optrun.sweeper.jobs import Composer, build_jobs, combinations
 from optrun.sweeper.view import PlainView
 from optrun.training.step import TrainStep
 from tests.running import optrun, records, summary
@@ -481,61 +477,6 @@ def test_which_files_a_job_reads(place: Path, monkeypatch: pytest.MonkeyPatch) -
         "model.path=gpt2": {},
         "model.tokenizer=model": {"config.json": whole},
     }
-
-
-def written_by_an_older_optrun(*keys: str) -> list[str]:
-    """Take keys from every job of the sweep, in its files and in its name; returns the names."""
-    names = []
-    for job in jobs():
-        values = OmegaConf.create(saved.read_config(job / "config.yaml"))
-        for key in keys:
-            group, _, name = key.rpartition(".")
-            del (OmegaConf.select(values, group) if group else values)[name]
-        text = OmegaConf.to_yaml(values)
-        (job / "config.yaml").write_text(text)
-        before = summary(job)
-        (job / "summary.json").write_text(json.dumps({**before, "config_sha256": digest_of(text)}))
-        plain = OmegaConf.to_container(values)
-        assert isinstance(plain, dict)
-        names.append(job_name(plain, config_digest(plain)))
-        assert names[-1] != job.name
-        job.rename(job.with_name(names[-1]))
-        for file in Path("sweep", ".sweep", "jobs").glob(f"{job.name}.*"):
-            file.rename(file.with_name(names[-1] + file.suffix))
-    return names
-
-
-def test_an_update_runs_nothing_again(place: Path, undisturbed: Path) -> None:
-    """Keys that this version has brought count at their defaults alone.
-
-    A job that was cut goes on.
-    """
-    shutil.copytree(undisturbed, "sweep")
-    assert sweep("lr=4e-3", "training.max_seconds=1e-9") == 75
-    older = written_by_an_older_optrun(
-        "optimizer.betas", "clip.max_norm", "callbacks", "branch_from"
-    )
-    ForkServer.launches.clear()
-    assert sweep("lr=1e-3,2e-3", "seed=0,1") == 0
-    assert ForkServer.launches == []
-    assert sweep("lr=1e-3,4e-3") == 0
-    assert ForkServer.launches == [1], "the one that was cut"
-    assert {job.name for job in jobs()} == set(older)
-    assert all(whole(job) for job in jobs())
-    assert sweep("lr=1e-3", "optimizer.betas=[0.9,0.99]") == 0
-    assert ForkServer.launches == [1, 1], "with another value of such a key it is another job"
-    assert len(jobs()) == len(older) + 1
-
-
-def test_a_key_that_is_no_more_tells_a_job_from_every_other(place: Path, undisturbed: Path) -> None:
-    """What it was is known, and not what is the same without it."""
-    shutil.copytree(undisturbed, "sweep")
-    job = jobs()[0]
-    values = {**saved.read_config(job / "config.yaml"), "gone": 1}
-    (job / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(values)))
-    job.rename(job.with_name(job_name(values, config_digest(values))))
-    assert sweep("lr=1e-3", "seed=0") == 0
-    assert len(jobs()) == 5
 
 
 @pytest.mark.parametrize(
