@@ -82,8 +82,10 @@ def build_scheduler(
     follow = partial(
         _schedule_of_group, config=config, num_training_steps=num_training_steps, base_lr=base_lr
     )
-    half = max(num_training_steps // 2, 1)
-    return Scheduler(optimizer, follow, name=config.name, warn_without_metric_at=half)
+    # A configuration comes from a run, whose loop hands in every evaluation.
+    by_hand = isinstance(config_or_name, str)
+    warn_at = max(num_training_steps // 2, 1) if by_hand else None
+    return Scheduler(optimizer, follow, name=config.name, warn_without_metric_at=warn_at)
 
 
 def _own_function(_group: Group, *, curve: Curve) -> GroupSchedule:
