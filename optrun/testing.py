@@ -33,10 +33,8 @@ from optrun.param_groups.growth import growth_of
 from optrun.param_groups.parametrization import scale_initial_weights
 
 _NEAR = {torch.float64: 1e-9, torch.float32: 1e-5}
-"""How far steps over shards may be from those of one process, over the largest number.
-
-Other dtypes: 1e-2.
-"""
+"""How far steps over shards may be from those of one process, over the largest number; other
+dtypes: 1e-2."""
 _SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
 
 

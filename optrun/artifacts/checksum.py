@@ -32,10 +32,9 @@ class Hash(Protocol):
 
 
 ALGORITHMS: dict[str, Callable[[], Hash]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
-"""`xxh3`: XXH3 of 128 bits (Collet, https://xxhash.com), faster than disks.
-
-A flipped bit, a cut or an exchanged file.
-is found. Whoever wants to can make another file with the same one; not so with `sha256`."""
+"""`xxh3`: XXH3 of 128 bits (Collet, https://xxhash.com), faster than disks: a flipped bit, a cut or
+an exchanged file is found. Whoever wants to can make another file with the same one; not so with
+`sha256`."""
 
 
 class TensorEntry(TypedDict):

@@ -15,20 +15,16 @@ from optrun.base.formatting import number
 from optrun.base.plain import lookup
 
 LEAST = 0.01
-"""The share of its value before training that eval/loss has to fall by.
-
-Less than that is nothing learnt.
-"""
+"""The share of its value before training that eval/loss has to fall by: less than that is nothing
+learnt."""
 ENOUGH = 0.1
 """The share that eval/loss has to fall by before more is said than that it fell.
 
 Two steps move a loss by some percent, and say nothing of what would hold.
 """
 HALF = 0.5
-"""The share of what training gained that has to hold on evaluation.
-
-Also how far train/loss falls by heart.
-"""
+"""The share of what training gained that has to hold on evaluation; also how far train/loss falls
+by heart."""
 STANDARD_ERRORS = 2.0
 """By how many of them the right answers have to outnumber those of the majority class."""
 
@@ -78,10 +74,8 @@ class Generalisation:
     before_training: float | None
     """The same loss before the first step; None: it was not evaluated then."""
     train_loss: float | None
-    """Mean over the last logged steps, while they trained.
-
-    With dropout, and with weights that still moved.
-    """
+    """Mean over the last logged steps, while they trained: with dropout, and with weights that
+    still moved."""
     majority: Majority | None
     """None: the examples have no classes, or several each."""
     seen: int = 0

@@ -9,10 +9,8 @@ from optrun.artifacts.metrics import from_json
 from optrun.base.plain import PlainDict, PlainMapping
 
 ABSENT: Any = object()
-"""Value of a key that every whole checkpoint has, and this file has not.
-
-`refuse_garbage` says so before it is used.
-"""
+"""Value of a key that every whole checkpoint has, and this file has not: `refuse_garbage` says so
+before it is used."""
 
 SPLIT_BY = "text"
 """How a run that begins now cuts evaluation rows from its training rows."""
@@ -55,10 +53,8 @@ class CheckpointMetadata:
     None: an older run,
     whose rows were cut one by one."""
     branch: PlainDict | None = None
-    """Where a branch left its trunk.
-
-    `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the step that its.
-    schedule counts from. None: the run began at step 0."""
+    """Where a branch left its trunk: `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the
+    step that its schedule counts from. None: the run began at step 0."""
     plan: PlainDict = ABSENT
     """Which examples each step sees, as `plan_values` says it."""
     tokenizer: str | None = None
@@ -74,15 +70,11 @@ class CheckpointMetadata:
     generation_config: PlainDict | None = None
     """How the model generates, as transformers writes it. None: it does not."""
     adapter: PlainDict | None = None
-    """`base`, a digest of the frozen weights, which are not saved.
-
-    `target_modules`, `target_parameters`
-    and `modules_to_save`: what it was put into. None: all weights are saved."""
+    """`base`, a digest of the frozen weights, which are not saved; `target_modules`,
+    `target_parameters` and `modules_to_save`: what it was put into. None: all weights are saved."""
     reference: str | None = None
-    """Digest of the weights that preferences are measured against.
-
-    Those that training started from. None: no task of.
-    the kind, or a loss without a reference."""
+    """Digest of the weights that preferences are measured against: those that training started
+    from. None: no task of the kind, or a loss without a reference."""
     total_steps: int | None = None
     parameters: list[str] | None = None
     trainable: list[str] | None = None

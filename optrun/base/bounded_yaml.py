@@ -23,10 +23,8 @@ _VALUES = 50_000
 `&a [*b, *b]`, over and over, is a short text and a giant's configuration.
 """
 ENVIRONMENT = "environment"
-"""Of a run's configuration.
-
-The dotted keys whose texts were given by environment variables, and are kept so.
-"""
+"""Of a run's configuration: the dotted keys whose texts were given by environment variables, and
+are kept so."""
 REFERENCE = re.compile(r"\$\{oc\.env:([^,${}]+)(?:,[^${}]*)?\}")
 
 

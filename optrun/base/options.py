@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 ParamGroup = dict[str, Any]
-"""One of an optimizer's parameter groups: `params` and its options.
-
-Which keys there are is up to the optimizer.
-"""
+"""One of an optimizer's parameter groups: `params` and its options; which keys there are is up to
+the optimizer."""
 
 Group = Mapping[str, Any]
 """A parameter group, or a rule for one, that is only read."""
@@ -21,10 +19,8 @@ State = dict[str, Any]
 """What an optimizer keeps of one parameter, by state key."""
 
 Numbers = dict[str, Any]
-"""What the formula of an optimizer takes for one parameter, by name.
-
-Numbers, or tensors of one number.
-"""
+"""What the formula of an optimizer takes for one parameter, by name: numbers, or tensors of one
+number."""
 
 StateDict = dict[str, Any]
 """What `state_dict()` returns: whatever goes on from it needs."""

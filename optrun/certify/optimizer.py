@@ -331,9 +331,9 @@ def path_of(
 def _fit(
     trial: Trial, family: str, config: object, groups: Groups, options: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """Find the options with which a choice of ours takes the steps of a user's class; None.
+    """Find the options with which a choice of ours takes the steps of a user's class.
 
-    None that was tried.
+    None: none that was tried.
     """
     own = Ours(config, groups, trial.problem, trial.lr)
     fitted = replace(trial, reference=list(path_of(own, trial.problem, trial.numbers)))

@@ -29,10 +29,8 @@ FORCED = {
     "distributed": "none",
     "tracking": "none",
 }
-"""What the check takes in place of the run's own.
-
-A constant lr, few tokens, float64 on this machine.
-"""
+"""What the check takes in place of the run's own: a constant lr, few tokens, float64 on this
+machine."""
 
 
 def run(arguments: VerbArguments, desk: Desk) -> int:

@@ -71,9 +71,9 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def storage_error(error: OSError) -> StorageError | None:
-    """Return what an error of the operating system says of a disk; None.
+    """Return what an error of the operating system says of a disk.
 
-    It is about something else.
+    None: it is about something else.
     """
     if error.filename is not None:
         return StorageError(f"{error.filename}: {error.strerror}.")

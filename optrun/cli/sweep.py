@@ -66,10 +66,8 @@ class SweepOutcome:
 
     folder: Path
     exit_code: int
-    """0: every job finished; 1: one failed; 74: the disk refused; 75.
-
-    Stopped with everything saved.
-    """
+    """0: every job finished; 1: one failed; 74: the disk refused; 75: stopped with everything
+    saved."""
     jobs: tuple[str, ...]
     """Folders of the jobs, below `folder`."""
     confirm: ConfirmConfig | None = None

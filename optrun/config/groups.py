@@ -48,10 +48,8 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "distributed": distributed.SCHEMAS,
 }
 EXPERIMENT = "experiment"
-"""Group of the user's own folder.
-
-Its files have no schema of their own, and change any key of a run.
-"""
+"""Group of the user's own folder; its files have no schema of their own, and change any key of a
+run."""
 CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
 """Those, and of Hydra's own groups the one that has schemas."""
 

@@ -28,10 +28,8 @@ from optrun.config.yaml_files import Repository
 
 _AT_TOP = {field.name for field in fields(RunConfig)} - set(GROUPS)
 _VALUES_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
-"""Keys below `hydra.` that are values like any other.
-
-Others may say where choices are found, or what is recorded.
-"""
+"""Keys below `hydra.` that are values like any other; others may say where choices are found, or
+what is recorded."""
 
 
 class Loader(ConfigLoaderImpl):

@@ -15,10 +15,8 @@ from optrun.config import registry
 from optrun.config.keys import node_at
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
-"""Keys that may hold a path, or a glob, or a list of them.
-
-Those that a registered schema names come to them.
-"""
+"""Keys that may hold a path, or a glob, or a list of them; those that a registered schema names
+come to them."""
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:

@@ -33,10 +33,8 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, shown
 
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
-"""Keys that are looked at as soon as a configuration is composed.
-
-So that an interpolation in them has to hold.
-"""
+"""Keys that are looked at as soon as a configuration is composed, so that an interpolation in them
+has to hold."""
 
 _KNOWN_WARNINGS = (
     "Defaults list is missing `_self_`",  # the file's own values come last then, as expected

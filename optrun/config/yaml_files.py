@@ -28,12 +28,10 @@ from optrun.config.paths import config_dir
 from optrun.config.registered import publish_chosen
 
 READ: dict[str, Path] = {}
-"""Configuration, such as `optimizer/mine`, to the file that was read for it.
+"""Configuration, such as `optimizer/mine`, to the file that was read for it; begun anew with each
+`open_hydra`.
 
-Begun anew with each `open_hydra`.
-
-Beside the repository and not in it: compositions of one `open_hydra` have a repository each.
-"""
+Beside the repository and not in it: compositions of one `open_hydra` have a repository each."""
 _IN_SWEEPER = re.compile(r"^hydra\.sweeper\.(params|grids\.\d+)\.")
 _KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
 

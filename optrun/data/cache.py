@@ -66,9 +66,9 @@ def digest(*pieces: str | bytes) -> str:
 
 
 def key_of(*pieces: str | bytes | None) -> str | None:
-    """Compute the digest of pieces; None.
+    """Compute the digest of pieces.
 
-    One of them is None, so that nobody knows what they decide.
+    None: one of them is None, so that nobody knows what they decide.
     """
     known = [piece for piece in pieces if piece is not None]
     return digest(*known) if len(known) == len(pieces) else None

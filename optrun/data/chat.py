@@ -64,10 +64,8 @@ class Chat:
     """How many turns are the prompt; None: the row does not say."""
     tools: list[Message] | None
     row: int | None = field(repr=False)
-    """Where it stands in its split, no part of what it is; None.
-
-    Of a stream, which says itself where it is.
-    """
+    """Where it stands in its split, no part of what it is; None: of a stream, which says itself
+    where it is."""
     last_alone: bool = False
     """Whether nothing but its last turn is learnt."""
 

@@ -446,9 +446,9 @@ def texts(split: Split, column: str) -> Iterator[str]:
 
 
 def text_of(value: object) -> str | None:
-    """Return the text of a cell: empty if there is none, the digits of a number; None.
+    """Return the text of a cell: empty if there is none, the digits of a number.
 
-    It is no text.
+    None: it is no text.
     """
     if isinstance(value, str):
         return value

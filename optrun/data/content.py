@@ -51,10 +51,8 @@ ELSEWHERE = {
         (".yaml", ".yml", ".xml", ".html", ".pdf", ".docx", ".npy", ".npz", ".db", ".sqlite"), _TREE
     ),
 }
-"""Ending to what such a file is, and what to do.
-
-Kinds that people do hand over and that are not read.
-"""
+"""Ending to what such a file is, and what to do: kinds that people do hand over and that are not
+read."""
 
 
 def open_bytes(path: Path) -> IO[bytes]:

@@ -38,10 +38,8 @@ class LongRow(Protocol):
 
 
 Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
-"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True.
-
-Cut, False: whole.
-"""
+"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut,
+False: whole."""
 
 
 def size_of(text: object) -> int:

@@ -37,10 +37,8 @@ class Examples:
     None: none was cut.
     """
     hashes: np.ndarray | None = field(default=None, kw_only=True)
-    """Of the texts that the examples were made of, by which equal ones are found.
-
-    Shape (texts,), uint64. One an.
-    example, but where examples are blocks of joined texts."""
+    """Of the texts that the examples were made of, by which equal ones are found; shape (texts,),
+    uint64. One an example, but where examples are blocks of joined texts."""
     origin: str | None = field(default=None, kw_only=True)
     """Digest of what decides offsets and flat arrays; their fingerprint is remembered by it.
 

@@ -80,10 +80,8 @@ class EpochPlan:
     accumulation: int
     seed: int
     lengths: np.ndarray | None = None
-    """Tokens of each example, shape (examples,): examples of like length then share a step.
-
-    Less padding.
-    """
+    """Tokens of each example, shape (examples,): examples of like length then share a step: less
+    padding."""
     arrangement: Arrangement | None = None
     """Of examples that are not shuffled as a whole."""
 
@@ -180,10 +178,8 @@ SOURCE = "source_number"
 """Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model.
 """
 TEXTS = "text_hashes"
-"""Of a batch of texts that are compared.
-
-A number of each text, equal for equal ones, shape (batch, texts), int64.
-"""
+"""Of a batch of texts that are compared: a number of each text, equal for equal ones, shape (batch,
+texts), int64."""
 SCORES = "scores"
 """Of a batch of pairs of texts: how alike they are, shape (batch,), float32."""
 ASIDE = (SOURCE, TEXTS, SCORES)
@@ -255,10 +251,8 @@ class BatchLoader:
 
     examples: ExampleSource
     transform: Transform | None
-    """Changes an example with randomness of its own; None.
-
-    Nothing does, and no generator is made for each.
-    """
+    """Changes an example with randomness of its own; None: nothing does, and no generator is made
+    for each."""
     collate: Callable[[list[Example]], Batch]
     seed: int
     workers: int

@@ -170,9 +170,9 @@ def _lines(rows: Dataset) -> list[str]:
 
 
 def looks_like(rows: Dataset) -> str | None:
-    """Name the format of lines of text that are a table or objects all the same; None.
+    """Name the format of lines of text that are a table or objects all the same.
 
-    They are texts.
+    None: they are texts.
     """
     lines = [line.strip() for line in _lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):

@@ -33,10 +33,8 @@ class Split:
     rows: Dataset | TextRows
     """Of a source of token ids a `TokenBlocks`, which only a task that reads them is given."""
     key: str
-    """The configuration key the rows came by, for messages.
-
-    `data.train`, `data.eval`, `data.eval.dev`.
-    """
+    """The configuration key the rows came by, for messages: `data.train`, `data.eval`,
+    `data.eval.dev`."""
     positions: np.ndarray | None = None
     """Where each row stood in what was read, from 0; None: where it stands here.
 
@@ -94,10 +92,8 @@ class Source:
     cut_from_train: bool = False
     """Whether the evaluation rows were held back from the training rows."""
     classes: list[str] | None = None
-    """The classes by number, where a trained model has them already; None.
-
-    Those of the training rows.
-    """
+    """The classes by number, where a trained model has them already; None: those of the training
+    rows."""
     notes: list[str] = field(default_factory=list)
     """What was decided where the configuration was silent; shown to the user."""
     head_classes: list[str] | None = None

@@ -337,10 +337,8 @@ class Windows:
 
     rows: StreamRows
     borders: np.ndarray
-    """Where the examples of each window begin, and where the last ones end.
-
-    Shape (windows + 1,), int64.
-    """
+    """Where the examples of each window begin, and where the last ones end; shape (windows + 1,),
+    int64."""
 
     @property
     def name(self) -> str:

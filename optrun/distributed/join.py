@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from optrun.base.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 15000, 20000
-"""Where ranks meet that no launcher gave a port.
-
-This many from here on, by a number that the job's ranks share.
-"""
+"""Where ranks meet that no launcher gave a port: this many from here on, by a number that the job's
+ranks share."""
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _LOOK = 0.02
-"""Seconds between two looks into the store.
-
-A signal is heard between them, as it is not in `Store.wait`.
-"""
+"""Seconds between two looks into the store; a signal is heard between them, as it is not in
+`Store.wait`."""
 _READ_SECONDS = 10.0
 """For the others to read what all have told."""
 

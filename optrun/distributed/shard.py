@@ -28,10 +28,8 @@ from optrun.config.schema.distributed import DdpConfig, DistributedConfig, FsdpC
 from optrun.distributed.world import World
 
 GradientSync = Callable[[bool], AbstractContextManager[object]]
-"""Stands around each micro-batch, told whether it is the last of its step.
-
-Gradients are reduced there only.
-"""
+"""Stands around each micro-batch, told whether it is the last of its step: gradients are reduced
+there only."""
 
 
 def data_parallel_degrees(config: FsdpConfig, ranks: int) -> tuple[int, int]:

@@ -39,10 +39,8 @@ _LOST = (
         "Read error",
     ),
 )
-"""What torch's backends say where another rank does not answer.
-
-Gloo's errors are bare RuntimeErrors.
-"""
+"""What torch's backends say where another rank does not answer; gloo's errors are bare
+RuntimeErrors."""
 
 
 def kind_of(code: int) -> type[OptrunError]:

@@ -26,10 +26,8 @@ _SETTLED = (
     *("resume", "run_name", "training.per_device_train_batch_size"),
     *("training.gradient_accumulation_steps", "training.global_batch_size"),
 )
-"""Keys that a run which goes on has otherwise than one that begins.
-
-The batch is compared when it is settled.
-"""
+"""Keys that a run which goes on has otherwise than one that begins; the batch is compared when it
+is settled."""
 
 
 @dataclass(frozen=True, kw_only=True)

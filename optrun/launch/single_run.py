@@ -41,10 +41,8 @@ class Caller:
     console: Console
     """Where progress and result are printed."""
     owns_process: bool = True
-    """Whether a second signal may end the process.
-
-    Not so in a notebook, or inside of another program.
-    """
+    """Whether a second signal may end the process; not so in a notebook, or inside of another
+    program."""
     leader: Leader | None = None
     """Where torchrun or another launcher started this process as rank 0."""
 

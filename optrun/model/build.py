@@ -37,10 +37,8 @@ __all__ = ["ModelSpec", "build_model", "special_ids"]
 
 CAUSAL = "AutoModelForCausalLM"
 _LEAST_USED, _USUALLY_USED = 0.5, 0.9
-"""Shares of an embedding that a tokenizer reaches.
-
-T5 and Qwen leave 1 % as room, ByT5, with 256 bytes, 33 %.
-"""
+"""Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256
+bytes, 33 %."""
 
 
 def build_model(

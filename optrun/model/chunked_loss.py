@@ -35,10 +35,8 @@ class TargetLosses(NamedTuple):
     loss: Tensor
     """Mean cross-entropy over the targets, shape ()."""
     even: Tensor
-    """Mean cross-entropy with a target spread evenly over the vocabulary, shape ().
-
-    For label smoothing.
-    """
+    """Mean cross-entropy with a target spread evenly over the vocabulary, shape (); for label
+    smoothing."""
     losses: Tensor
     """Cross-entropy of each target, 0 where there is none; shape (batch, targets)."""
     predicted: Tensor

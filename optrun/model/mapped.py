@@ -138,9 +138,9 @@ def put_in(model: nn.Module) -> None:
 
 
 def mapped_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype that a model with mapped weights is to have; None.
+    """Return the dtype that a model with mapped weights is to have.
 
-    It has no such weights.
+    None: it has no such weights.
     """
     dtype: torch.dtype | None = getattr(model, _MARK, (None, {}))[0]
     return dtype

@@ -38,22 +38,16 @@ class Batch:
     """What these tensors share: every option but `lr` and `weight_decay`."""
     names: list[str] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
-    """Local pieces of sharded tensors; touched rows of a table.
-
-    Float32 copies of 16-bit parameters.
-    """
+    """Local pieces of sharded tensors; touched rows of a table; float32 copies of 16-bit
+    parameters."""
     grads: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
     numbers: list[ParamGroup] = field(default_factory=list)
-    """Of each tensor.
-
-    Its `step`, from 1, its `sharding`, and what the optimizer says of it, such as `lr`.
-    """
+    """Of each tensor: its `step`, from 1, its `sharding`, and what the optimizer says of it, such
+    as `lr`."""
     finish: list[Callable[[], object]] = field(default_factory=list)
-    """Write back what was computed on a copy.
-
-    Touched rows, or a float32 copy of a low-precision parameter.
-    """
+    """Write back what was computed on a copy: touched rows, or a float32 copy of a low-precision
+    parameter."""
 
     @property
     def lists(self) -> tuple[list[Tensor], ...]:

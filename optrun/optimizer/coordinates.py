@@ -30,10 +30,8 @@ Widths of a few dozen give a tenth by themselves.
 """
 MEASURES = ("initial", "change", "update")
 _MOVES = 1e-12
-"""Below this share of an output an update is rounding.
-
-A bias that the softmax cancels has no gradient.
-"""
+"""Below this share of an output an update is rounding: a bias that the softmax cancels has no
+gradient."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,8 @@ from optrun.optimizer.kernels.choice import Formula, Update
 from optrun.optimizer.numerics import Sharding, norms
 
 WAVE = 2**20
-"""Elements of which the loop makes corrected gradients.
-
-Which are new tensors, before Adam's step takes them.
-"""
+"""Elements of which the loop makes corrected gradients, which are new tensors, before Adam's step
+takes them."""
 
 
 def _single_tensor_mars(batch: Batch) -> None:

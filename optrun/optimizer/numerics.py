@@ -21,10 +21,8 @@ class Sharding:
     """Over which processes the pieces of a tensor lie."""
 
     groups: tuple[dist.ProcessGroup, ...]
-    """One group per mesh dimension over which the tensor is split.
-
-    Empty where every process holds all of it.
-    """
+    """One group per mesh dimension over which the tensor is split; empty where every process holds
+    all of it."""
 
     @property
     def ranks(self) -> int:

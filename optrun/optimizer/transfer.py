@@ -85,10 +85,8 @@ RULES: dict[str, Callable[[Growth, Options], float]] = {
     "lamb": _lamb,
     "muon": _muon,
 }
-"""What a schema's `transfer` names.
-
-`adam` goes for signs (Lion) and all else whose entries have the size of lr.
-"""
+"""What a schema's `transfer` names; `adam` goes for signs (Lion) and all else whose entries have
+the size of lr."""
 
 _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
 """Form of decoupled decay -> the power of a group's lr in it; see `decay_scale`."""

@@ -20,18 +20,14 @@ from torch.utils._pytree import tree_leaves
 from optrun.base.plain import PlainDict
 
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
-"""Parameter name -> numbers of the first and of the last operation that use it, from 1.
-
-Unused ones are missing.
-"""
+"""Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones
+are missing."""
 
 W = TypeVar("W", bound="Watch")
 
 _MOST = 50_000
-"""Operations of a forward pass, some seconds.
-
-On shapes a loop that waits for a value may never end.
-"""
+"""Operations of a forward pass, some seconds: on shapes a loop that waits for a value may never
+end."""
 
 
 def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:

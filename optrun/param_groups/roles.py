@@ -110,7 +110,8 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
     Returns:
         `norm` for all that a normalisation layer holds but its bias; `bias` by name; `vector` for a
         tensor with one axis longer than 1 or the learnt tokens of a sequence, unless it is the
-        weight of a linear map, a convolution or an embedding; `embedding` for what an embedding layer holds; else `matrix`.
+        weight of a linear map, a convolution or an embedding; `embedding` for what an embedding
+        layer holds; else `matrix`.
 
     Example:
         >>> norm = nn.LayerNorm(4)

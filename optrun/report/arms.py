@@ -44,10 +44,8 @@ class Arm:
     """The settings in which the arms of this report differ."""
     runs: list[Run] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
-    """Seed -> outcome.
-
-    The final value of the metric of a finished run, the stand-in of one that diverged.
-    """
+    """Seed -> outcome: the final value of the metric of a finished run, the stand-in of one that
+    diverged."""
     lost: set[int] = field(default_factory=set)
     """Seeds whose run diverged."""
     loss: float = math.inf

@@ -42,10 +42,8 @@ class Confirmation:
     contenders: dict[str, list[str]]
     """Name -> overrides of the chosen configuration, without the seed."""
     reference: str | None
-    """A baseline that was named before any of these runs; None.
-
-    Each is asked whether it could be the best.
-    """
+    """A baseline that was named before any of these runs; None: each is asked whether it could be
+    the best."""
     by: list[str]
     """Configuration keys that tell contenders apart."""
     metric: str
@@ -55,15 +53,11 @@ class Confirmation:
     config_name: str | None = None
     config_dir: list[str] | None = None
     sweep: str | None = None
-    """Whose choice it is: the way there from the folder of this record.
-
-    None in one from before it was noted.
-    """
+    """Whose choice it is: the way there from the folder of this record; None in one from before it
+    was noted."""
     difference: float | None = None
-    """The smallest that matters, which the seeds were planned for; None.
-
-    They were named, or the spread is unknown.
-    """
+    """The smallest that matters, which the seeds were planned for; None: they were named, or the
+    spread is unknown."""
     spread: float | None = None
     """Standard deviation between seeds that the sweep showed."""
 

@@ -48,10 +48,8 @@ class Findings:
     compared_keys: list[str]
     """Those of them that separate contenders."""
     tuned_keys: list[str]
-    """Those over which each contender's best was chosen, and the learning rate.
-
-    Not what follows from the contender.
-    """
+    """Those over which each contender's best was chosen, and the learning rate; not what follows
+    from the contender."""
     arms: list[Arm]
     rows: list[Contender]
     """Best first."""
@@ -116,10 +114,8 @@ class Question(TypedDict, total=False):
     target: float | None
     """Level of the metric for steps and time to it; None: they are not counted."""
     matters: float | None
-    """The smallest difference that counts; None.
-
-    That of the configuration, else what another seed changes.
-    """
+    """The smallest difference that counts; None: that of the configuration, else what another seed
+    changes."""
     looks: int
     """How often the growing set of seeds was asked, this time among them."""
 

@@ -30,15 +30,11 @@ SHOWN = 8
 """More contenders than this cannot be told apart by colour; the best are drawn, the table has all.
 """
 WIDTH = 4.3
-"""Inches: as wide as a phone, where the page shows it at about its own size.
-
-Two stand side by side on a desk.
-"""
+"""Inches: as wide as a phone, where the page shows it at about its own size; two stand side by side
+on a desk."""
 FAR = 4.0
-"""A value that is so many times as far from the best as all nearer ones would squeeze them.
-
-It stands at the border.
-"""
+"""A value that is so many times as far from the best as all nearer ones would squeeze them: it
+stands at the border."""
 _NAME_LENGTH = 34
 
 

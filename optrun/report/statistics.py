@@ -63,26 +63,20 @@ class Comparison:
     seeds: int
     """Shared with the reference."""
     difference: float
-    """Mean of (contender - reference) over these, in units of the metric.
-
-    0 for the reference, NaN without seeds.
-    """
+    """Mean of (contender - reference) over these, in units of the metric; 0 for the reference, NaN
+    without seeds."""
     low: float
     high: float
     """Two-sided interval of the difference at `Judgement.confidence`; NaN without a test."""
     p: float
-    """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline.
-
-    NaN without a test.
-    """
+    """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline; NaN without a
+    test."""
     verdict: Verdict
     by: str = ""
     """The contender whose test rules it out."""
     seen: float = math.nan
-    """The difference that would have been found in 4 of 5 cases, at the spread observed.
-
-    NaN without a test.
-    """
+    """The difference that would have been found in 4 of 5 cases, at the spread observed; NaN
+    without a test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +97,8 @@ class Judgement:
     alpha: float
     """`ALPHA` by the number of looks."""
     confidence: float
-    """Of the intervals.
-
-    1 - 2 alpha / (k - 1), at which one excludes 0 if and only if the pair's test rejects, or.
-    1 - alpha with a baseline."""
+    """Of the intervals: 1 - 2 alpha / (k - 1), at which one excludes 0 if and only if the pair's
+    test rejects, or 1 - alpha with a baseline."""
 
     @property
     def possible(self) -> list[str]:

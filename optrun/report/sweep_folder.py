@@ -21,10 +21,8 @@ from optrun.base.reading import read_json
 
 T = TypeVar("T")
 LOOKS = "report-looks.json"
-"""How often a growing set of seeds was asked.
-
-Whoever adds seeds until a verdict shows finds one that is not there.
-"""
+"""How often a growing set of seeds was asked: whoever adds seeds until a verdict shows finds one
+that is not there."""
 
 
 def dated_folder(beneath: Path) -> Path:

@@ -35,17 +35,13 @@ class SweepVerdict:
     """
     metric: str
     possible: tuple[str, ...]
-    """Contenders that could be the best, best mean first.
-
-    With a baseline, those that are not worse than it.
-    """
+    """Contenders that could be the best, best mean first; with a baseline, those that are not worse
+    than it."""
     ruled_out: tuple[str, ...]
     """Contenders that could not; with a baseline, those that are worse."""
     chosen: Mapping[str, str]
-    """Contender -> its chosen configuration, as `lamb at lr 2e-3`.
-
-    Over several workloads that of each.
-    """
+    """Contender -> its chosen configuration, as `lamb at lr 2e-3`; over several workloads that of
+    each."""
     text: str
     """The line."""
     next: str = ""

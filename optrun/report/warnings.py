@@ -67,10 +67,8 @@ class Warning:
 
 
 OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
-"""What says how well configurations were chosen.
-
-Nothing that the runs of a confirmation could have done better.
-"""
+"""What says how well configurations were chosen: nothing that the runs of a confirmation could have
+done better."""
 
 
 def find_warnings(findings: Findings) -> list[Warning]:

@@ -85,10 +85,8 @@ class Start:
     branch: Branch | None = None
     """How the run left its trunk, where it begins as a branch."""
     stop: StopRequest | None = None
-    """Of the checkpoint, where nothing that matters was changed since; None.
-
-    Train to the last step.
-    """
+    """Of the checkpoint, where nothing that matters was changed since; None: train to the last
+    step."""
 
 
 @dataclass

@@ -55,10 +55,8 @@ class Branch:
     schedule_from: int
     """The step that the schedule counts from."""
     trunk_config: str
-    """Digest of the trunk's configuration but for the seed.
-
-    Trunks that differ in no more are of one kind.
-    """
+    """Digest of the trunk's configuration but for the seed: trunks that differ in no more are of
+    one kind."""
     optimizer_state: str = ""
     """What became of the trunk's, in words."""
     schedule: str = ""

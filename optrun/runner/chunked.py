@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 KEY = "training.chunked_loss"
 LEAST = 2**30
-"""Bytes of a micro-batch's logits, in float32, from which `auto` computes them in chunks.
-
-Alike on every machine.
-"""
+"""Bytes of a micro-batch's logits, in float32, from which `auto` computes them in chunks: alike on
+every machine."""
 
 
 def settle_chunked_loss(

@@ -74,9 +74,9 @@ def _tabulated(
 
 
 def confusion_table(found: ClassTable) -> Table | None:
-    """Tabulate true classes in rows, predicted ones in columns; None.
+    """Tabulate true classes in rows, predicted ones in columns.
 
-    There is no matrix, or it is too wide.
+    None: there is no matrix, or it is too wide.
     """
     if found.confusion is None or len(found.labels) > _MOST_SHOWN:
         return None

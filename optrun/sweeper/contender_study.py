@@ -88,10 +88,8 @@ class ContenderStudy:
             if override.key_or_group == "seed" and override.is_discrete_sweep()
         ]
         self.seeds = [str(seed) for override in listed for seed in override.sweep_string_iterator()]
-        """What every trial is run on, its value their mean; empty.
-
-        On the one seed of the configuration.
-        """
+        """What every trial is run on, its value their mean; empty: on the one seed of the
+        configuration."""
         if len(set(self.seeds)) < len(self.seeds):
             raise ConfigError(f"{listed[0].input_line}: each seed once.")
         self.jobs_of_trial = max(1, len(self.seeds))

@@ -23,10 +23,8 @@ class Device:
     """A CUDA device of this machine."""
 
     visible: str
-    """Its name in `CUDA_VISIBLE_DEVICES`.
-
-    An index of CUDA's, or what stood there when the sweep was started.
-    """
+    """Its name in `CUDA_VISIBLE_DEVICES`: an index of CUDA's, or what stood there when the sweep
+    was started."""
     uuid: str
     """What it is called everywhere, however the visible devices are counted."""
 

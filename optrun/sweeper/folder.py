@@ -31,17 +31,13 @@ class Record:
     open: str | None = None
     """The sweep process whose worker is at it; None: it was left in order."""
     rungs: dict[str, float | None] = field(default_factory=dict)
-    """Step to the best value until then, NaN where it was no number; None.
-
-    It was not evaluated until then.
-    """
+    """Step to the best value until then, NaN where it was no number; None: it was not evaluated
+    until then."""
     stopped_at: int | None = None
     """The rung at which it was found too weak to go on."""
     devices: list[str] = field(default_factory=list)
-    """The CUDA devices it was last given, as `CUDA_VISIBLE_DEVICES` names them; empty.
-
-    It was not pinned.
-    """
+    """The CUDA devices it was last given, as `CUDA_VISIBLE_DEVICES` names them; empty: it was not
+    pinned."""
 
 
 @dataclass

@@ -21,10 +21,8 @@ _SEEDING = "optrun:seeding"
 _HASHED = "sha256"
 
 _FEWEST_FOR_TPE = 16
-"""A share below this is a Sobol sequence throughout.
-
-TPE would spend most of it on its random start.
-"""
+"""A share below this is a Sobol sequence throughout: TPE would spend most of it on its random
+start."""
 
 
 def require_hashed(study: optuna.Study) -> None:

@@ -38,10 +38,8 @@ class StallWatch:
 
     sweep: SweepDir
     seconds: float | None
-    """`hydra.sweeper.stall_seconds`; None.
-
-    20 times the longest pause of any job so far, an hour at least.
-    """
+    """`hydra.sweeper.stall_seconds`; None: 20 times the longest pause of any job so far, an hour at
+    least."""
     clock: Callable[[], float]
     """Seconds, monotonic."""
     _seen: dict[str, _Seen] = field(default_factory=dict, init=False)

@@ -33,10 +33,8 @@ class JobRow:
     resting: bool = False
     """Whether it was found too weak at a rung, and stopped there."""
     stalled: float | None = None
-    """For how many seconds it had made no progress when it was killed in this start; None.
-
-    It was not.
-    """
+    """For how many seconds it had made no progress when it was killed in this start; None: it was
+    not."""
     stalled_now: bool = False
     """Whether its launch has not come back since."""
     suspect: bool = False

@@ -69,10 +69,8 @@ class SweepTask:
     launch: Launch
     train_run: TrainRun
     refused: bool = False
-    """Whether the disk has cut a job in this process.
-
-    The next ones would train to their end to fail there.
-    """
+    """Whether the disk has cut a job in this process: the next ones would train to their end to
+    fail there."""
 
     def __call__(self, cfg: DictConfig) -> str:
         """Work on one job.

@@ -398,9 +398,9 @@ class Task(ABC):
     def sample(
         self, model: PreTrainedModel, tokenizer: Any, *, seed: int
     ) -> tuple[str, str] | None:
-        """Sample a prompt and its continuation, to show what was learnt; None.
+        """Sample a prompt and its continuation, to show what was learnt.
 
-        The task has no such thing.
+        None: the task has no such thing.
         """
         del model, tokenizer, seed
         return None
@@ -413,9 +413,9 @@ class Task(ABC):
         return iter(())
 
     def shown(self, tokenizer: Any) -> str | None:  # noqa: ARG002
-        """Show a training example as a person reads it, its targets marked; None.
+        """Show a training example as a person reads it, its targets marked.
 
-        There is nothing to read.
+        None: there is nothing to read.
         """
         return None
 

@@ -179,9 +179,9 @@ class ChatTemplate:
         return []
 
     def behind_answers(self) -> str | None:
-        """Return what it writes behind the text of an answer; None.
+        """Return what it writes behind the text of an answer.
 
-        It writes no answer to a question alone.
+        None: it writes no answer to a question alone.
         """
         try:
             text = self.text(

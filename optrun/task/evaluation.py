@@ -50,10 +50,8 @@ class MetricAccumulator(ABC):
 
     names: list[str]
     reads_loss = False
-    """Whether `update` reads `outputs.loss`.
-
-    The task's loss stands there where the model returns none.
-    """
+    """Whether `update` reads `outputs.loss`: the task's loss stands there where the model returns
+    none."""
 
     @property
     def mergeable(self) -> bool:

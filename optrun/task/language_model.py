@@ -31,10 +31,8 @@ class LanguageModel(Task):
 
     columns = ("text_column", "eval_text_column")
     separator: int | None = None
-    """Id after each document, which begins as the tokenizer begins a text; None.
-
-    The special tokens of the tokenizer.
-    stand around each."""
+    """Id after each document, which begins as the tokenizer begins a text; None: the special tokens
+    of the tokenizer stand around each."""
 
     def read(
         self,

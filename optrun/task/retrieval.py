@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
 
 Kept = tuple[np.ndarray, np.ndarray]
-"""Vectors of a batch, shape (batch, texts, width), float32.
-
-And numbers of its texts, shape (batch, texts), int64.
-"""
+"""Vectors of a batch, shape (batch, texts, width), float32; and numbers of its texts, shape (batch,
+texts), int64."""
 _QUERIES = 256
 """Queries that are ranked together."""
 _AT = 10

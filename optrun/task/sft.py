@@ -114,9 +114,9 @@ class Sft(ChatTask):
 
     @property
     def _by_prefix(self) -> ChatTemplate | None:
-        """The template if answers are told apart by the text before them; None.
+        """The template if answers are told apart by the text before them.
 
-        It has marks, or they need not be.
+        None: it has marks, or they need not be.
         """
         return (
             self.template

@@ -39,10 +39,8 @@ class TrainingContext:
     note: Callable[[str], None]
     """Tells the user one line."""
     command: Callable[..., str]
-    """Makes the command line that goes on with the run, from overrides, and the plugins of the run.
-
-    `mended=True`: also.
-    where their code has changed meanwhile."""
+    """Makes the command line that goes on with the run, from overrides, and the plugins of the run;
+    `mended=True`: also where their code has changed meanwhile."""
     stop: StopRequest | None = None
     """The request that counts; at first that of a checkpoint, of an earlier start of the run."""
     save_requested: bool = False

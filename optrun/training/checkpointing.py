@@ -46,10 +46,8 @@ class CheckpointManager:
     setup: TrainingSetup
     """What is saved, and which checkpoint is best."""
     snapshot: Callable[[RandomStates, bool], Snapshot]
-    """Copies everything, with these random states.
-
-    What it returns is not used again before the next call. If told.
-    True, nothing changes until it is written, and no copy is needed."""
+    """Copies everything, with these random states; what it returns is not used again before the
+    next call. If told True, nothing changes until it is written, and no copy is needed."""
     sync: Callable[[], None]
     """Flushes the metrics; called beside training before a checkpoint commits."""
     note: Callable[[str], None]
@@ -57,10 +55,8 @@ class CheckpointManager:
     deletes_older: bool = True
     """Whether this rank holds the run's lock, deletes older checkpoints and points at the best."""
     saving: ProcessGroup | None = None
-    """Ranks that write a sharded checkpoint together.
-
-    Each does the same as the others at the same step.
-    """
+    """Ranks that write a sharded checkpoint together; each does the same as the others at the same
+    step."""
     clock: Callable[[], float] = time.monotonic
     """Seconds."""
     on_save: Callable[[Path], None] = lambda checkpoint: None  # noqa: ARG005

@@ -95,9 +95,9 @@ class ContrastStep(TrainStep):
         return loss.detach().float(), dict(enumerate(pieces))
 
     def _carry_back(self, run: Numbered, position: int, gradient: torch.Tensor | None) -> None:
-        """Run a micro-batch backward from the gradient by its vectors; None.
+        """Run a micro-batch backward from the gradient by its vectors.
 
-        It stands for none and counts nothing.
+        None: it stands for none and counts nothing.
         """
         with self.autocast():
             outputs, moved = self._forward(run, position)

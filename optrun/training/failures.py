@@ -129,9 +129,9 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
 
 
 def _death(error: BaseException | None) -> str | None:
-    """Find torch's message about a worker that ended, of several the one with the signal; None.
+    """Find torch's message about a worker that ended, of several the one with the signal.
 
-    None.
+    None: none.
 
     `DataLoader._try_get_data` catches the handler's error, and raises one that says less.
     """

@@ -44,10 +44,8 @@ class Hooks:
         self.callbacks = callbacks
         self.may_request = bool(callbacks) if may_request is None else may_request
         self.failure: BaseException | None = None
-        """The first that one of them raised in a step.
-
-        The others hear of the step, and it ends with the run saved.
-        """
+        """The first that one of them raised in a step: the others hear of the step, and it ends
+        with the run saved."""
         self._final_state: dict[str, object] | None = None
         every = [*((own.key, own) for own in components), *callbacks.items()]
         self._stateful: list[tuple[str, Any]] = [

@@ -92,10 +92,8 @@ class TrainState:
     unfinished: bool = False
     """The last step was done, but it was stopped before its evaluation and its metrics line."""
     without_end: Ended = field(default_factory=Ended)
-    """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty.
-
-    As they stand.
-    """
+    """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty:
+    as they stand."""
     batches_digest: str = ""
     """Digest over all batches since the start, in their order; see `digest_of_batches`."""
 

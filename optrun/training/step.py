@@ -33,10 +33,8 @@ class StepResult:
     grad_norm: float
     """Global norm before clipping."""
     applied: bool
-    """False where the update was left out.
-
-    Non-finite numbers, or the fp16 scaler lowered its scale.
-    """
+    """False where the update was left out: non-finite numbers, or the fp16 scaler lowered its
+    scale."""
     losses: list[float]
     """Of each micro-batch."""
     by_source: list[list[float]] | None = None
@@ -194,10 +192,8 @@ class TrainStep(Precision):
     world: World = ALONE
     """The ranks that share each step."""
     gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext()  # noqa: ARG005
-    """Around each micro-batch, told whether it is the step's last on this rank.
-
-    Gradients are reduced over ranks there.
-    only."""
+    """Around each micro-batch, told whether it is the step's last on this rank; gradients are
+    reduced over ranks there only."""
     by_source: BySource | None = None
     """Adds up the losses of each source of a mixture; None: there is one source."""
     forward: Callable[[Any, Batch], Any] = plain_forward

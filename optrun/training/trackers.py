@@ -52,9 +52,9 @@ class TrackedRun:
         return folder
 
     def identity(self, tracker: str) -> str | None:
-        """Return the identity that a tracker knows this run under, from an earlier start; None.
+        """Return the identity that a tracker knows this run under, from an earlier start.
 
-        None yet.
+        None: none yet.
         """
         return self._known().get(tracker)
 

@@ -149,10 +149,8 @@ def saves_for_ever(folder: Path, begin: int, rank: int) -> None:
 
 @pytest.mark.slow
 def test_ranks_killed_at_random(tmp_path: Path) -> None:
-    """At least half of the kills fall inside a save.
-
-    Each time the newest checkpoint is whole, and never an older one.
-    than was seen before."""
+    """At least half of the kills fall inside a save; each time the newest checkpoint is whole, and
+    never an older one than was seen before."""
     run = make_run(tmp_path / "run")
     chance = random.Random(0)
     inside, newest = 0, 0

@@ -51,10 +51,8 @@ CHATS: dict[str, tuple[list[Turn], Any]] = {
     ),
 }
 SAME, OPENING, OTHER, REFUSED = "=", "o", "x", "-"
-"""As TRL; TRL learns the opening of an answer, too, which no model is asked for.
-
-Otherwise (docs/sft.md says how); the.
-template refuses plain texts, or such a chat."""
+"""As TRL; TRL learns the opening of an answer, too, which no model is asked for; otherwise
+(docs/sft.md says how); the template refuses plain texts, or such a chat."""
 EXPECTED = {  # one, two, system, thinking, thinking in the text, tools
     "cohere2": "=====-",
     "cohere": "=====-",

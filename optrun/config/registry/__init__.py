@@ -55,10 +55,8 @@ BASES = {
     "data": "optrun.config.schema.data:DataConfig",
     "tracker": "optrun.config.schema.tracking:TrackingConfig",
 }
-"""What a schema of a kind builds on, where there is such a thing.
-
-Importing it adds optrun's own rows of the kind.
-"""
+"""What a schema of a kind builds on, where there is such a thing; importing it adds optrun's own
+rows of the kind."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,8 @@ class Choice:
     kind: str
     name: str
     schema: type[Any]
-    """A dataclass.
-
-    `optimizer=NAME` has its fields as keys, and facts of its kind stand in class variables.
-    """
+    """A dataclass; `optimizer=NAME` has its fields as keys, and facts of its kind stand in class
+    variables."""
     target: Any
     """A class or function, or `module:attribute` of one."""
     origin: str | None = None

@@ -18,10 +18,8 @@ from optrun.config import registry
 _SEEN: dict[Path, str] = {}
 """Files that plugins imported, with the digest of each when it was first seen."""
 _OWN = ("optrun", "__main__", "__mp_main__")
-"""Optrun, and the program that runs.
-
-No plugin imported them from its folder, even if they lie there.
-"""
+"""Optrun, and the program that runs: no plugin imported them from its folder, even if they lie
+there."""
 ALLOW = "--allow-changed-plugins"
 _allowed: list[bool] = [False]
 

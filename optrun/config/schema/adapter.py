@@ -74,10 +74,8 @@ class LoraConfig(AdapterConfig):
     alpha_pattern: dict[str, float] = field(default_factory=dict)
     """Likewise to a `lora_alpha` of its own."""
     init_lora_weights: Any = True
-    """How factors begin.
-
-    True, gaussian (B at zero), false (both random), orthogonal, olora, pissa, pissa_niter_N.
-    """
+    """How factors begin: true, gaussian (B at zero), false (both random), orthogonal, olora, pissa,
+    pissa_niter_N."""
     modules_to_save: list[str] | None
     """Names, or ends of them, of modules that train whole, and are saved with the factors.
 

@@ -37,22 +37,16 @@ class SftConfig(TaskConfig):
     chat_template: str | None
     """A named template, or a jinja file; null: the tokenizer's own."""
     assistant_only_loss: bool
-    """Loss on the assistant's turns alone.
-
-    By the template's generation marks, or by prefix where it has none.
-    """
+    """Loss on the assistant's turns alone: by the template's generation marks, or by prefix where
+    it has none."""
     completion_only_loss: bool | None
     """Loss on completions alone; null: true where rows have prompt and completion."""
     packing: bool
-    """Several rows in a block of data.max_length, none cut, by best fit.
-
-    They see nothing of each other.
-    """
+    """Several rows in a block of data.max_length, none cut, by best fit; they see nothing of each
+    other."""
     overlong_rows: OverlongRows
-    """Rows of which no target is left within data.max_length.
-
-    Refuse the data, or leave them out and say how many.
-    """
+    """Rows of which no target is left within data.max_length: refuse the data, or leave them out
+    and say how many."""
     samples: WholeNumber
     """Rows of the first evaluation set that are answered at each evaluation, into samples.jsonl."""
     sample_tokens: Annotated[int, at_least(1, "; task.samples=0: no answers")]
@@ -111,10 +105,8 @@ class PreferenceConfig(TaskConfig):
     loss_type: PreferenceLoss
     """The formula, by its name in TRL."""
     beta: Positive
-    """How far the model may move from where it started.
-
-    The weight of the odds ratio in orpo, tau in ipo.
-    """
+    """How far the model may move from where it started; the weight of the odds ratio in orpo, tau
+    in ipo."""
     label_smoothing: Annotated[float, number("a number in [0, 0.5)", lambda x: 0 <= x < 0.5)]
     """Probability that a preference is the wrong way round; robust and simpo take it."""
     simpo_gamma: NotNegative
@@ -124,10 +116,8 @@ class PreferenceConfig(TaskConfig):
     chat_template: str | None
     """A named template, or a jinja file; null: the tokenizer's own."""
     overlong_rows: OverlongRows
-    """Pairs of which no answer is left within data.max_length.
-
-    Refuse the data, or leave them out and say how many.
-    """
+    """Pairs of which no answer is left within data.max_length: refuse the data, or leave them out
+    and say how many."""
 
     def __post_init__(self) -> None:
         """Refuse smoothing that the loss does not take."""

@@ -41,15 +41,11 @@ class CheckpointConfig(Checked):
     on_storage_error: OnStorageError
     """`continue`: training goes on with a warning and tries again to save. `stop`: exit 74."""
     on_other_optimizer: OnOtherOptimizer
-    """On resume, where the saved optimizer state does not fit: `refuse` it by name, or `reset`.
-
-    Start it anew.
-    """
+    """On resume, where the saved optimizer state does not fit: `refuse` it by name, or `reset`:
+    start it anew."""
     checksum: Checksum
-    """Of the tensor files: `xxh3` is as fast as the disk and finds damage.
-
-    `sha256` takes longer than the writing, and.
-    nobody can make another file that has the same."""
+    """Of the tensor files: `xxh3` is as fast as the disk and finds damage; `sha256` takes longer
+    than the writing, and nobody can make another file that has the same."""
     allow_nonfinite: bool
     """Save and resume weights that hold NaN or infinity."""
 

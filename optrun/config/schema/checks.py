@@ -115,10 +115,8 @@ class Checked:
     BOUNDS: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Pairs of keys of which the first is not above the second."""
     PATHS: ClassVar[tuple[str, ...]] = ()
-    """Keys that hold files or folders.
-
-    Relative ones are found again when the run goes on from another folder.
-    """
+    """Keys that hold files or folders: relative ones are found again when the run goes on from
+    another folder."""
 
     def __post_init__(self) -> None:
         """Refuse values out of range.

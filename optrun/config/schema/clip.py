@@ -25,10 +25,8 @@ class ClipExclusionConfig(ClipConfig):
     """Clips that parameters can opt out of."""
 
     exclude: list[str]
-    """Regular expressions searched in parameter names.
-
-    These gradients are left alone and do not count in the norm that.
-    clips. One that matches nothing is an error."""
+    """Regular expressions searched in parameter names: these gradients are left alone and do not
+    count in the norm that clips. One that matches nothing is an error."""
 
     def __post_init__(self) -> None:
         """Refuse what is no regular expression."""

@@ -43,15 +43,11 @@ class DataConfig(Checked):
     max_length: Annotated[int, at_least(2)] = 128
     """Tokens of an example, at most; of a block, exactly."""
     eval_fraction: Fraction = 0.1
-    """Share of the training rows cut off for evaluation, by the seed.
-
-    Where no evaluation split is given; 0: none, and.
-    no evaluation."""
+    """Share of the training rows cut off for evaluation, by the seed, where no evaluation split is
+    given; 0: none, and no evaluation."""
     max_train_examples: Count | None = None
-    """Use only this many training examples (rows; blocks when packed), picked by the seed; null.
-
-    All.
-    """
+    """Use only this many training examples (rows; blocks when packed), picked by the seed; null:
+    all."""
     max_eval_examples: Count | None = None
     """Use only this many evaluation examples, the same ones whatever the seed; null: all."""
 
@@ -112,10 +108,8 @@ class ColumnsConfig(DataConfig):
     messages_column: str | None = None
     """Turns of a chat (sft). Null: `messages` or `conversations`, if there is one."""
     label_column: str | None = None
-    """Null: `label` or `labels`, if there is one.
-
-    For token_classification also `tags` and `ner_tags`.
-    """
+    """Null: `label` or `labels`, if there is one; for token_classification also `tags` and
+    `ner_tags`."""
     label_columns: list[str] | None = None
     """A column of 0 and 1 for each label (task.problem_type=multi_label_classification).
 
@@ -181,15 +175,11 @@ class StreamableConfig(ColumnsConfig):
     """Sources whose training rows may be read where they lie."""
 
     streaming: bool = False
-    """True: training rows (jsonl, parquet) are read where they lie whenever they are needed.
-
-    Only where each begins.
-    is kept. It has a default: older runs have no such key."""
+    """True: training rows (jsonl, parquet) are read where they lie whenever they are needed; only
+    where each begins is kept. It has a default: older runs have no such key."""
     shuffle_window: Count = 1000
-    """Rows of a window of a stream.
-
-    The windows of all files are permuted, and every four shuffled together.
-    """
+    """Rows of a window of a stream; the windows of all files are permuted, and every four shuffled
+    together."""
 
     def __post_init__(self) -> None:
         """Refuse what a stream cannot do."""
@@ -208,28 +198,20 @@ class FilesConfig(PathsConfig, StreamableConfig):
 
     # They have defaults: older runs have no such keys.
     format: str | None = None
-    """What the files hold where their endings do not say it.
-
-    Csv, tsv, json, parquet, arrow, xlsx, text, conll; null:
-    by their endings."""
+    """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow, xlsx,
+    text, conll; null: by their endings."""
     delimiter: (
         Annotated[str, matching('tab|[^\\w"\r\n]', 'one character, such as ";", or the word tab')]
         | None
     ) = None
-    """What separates the columns of csv and tsv, one character or the word tab; null.
-
-    Found by the first rows, and.
-    said."""
+    """What separates the columns of csv and tsv, one character or the word tab; null: found by the
+    first rows, and said."""
     encoding: Annotated[str, _encoding] | None = None
-    """Of texts, as Python names it, such as utf-8, cp1252 or gb18030; null.
-
-    Found, and said if it is not utf-8.
-    """
+    """Of texts, as Python names it, such as utf-8, cp1252 or gb18030; null: found, and said if it
+    is not utf-8."""
     column_names: list[str] | None = None
-    """Names of the columns of csv, tsv and xlsx without a line of names; null.
-
-    Their first line has them.
-    """
+    """Names of the columns of csv, tsv and xlsx without a line of names; null: their first line has
+    them."""
 
     def __post_init__(self) -> None:
         """Refuse a stream without rows to evaluate on, and columns without a name of their own."""

@@ -22,10 +22,8 @@ class ModelConfig(Checked):
     config: dict[str, Any]
     """Values for the transformers configuration, by its own names; an unknown one is an error."""
     tokenizer: str | None
-    """Hub name or local folder of a tokenizer; null.
-
-    The model's own, or one trained on the training text.
-    """
+    """Hub name or local folder of a tokenizer; null: the model's own, or one trained on the
+    training text."""
     attn_implementation: str | None
     """By transformers' name; null: what transformers picks."""
     dtype: WeightDtype
@@ -44,10 +42,9 @@ class PretrainedConfig(ModelConfig):
     path: str
     """Hub name or local folder."""
     default_lr_factor: Positive | None = None
-    """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this.
-
-    Weights that were trained.
-    before are moved in smaller steps. Null, as in configurations saved before it existed: 1."""
+    """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this: weights
+    that were trained before are moved in smaller steps. Null, as in configurations saved before it
+    existed: 1."""
     revision: str | None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool
@@ -58,10 +55,8 @@ class PretrainedConfig(ModelConfig):
     This and the next two
     have defaults: older runs have no such keys."""
     bnb_4bit_quant_type: Annotated[str, one_of("nf4", "fp4")] = "nf4"
-    """`nf4`, whose 16 values are quantiles of a normal distribution, or `fp4`.
-
-    Which are floating-point numbers.
-    """
+    """`nf4`, whose 16 values are quantiles of a normal distribution, or `fp4`, which are
+    floating-point numbers."""
     bnb_4bit_use_double_quant: bool = False
     """Of each 64 weights in 4 bits the constant is in 8 bits, too, not in 32."""
 
@@ -85,10 +80,8 @@ class FromConfigConfig(ModelConfig):
     model_type: str
     """transformers' name of the architecture: `gpt2`, `bert`, `llama`, `t5`, `vit`, ..."""
     vocab_size: Annotated[int, at_least(300, ": 256 bytes and special tokens")]
-    """Size of the byte-level BPE vocabulary trained on the training text.
-
-    Where no tokenizer is named.
-    """
+    """Size of the byte-level BPE vocabulary trained on the training text, where no tokenizer is
+    named."""
 
 
 SCHEMAS: dict[str, type[ModelConfig]] = {

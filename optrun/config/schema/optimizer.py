@@ -48,25 +48,19 @@ WeightDecayMode = StrEnum("WeightDecayMode", ["l1", "l2", "decoupled"])
 """Coupled (`l1`, `l2`: part of the gradient) or decoupled."""
 
 BiasCorrection = StrEnum("BiasCorrection", ["moments", "lr", "lr_first", "none"])
-"""What LAMB corrects for moments that began at 0.
-
-Them, the rate (by both or the first alone), or nothing.
-"""
+"""What LAMB corrects for moments that began at 0: them, the rate (by both or the first alone), or
+nothing."""
 
 DecoupledDecay = StrEnum("DecoupledDecay", ["decoupled", "fixed", "scheduled", "corrected"])
-"""What AdamW's decay is multiplied with.
-
-Lr, 1, lr / peak (the paper's), or lr^2 / base lr (timm's).
-"""
+"""What AdamW's decay is multiplied with: lr, 1, lr / peak (the paper's), or lr^2 / base lr
+(timm's)."""
 
 AdamaxEps = StrEnum("AdamaxEps", ["decayed", "gradient", "denominator"])
 """Where Adamax adds eps: to the decayed maximum, to |g|, or to the maximum where it divides."""
 
 LambDecay = StrEnum("LambDecay", ["adapted", "decoupled", "fixed", "scheduled", "corrected"])
-"""Where LAMB decays.
-
-Inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 / base lr.
-"""
+"""Where LAMB decays: inside the trust ratio, or outside by lr, by 1, by lr / peak, or by lr^2 /
+base lr."""
 
 EpsForm = StrEnum("EpsForm", ["documented", "mindspore"])
 """Where LazyAdam adds eps."""

@@ -26,10 +26,8 @@ class OptimizerConfig(Checked):
     DEFAULT_WARMUP: ClassVar[bool] = True
     """Whether a run that asks for no warm-up gets one, whose first step has lr 0."""
     transfer: ClassVar[str | None] = None
-    """How lr goes with the width under `parametrization=mup`.
-
-    As that of `adam`, `sgd`, `lamb` or `muon`; None: it is.
-    not known, and refused. `optrun certify transfer` finds out."""
+    """How lr goes with the width under `parametrization=mup`: as that of `adam`, `sgd`, `lamb` or
+    `muon`; None: it is not known, and refused. `optrun certify transfer` finds out."""
     COUPLED_DECAY: ClassVar[bool] = False
     """Whether weight decay is always part of the gradient."""
 
@@ -60,10 +58,8 @@ class HasDialects(OptimizerConfig):
     DIALECTS_OF: ClassVar[str] = ""
     """Choice whose presets, by the name of a package, these are."""
     dialect: str | None = None
-    """Package whose numbers these are: it sets the defaults of options that it has otherwise; null.
-
-    Optrun's own.
-    """
+    """Package whose numbers these are: it sets the defaults of options that it has otherwise; null:
+    optrun's own."""
 
     def __post_init__(self) -> None:
         """The dialect is one that exists."""

@@ -35,10 +35,8 @@ class Dialect(Enum):
     electra = "electra"
     """Head 0, block i n + 1 - i, embeddings n + 2."""
     xlnet = "xlnet"
-    """Head 0, block i n - 1 - i, so that the top block keeps the full rate.
-
-    Embeddings as the lowest block.
-    """
+    """Head 0, block i n - 1 - i, so that the top block keeps the full rate; embeddings as the
+    lowest block."""
 
 
 @dataclass(kw_only=True)
@@ -48,11 +46,9 @@ class ParamGroupsConfig(Checked):
     GROUP = "param_groups."
     name: str
     rules: list[dict[str, Any]]
-    """Ordered.
-
-    The first whose `pattern` (a regular expression searched in the name) matches a parameter
-    overrides what.
-    it gets. A rule that matches nothing, or only what earlier rules took, is an error."""
+    """Ordered; the first whose `pattern` (a regular expression searched in the name) matches a
+    parameter overrides what it gets. A rule that matches nothing, or only what earlier rules took,
+    is an error."""
 
     def __post_init__(self) -> None:
         """Refuse rules that say nothing, or something unknown."""
@@ -82,14 +78,10 @@ class LayerwiseConfig(StandardConfig):
     """The factor; 1 keeps all layers alike."""
     dialect: Dialect
     name_dict: Any
-    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null).
-
-    Parameter name, or a.
-    regular expression searched in it, -> where it belongs: a block number from 0, `head`,
-    `embeddings`, or a name with
-    `layers.<number>` or `embedding` in it; `\\1` stands for the first bracket. Null: read from the
-    module tree.
-    """
+    """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null):
+    parameter name, or a regular expression searched in it, -> where it belongs: a block number from
+    0, `head`, `embeddings`, or a name with `layers.<number>` or `embedding` in it; `\1` stands for
+    the first bracket. Null: read from the module tree."""
     n_layers: Count | None
     """Depth to count from; null: as found."""
     min_scale: Share

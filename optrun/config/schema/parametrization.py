@@ -6,10 +6,8 @@ from enum import StrEnum
 from typing import Any
 
 TransferDecay = StrEnum("TransferDecay", ["independent", "torch"])
-"""What weight decay keeps as lr is scaled.
-
-Its share of a weight in each step, or the optimizer's coefficient.
-"""
+"""What weight decay keeps as lr is scaled: its share of a weight in each step, or the optimizer's
+coefficient."""
 
 
 @dataclass(kw_only=True)

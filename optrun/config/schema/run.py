@@ -26,10 +26,8 @@ from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
 
 BranchSchedule = StrEnum("BranchSchedule", ["continue", "restart"])
-"""Where the schedule of a branch stands.
-
-At the step of its trunk, or at the start of a curve over what is left.
-"""
+"""Where the schedule of a branch stands: at the step of its trunk, or at the start of a curve over
+what is left."""
 
 _OF_A_TRUNK = "it on the command line, where its trunk is looked up, and in no file and no recipe"
 _OF_A_SWEEP = "SWEEP_DIR beside lr=auto on the command line of a single run"
@@ -81,10 +79,8 @@ class RunConfig(Checked):
     Older runs have no such key.
     """
     matters: Positive | None = None
-    """Smallest difference of the main metric that counts in a verdict; None.
-
-    A standard deviation between seeds.
-    """
+    """Smallest difference of the main metric that counts in a verdict; None: a standard deviation
+    between seeds."""
 
     def __post_init__(self) -> None:
         """Refuse callbacks that do not fit their schemas, and choices that do not go together."""

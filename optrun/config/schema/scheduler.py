@@ -27,10 +27,8 @@ WsdShape = StrEnum("WsdShape", ["linear", "cosine", "one_minus_sqrt", "square", 
 """How `wsd` comes down; x runs from 0 to 1."""
 
 Boundary = StrEnum("Boundary", ["paddle", "keras"])
-"""Which value a boundary step has.
-
-The next one (Paddle, torch, MindSpore) or still the last one (Keras).
-"""
+"""Which value a boundary step has: the next one (Paddle, torch, MindSpore) or still the last one
+(Keras)."""
 
 PlateauMode = StrEnum("PlateauMode", ["min", "max"])
 """Whether less or more of the metric is better."""
@@ -50,10 +48,8 @@ class SchedulerConfig(Checked):
     warmup_ratio: Fraction | None
     """The same as a share of the run; rounded up to whole steps."""
     weight_decay_curve: WeightDecayCurve | None
-    """How each group's weight decay moves over the run.
-
-    `linear`, `cosine`, or `lr` (with the learning rate's own.
-    multiplier). Null: it stays."""
+    """How each group's weight decay moves over the run: `linear`, `cosine`, or `lr` (with the
+    learning rate's own multiplier). Null: it stays."""
     weight_decay_final_ratio: NotNegative | None
     """Weight decay at the end by weight decay at the start; for `linear` and `cosine`."""
 
@@ -88,10 +84,8 @@ class FloorConfig(SchedulerConfig):
     """Schedules that come down, and the value below which they do not go."""
 
     min_lr: NotNegative
-    """Absolute, for a group of scale 1.
-
-    A group of scale s has s * min_lr, so that layer ratios stay.
-    """
+    """Absolute, for a group of scale 1; a group of scale s has s * min_lr, so that layer ratios
+    stay."""
 
 
 @dataclass(kw_only=True)
@@ -204,10 +198,8 @@ class MultistepConfig(FloorConfig):
     """Times gamma at each milestone."""
 
     milestones: Steps | None
-    """Steps of the run (warm-up included), one or more; null.
-
-    At one half and at three quarters of it.
-    """
+    """Steps of the run (warm-up included), one or more; null: at one half and at three quarters of
+    it."""
     gamma: Positive
     boundary: Boundary
 

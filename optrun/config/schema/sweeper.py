@@ -14,10 +14,8 @@ STORAGE = "hydra.sweeper.storage"
 
 
 Sampler = StrEnum("Sampler", ["auto", "tpe", "random", "qmc", "gp", "cmaes"])
-"""Who proposes the next trial; names as in Optuna, but `auto`.
-
-A Sobol sequence, and TPE once it has a start.
-"""
+"""Who proposes the next trial; names as in Optuna, but `auto`: a Sobol sequence, and TPE once it
+has a start."""
 
 Pruner = StrEnum("Pruner", ["none", "asha", "hyperband"])
 """Who stops the weaker trials of a search: Optuna's SuccessiveHalvingPruner or HyperbandPruner."""
@@ -32,15 +30,11 @@ class ConfirmConfig:
     power: float | None
     """Chance with which the difference is found; null: 0.8."""
     difference: float | None
-    """The smallest that matters, in units of the metric; null.
-
-    `matters`, or one standard deviation between seeds.
-    """
+    """The smallest that matters, in units of the metric; null: `matters`, or one standard deviation
+    between seeds."""
     baseline: str | None
-    """The contender that the others are compared with; null.
-
-    Each is asked whether it could be the best.
-    """
+    """The contender that the others are compared with; null: each is asked whether it could be the
+    best."""
 
     @property
     def asked(self) -> bool:
@@ -55,22 +49,16 @@ class SweeperConfig(Checked):
     GROUP = "hydra.sweeper."
     name: str
     params: dict[str, Any]
-    """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`.
-
-    The command line wins.
-    """
+    """Key to values, written as on the command line, such as `lr: 1e-3,2e-3`; the command line
+    wins."""
     search: dict[str, Any]
-    """Optimizer to keys and values that are tried with it alone.
-
-    On the command line `search.NAME.KEY=VALUES`.
-    """
+    """Optimizer to keys and values that are tried with it alone; on the command line
+    `search.NAME.KEY=VALUES`."""
     confirm: ConfirmConfig
     """Confirm what was chosen on fresh seeds, in the same command."""
     timeout: Seconds | None
-    """Seconds of wall clock for the whole command.
-
-    Then the running jobs save and end, and the same line goes on. A.
-    job that has not ended 300 s later is killed."""
+    """Seconds of wall clock for the whole command; then the running jobs save and end, and the same
+    line goes on. A job that has not ended 300 s later is killed."""
     stall_seconds: Seconds | None
     """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is
     killed and tried once more; null: 20 times the longest pause of any job so far, at least an
@@ -81,10 +69,8 @@ class SweeperConfig(Checked):
     max_batch_size: Count | None
     """Jobs handed to the launcher at a time; null: all."""
     devices: Any
-    """CUDA devices to use side by side, each job pinned to its own.
-
-    `auto`, or a list of indices, UUIDs, MIG names.
-    """
+    """CUDA devices to use side by side, each job pinned to its own: `auto`, or a list of indices,
+    UUIDs, MIG names."""
 
     def __post_init__(self) -> None:
         """Refuse devices beside what goes with none of them."""
@@ -134,10 +120,8 @@ class OptunaConfig(SweeperConfig):
     """Trials proposed by Optuna, one better informed than the other."""
 
     n_trials: Count
-    """Trials in all, those of earlier starts among them.
-
-    Optimizers with spaces of their own share them equally.
-    """
+    """Trials in all, those of earlier starts among them; optimizers with spaces of their own share
+    them equally."""
     n_steps: Count | None
     """Optimizer steps in all, shared in the same way; no trial begins that would exceed them.
 
@@ -155,10 +139,8 @@ class OptunaConfig(SweeperConfig):
     reduction_factor: Annotated[int, at_least(2)]
     """Of so many trials at a rung one goes on, from its checkpoint."""
     storage: str | None
-    """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null.
-
-    Sqlite in the sweep.
-    """
+    """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null:
+    sqlite in the sweep."""
 
     @property
     def prunes(self) -> bool:

@@ -59,11 +59,8 @@ class CausalLmConfig(TaskConfig):
     sample_tokens: WholeNumber
     """How many tokens the sample has at most."""
     document_masking: bool = False
-    """True.
-
-    Tokens of a block see those of their own document alone, and positions begin anew with each. It
-    has a.
-    default: older runs have no such key."""
+    """True: tokens of a block see those of their own document alone, and positions begin anew with
+    each. It has a default: older runs have no such key."""
 
     def __post_init__(self) -> None:
         """Refuse documents to be kept apart that are apart anyway."""
@@ -215,10 +212,8 @@ class EmbeddingConfig(TaskConfig):
     )
 
     loss: EmbeddingLoss
-    """The ranking losses and `triplet` read texts that belong together.
-
-    The others a score of each pair.
-    """
+    """The ranking losses and `triplet` read texts that belong together; the others a score of each
+    pair."""
     scale: Positive
     """1 / temperature of the ranking losses and of `cosent`."""
     margin: Positive

@@ -27,15 +27,11 @@ class TaskConfig(Checked):
     """Registered metrics that each evaluation reports besides the loss and those of `task.metrics`.
     """
     LABEL_SMOOTHING: ClassVar[bool] = True
-    """Whether `training.label_smoothing_factor` means something.
-
-    The loss is a cross-entropy over classes or tokens.
-    """
+    """Whether `training.label_smoothing_factor` means something: the loss is a cross-entropy over
+    classes or tokens."""
     CHUNKED_LOSS: ClassVar[bool] = False
-    """Whether `training.chunked_loss` means something.
-
-    Its targets are tokens of the output head's vocabulary.
-    """
+    """Whether `training.chunked_loss` means something: its targets are tokens of the output head's
+    vocabulary."""
     READS_TOKENS: ClassVar[bool] = False
     """Whether it takes rows of token ids, as `data=tokens` has them."""
     READS_STREAMS: ClassVar[bool] = False
@@ -99,9 +95,9 @@ class TaskConfig(Checked):
 
     @property
     def keeps_apart(self) -> str | None:
-        """The key by which documents of a block are to see nothing of each other; None.
+        """The key by which documents of a block are to see nothing of each other.
 
-        They may.
+        None: they may.
         """
         return None
 
@@ -123,13 +119,10 @@ class ClassesConfig(TaskConfig):
     COUNTED_FROM_DATA = "labels"
 
     class_weights: Any = None
-    """Weight of each class in the training loss.
-
-    `balanced` (inverse to how often it stands in the training rows), a.
-    list by class number, or a mapping from label to weight (a label that is not named has 1); null:
-    all alike. With task.problem_type=multi_label_classification it weighs the examples that have
-    the label, `balanced` by those that have not for each that has.
-    """
+    """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the
+    training rows), a list by class number, or a mapping from label to weight (a label that is not
+    named has 1); null: all alike. With task.problem_type=multi_label_classification it weighs the
+    examples that have the label, `balanced` by those that have not for each that has."""
 
     def __post_init__(self) -> None:
         """Refuse weights of another form, or none above 0."""

@@ -18,10 +18,8 @@ from optrun.config.schema.ranges import (
 )
 
 MOST_PER_DEVICE = 16
-"""Examples of a micro-batch at most where nobody says how many.
-
-`conf/training/default.yaml` has the same number.
-"""
+"""Examples of a micro-batch at most where nobody says how many; `conf/training/default.yaml` has
+the same number."""
 
 
 Precision = StrEnum("Precision", ["fp32", "bf16", "fp16"])
@@ -50,10 +48,8 @@ class TrainingConfig(Checked):
     the ranks are known."""
     per_device_eval_batch_size: Count
     gradient_accumulation_steps: Count
-    """Micro-batches of an optimizer step, weighted by their tokens or examples.
-
-    K micro-batches equal one big batch.
-    """
+    """Micro-batches of an optimizer step, weighted by their tokens or examples: k micro-batches
+    equal one big batch."""
     logging_steps: Count
     eval_steps: Count | None
     """Null: at the end of each epoch. The end of training is always evaluated."""
@@ -75,15 +71,11 @@ class TrainingConfig(Checked):
     dataloader_timeout: NotNegative
     """Seconds to wait for a worker's batch before the run ends with an error; 0: without end."""
     global_batch_size: Count | None
-    """Examples of an optimizer step, over all ranks; null.
-
-    Per device times accumulation times ranks.
-    """
+    """Examples of an optimizer step, over all ranks; null: per device times accumulation times
+    ranks."""
     nproc_per_node: Annotated[str, matching("auto|0*[1-9][0-9]*", "1 or more, or auto")]
-    """Ranks on each machine where `distributed` is not `none`: a number, or `auto`.
-
-    One a GPU, or one on the CPU.
-    """
+    """Ranks on each machine where `distributed` is not `none`: a number, or `auto`: one a GPU, or
+    one on the CPU."""
     device: str
     """`auto` (cuda, then mps, then cpu) or a torch device such as `cuda:1`."""
     max_seconds: Seconds | None
@@ -100,10 +92,8 @@ class TrainingConfig(Checked):
     max_rollbacks: Count
     """`rollback` gives up after this many in a run."""
     profile: Count | None
-    """Optimizer steps of this start to profile, after two that are not.
-
-    A trace and a table in extra/.
-    """
+    """Optimizer steps of this start to profile, after two that are not: a trace and a table in
+    extra/."""
     early_stopping_patience: Count | None
     """End after this many evaluations in a row without improvement of the main metric
     (`checkpoint.metric`).
@@ -111,10 +101,9 @@ class TrainingConfig(Checked):
     early_stopping_threshold: NotNegative
     """What improves is better than the best by more than this."""
     chunked_loss: Annotated[str, matching("auto|[Tt]rue|[Ff]alse", "auto, true or false")] = "false"
-    """Losses of tokens from hidden states, a few rows of logits at a time; auto.
-
-    Where a micro-batch of data.max_length.
-    would have a GiB of float32 logits or more. It has a default: older runs have no such key."""
+    """Losses of tokens from hidden states, a few rows of logits at a time; auto: where a
+    micro-batch of data.max_length would have a GiB of float32 logits or more. It has a default:
+    older runs have no such key."""
 
     def __post_init__(self) -> None:
         """Refuse a global batch that no ranks make, and a threshold of nothing."""

@@ -17,10 +17,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 ShardKey = tuple[object, tuple[int, ...]]
-"""Device mesh, and its dimensions over which a gradient is cut into pieces.
-
-(None, ()) for a plain tensor.
-"""
+"""Device mesh, and its dimensions over which a gradient is cut into pieces; (None, ()) for a plain
+tensor."""
 
 
 class Gradient(NamedTuple):  # made for each tensor at each step, a third of a dataclass's time

@@ -43,15 +43,11 @@ class Formula:
     foreach: Update | None = None
     """None: the loop is all there is."""
     name: str = ""
-    """Among `ROWS`, those that `step.c` has, and perhaps Triton's kernels too; empty.
-
-    Only what is above.
-    """
+    """Among `ROWS`, those that `step.c` has, and perhaps Triton's kernels too; empty: only what is
+    above."""
     norms: bool = False
-    """Whether it takes norms of whole tensors.
-
-    Over shards foreach needs one collective for all of them.
-    """
+    """Whether it takes norms of whole tensors: over shards foreach needs one collective for all of
+    them."""
 
     def kernels(self, *, whole: bool) -> tuple[str, ...]:
         """List the kernels that compute this formula, preferred first. `foreach` always does too.

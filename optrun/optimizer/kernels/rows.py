@@ -39,10 +39,8 @@ NUMBERS: dict[str, float] = {
     "mix": 0.0,
     "strength": 0.0,
 }
-"""Fields of `Numbers` in step.c, which says what they are, in its order.
-
-And what they are where a formula has none.
-"""
+"""Fields of `Numbers` in step.c, which says what they are, in its order; and what they are where a
+formula has none."""
 
 EPS = {"decayed": "eps", "gradient": "eps_gradient", "denominator": "eps_denominator"}
 """Adamax's eps by the form that says where it is added."""

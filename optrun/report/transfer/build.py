@@ -28,10 +28,8 @@ from optrun.report.transfer.sizes import label
 
 _FOLDER = Path("outputs", "transfer")
 _MARK = "optrun transfer"
-"""What `transfer.json` says of itself.
-
-A folder with such a file is an earlier answer, which may be replaced.
-"""
+"""What `transfer.json` says of itself: a folder with such a file is an earlier answer, which may be
+replaced."""
 
 
 def transfer(

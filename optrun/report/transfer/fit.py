@@ -66,10 +66,8 @@ class Law:
     spare: int
     """Sizes beyond those that the coefficients need: degrees of freedom of `misfit`."""
     bent: Array
-    """What the coefficients change by if each parabola takes in more learning rates.
-
-    Shape (1 + keys,).
-    """
+    """What the coefficients change by if each parabola takes in more learning rates; shape (1 +
+    keys,)."""
     misfit: float
     """Root of the mean square of the optima around the law; NaN where there is no size to spare."""
     bends: bool

@@ -217,9 +217,9 @@ def _rank(runs: Sequence[Run], keys: Sequence[str]) -> int:
 def _on_line(
     runs: Sequence[Run], keys: Sequence[str], target: Mapping[str, float], key: str
 ) -> float | None:
-    """Find the value of a key at the target if it is a power law of others in all runs; None.
+    """Find the value of a key at the target if it is a power law of others in all runs.
 
-    It is none.
+    None: it is none.
     """
     rows = _logs(runs, [*keys, key])
     design, logs = rows[:, :-1], rows[:, -1]

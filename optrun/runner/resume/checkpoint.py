@@ -37,15 +37,11 @@ class ResumePoint:
     checkpoint: Path | None
     """A checkpoint asked for by name; None: the newest that is whole."""
     started_from: Path | None = None
-    """Folder that the run was started from, for relative paths of its configuration; None.
-
-    The current one.
-    """
+    """Folder that the run was started from, for relative paths of its configuration; None: the
+    current one."""
     saved: bool = True
-    """Whether the run was one that saves before this start.
-
-    One whose checkpoints were removed does not begin again by.
-    checkpoint=none."""
+    """Whether the run was one that saves before this start: one whose checkpoints were removed does
+    not begin again by checkpoint=none."""
     notes: list[str] = field(default_factory=list)
     """What the user is to know of the configuration that was read."""
 

@@ -114,9 +114,9 @@ def _taken(why: str, folder: Path) -> str:
 
 
 def _was_written(run: RunDir) -> bool | None:
-    """Tell whether the file is, byte for byte, what a start of the run wrote; None.
+    """Tell whether the file is, byte for byte, what a start of the run wrote.
 
-    That was not recorded.
+    None: that was not recorded.
     """
     try:
         recorded = read_summary(run.summary).get("config_sha256")

@@ -222,9 +222,9 @@ def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
 
 
 def _wrong(key: str, value: object, kind: Any) -> str | None:
-    """Describe what is wrong with a value; None.
+    """Describe what is wrong with a value.
 
-    It is of the type, one that JSON has or a class of keys.
+    None: it is of the type, one that JSON has or a class of keys.
     """
     origin, args = get_origin(kind), get_args(kind)
     if kind is object or (origin is UnionType and value is None and NoneType in args):

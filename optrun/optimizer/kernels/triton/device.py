@@ -20,10 +20,8 @@ import triton.language as tl
 from optrun.optimizer.kernels.rows import NUMBERS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-"""Whether Triton's interpreter runs the kernels, on the CPU.
-
-TRITON_INTERPRET=1 as this file was imported.
-"""
+"""Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1 as this file was
+imported."""
 REALS = {torch.float32: tl.float32, torch.float64: tl.float64}
 CHUNK = 8192
 """Elements of a program."""
@@ -36,10 +34,8 @@ Sums are added in an order that warps decide, too; multiply-adds are not fused, 
 """
 
 PLACES = ("params", "grads", "firsts", "seconds", "size", "chunks")
-"""What is told of each tensor besides `NUMBERS`.
-
-Four addresses, elements, which chunk is its first.
-"""
+"""What is told of each tensor besides `NUMBERS`: four addresses, elements, which chunk is its
+first."""
 
 # Triton takes constants of a file only as these.
 _PLACES, _NUMBERS = tl.constexpr(len(PLACES)), tl.constexpr(len(NUMBERS))
