@@ -62,13 +62,20 @@ def ranks_of(agent: int) -> list[int]:
     return sorted(found)
 
 
+def has_saved(run: Path, step: int) -> bool:
+    """Whether there is a checkpoint of this step, or a later one that has taken its place."""
+    folders = (run / "checkpoints").glob("step-*")
+    steps = [folder.name.removeprefix("step-") for folder in folders]
+    return any(text.isdecimal() and int(text) >= step for text in steps)
+
+
 class Started:
     """A run under way that has saved, and its ranks."""
 
     def __init__(self, process: Program, run: Path, step: int = 2) -> None:
         self.process, self.run = process, run
         deadline = time.monotonic() + PATIENCE
-        while not RunDir(run).checkpoint(step).is_dir():
+        while not has_saved(run, step):
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < deadline, "it has not saved"
             time.sleep(0.05)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from optrun.artifacts.run_dir import RunDir
-from tests.distributed.test_launch import ENDLESS, Started, tokens
+from tests.distributed.test_launch import ENDLESS, Started, has_saved, tokens
 from tests.preloaded import optrun_preloaded, program
 from tests.running import summary
 
@@ -211,7 +211,7 @@ def test_a_rank_of_a_launcher_that_is_gone_is_named(tmp_path: Path) -> None:
             for rank in range(2)
         )
         run = RunDir(tmp_path / "run")
-        while not run.checkpoint(2).is_dir():
+        while not has_saved(run.path, 2):
             assert first.poll() is None
         second.kill()
         said = first.communicate(timeout=240)[0]
