@@ -41,8 +41,10 @@ gpu:         ## on a machine with a CUDA device: its tests, then the table of sp
 	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -q -m gpu -rs -W default tests/gpu
 	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/device.py
 test-full: test test-slow ## all that runs without a GPU
-docs: setup  ## docs/reference/configuration.md anew, the site in build/site, the API reference in build/site/api
+docs: setup  ## the tables in docs/reference (minutes), the site in build/site, the API reference in build/site/api
 	$(BIN)/python -m tests.docs.configuration
+	$(BIN)/python -m tests.foreign.record
+	test -f docs/reference/zoo.md || $(BIN)/python -m tests.zoo.record
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/python -m mkdocs build --quiet --strict
 	$(BIN)/python -m pdoc --docformat google -o build/site/api optrun '!optrun.__main__'

@@ -18,7 +18,7 @@ INTRODUCTION = """\
 # Configuration
 
 Every key, its default, its type and its meaning. `make docs` writes this page from the schemas in
-`optrun/config/schema/` and the comments in `conf/`; do not edit it. A key is set by
+`optrun/config/schema/` and the comments in `conf/`. A key is set by
 `group.key=value`, a choice by `group=choice`, a key at the top level by `key=value`. `???` has no
 default and must be given. `optrun --cfg job --resolve` shows what would run,
 [questions.md](../questions.md) says why some defaults are what they are.
@@ -56,5 +56,6 @@ def _cell(text: str, *, code: bool = False) -> str:
 
 
 if __name__ == "__main__":
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(), encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE}\n")
