@@ -144,9 +144,9 @@ def compose(
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with one_call():
-        from optrun.cli.branch import whole_command_line
         from optrun.config import store
         from optrun.config.compose import compose_request
+        from optrun.runner.forks.command_line import whole_command_line
 
         load_plugins(plugins)
         hydra = store.open_hydra(command_line.config_dir)

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import optrun
-from optrun.artifacts.trunk import Trunk
+from optrun.artifacts.forks import Trunk
 from optrun.base.plain import PlainDict, PlainMapping
 
 _PACKAGES = (

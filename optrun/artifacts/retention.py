@@ -15,10 +15,10 @@ from pathlib import Path
 
 from optrun.artifacts.atomic import DOOMED, remove_folder, replace_text
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
+from optrun.artifacts.forks import deleting
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import SHARD_FOLDERS, problems, refuse_other_format
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step, step_name
-from optrun.artifacts.trunk import deleting
 from optrun.base.errors import UnreadableFileError
 from optrun.base.reading import read_text
 

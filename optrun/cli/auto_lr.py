@@ -14,12 +14,12 @@ from rich.console import Console
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.base.formatting import rate
 from optrun.base.plain import PlainDict, PlainMapping
-from optrun.cli.branch import whole_command_line
 from optrun.config import saved, store
 from optrun.config.compose import compose_line
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
 from optrun.config.schema.parametrization import merged
+from optrun.runner.forks.command_line import whole_command_line
 
 
 def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str | None]:

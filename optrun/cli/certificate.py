@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from optrun.artifacts.forks import KEY as BRANCH_FROM
 from optrun.base.errors import ConfigError, printable
-from optrun.config.branch import KEY as BRANCH
 from optrun.config.overrides import is_hydra
 from optrun.config.tokens import key_of
 
@@ -89,7 +89,7 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
     kept, replaced = [], []
     for token in overrides:
         key = key_of(token)
-        if key == BRANCH:
+        if key == BRANCH_FROM:
             raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
         if key == "resume" or is_hydra(key):
             raise ConfigError(

@@ -9,7 +9,7 @@ from optrun.cli.parser import VerbArguments, VerbParser
 
 if TYPE_CHECKING:
     from optrun.config.schema.run import RunConfig
-    from optrun.explain.branch import TrunkState
+    from optrun.explain.facts import TrunkState
 
 
 def parser() -> VerbParser:
@@ -66,10 +66,10 @@ def run(arguments: VerbArguments) -> int:
 def _trunk(config: RunConfig) -> TrunkState | None:
     """Return what the trunk of a branch says of itself; None for a run of its own."""
     from optrun.artifacts.checkpoint import open_verified
+    from optrun.artifacts.forks import Trunk
     from optrun.artifacts.run_dir import CHECKPOINT_OPTIMIZER
-    from optrun.artifacts.trunk import Trunk
-    from optrun.explain.branch import TrunkState
-    from optrun.runner.branch import schedule_from
+    from optrun.explain.facts import TrunkState
+    from optrun.runner.forks.start import schedule_from
 
     trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
     if trunk is None:

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.artifacts.forks import KEY as BRANCH_FROM
+from optrun.artifacts.forks import Trunk
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, printable, refuse_url
 from optrun.base.plain import PlainMapping
 from optrun.cli.auto_lr import compose_new
 from optrun.config import overrides, saved, store
 from optrun.config.batch import leave_open
-from optrun.config.branch import KEY as BRANCH
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
@@ -50,7 +50,7 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     """
     from optrun.runner.resume.target import find_target
 
-    branch = command_line.override(BRANCH)
+    branch = command_line.override(BRANCH_FROM)
     if value != "auto" and branch is not None and branch.value() is not None:
         raise ConfigError(
             f"resume={value} and branch_from: resume goes on with a run, in its directory;"
@@ -172,7 +172,7 @@ def _as_begun(begun: str | None, changes: CommandLine, run: RunDir) -> CommandLi
     Raises:
         ConfigError: It says something else.
     """
-    branch = changes.override(BRANCH)
+    branch = changes.override(BRANCH_FROM)
     if branch is not None and not _names_trunk(branch.value(), begun):
         raise ConfigError(
             f"{branch.input_line}: the run in {run.path} began from {begun or 'its own step 0'},"
@@ -184,7 +184,7 @@ def _as_begun(begun: str | None, changes: CommandLine, run: RunDir) -> CommandLi
             f"{schedule.input_line}: what the schedule of a branch counts from was settled when it"
             " left its trunk. Leave it out, or begin another branch."
         )
-    return changes.without(BRANCH)
+    return changes.without(BRANCH_FROM)
 
 
 def _names_trunk(value: object, begun: str | None) -> bool:

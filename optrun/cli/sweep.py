@@ -20,7 +20,6 @@ from optrun.base.errors import (
     StorageError,
     refuse_url,
 )
-from optrun.cli.branch import Branching
 from optrun.cli.sweep_checks import (
     refuse_early,
     refuse_other_code,
@@ -37,6 +36,7 @@ from optrun.config.registry import origins, plugins
 from optrun.config.request import CommandLine
 from optrun.config.schema.sweeper import ConfirmConfig, GridConfig, OptunaConfig, SweeperConfig
 from optrun.launch.single_run import Caller
+from optrun.runner.forks.command_line import Forks
 from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand, is_sweep
 from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
@@ -101,7 +101,7 @@ def sweep(
     command_line: CommandLine,
     cfg: DictConfig,
     caller: Caller,
-    branching: Branching,
+    forks: Forks,
 ) -> SweepOutcome:
     """Run every combination or trial that is not done yet, then compare.
 
@@ -110,7 +110,7 @@ def sweep(
         command_line: Its overrides are checked, but for those of one optimizer alone.
         cfg: Composed for the sweep, Hydra's node in it.
         caller: Who asked for it.
-        branching: Makes the overrides of a job whole that branches from a trunk.
+        forks: Makes the overrides of a job whole that branches from a trunk.
 
     Raises:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
@@ -119,14 +119,12 @@ def sweep(
     compose = jobs_of.Composer(
         hydra,
         command.config_name,
-        whole=branching,
-        require=branching.require_place,
+        whole=forks,
+        require=forks.require_place,
     )
     grids = options.grids if isinstance(options, GridConfig) else []
     contenders = [
-        one
-        for grid in grids or [{}]
-        for one in _contenders(hydra, branching, command, options, grid)
+        one for grid in grids or [{}] for one in _contenders(hydra, forks, command, options, grid)
     ]
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
@@ -349,7 +347,7 @@ def _plain_grid(**changed: object) -> GridConfig:
 
 def _contenders(
     hydra: Hydra,
-    branching: Branching,
+    forks: Forks,
     command: SweepCommand,
     options: SweeperConfig,
     grid: dict[str, object],
@@ -372,7 +370,7 @@ def _contenders(
         below, [token for token in command.overrides if not overrides.is_hydra(token)]
     )
     own = list(filter(overrides.is_search, tokens))
-    checked = partial(branching.checked, sweep=True)
+    checked = partial(forks.checked, sweep=True)
     return contenders_of(
         hydra, checked, checked([token for token in tokens if token not in own]), own
     )

@@ -14,13 +14,13 @@ from hydra.types import RunMode
 
 from optrun.base.errors import EXIT_DONE, EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError
 from optrun.cli import auto_lr, hydra_options, hydra_services
-from optrun.cli.branch import Branching, whole_command_line
 from optrun.cli.messages import guarded
 from optrun.config import overrides, store
 from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.distributed.join import Launched, launched
+from optrun.runner.forks.command_line import Forks, whole_command_line
 from optrun.sweeper.command import is_sweep as is_sweep
 
 if TYPE_CHECKING:
@@ -227,20 +227,20 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
         )
     own = [token for token in command_line.overrides if overrides.is_search(token)]
     common = [token for token in command_line.overrides if not overrides.is_search(token)]
-    branching = Branching(hydra, command_line)
-    checked = branching.checked(common, sweep=True)
+    forks = Forks(hydra, command_line)
+    checked = forks.checked(common, sweep=True)
     for token in checked:
         if token.startswith("hydra.run."):
             raise ConfigError(
                 f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie."
             )
-    cfg = store.compose(hydra, command_line.config_name, branching(checked), RunMode.MULTIRUN)
+    cfg = store.compose(hydra, command_line.config_name, forks(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or command_line.resume is not None:
         raise ConfigError(
             "resume goes on with one run; a sweep is taken up by repeating its own command."
         )
     command_line = replace(command_line, overrides=[*checked, *own])
-    outcome = sweep(hydra, command_line, cfg, caller, branching)
+    outcome = sweep(hydra, command_line, cfg, caller, forks)
     if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
         return outcome
     from optrun.cli.confirm_sweep import confirm

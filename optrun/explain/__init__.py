@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from optrun.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
-    from optrun.explain.branch import TrunkState
+    from optrun.explain.facts import TrunkState
 
 
 def run(

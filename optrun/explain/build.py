@@ -11,18 +11,25 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, OptrunError
-from optrun.config.branch import refuse_ended
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
-from optrun.config.schema.run import RunConfig
+from optrun.config.schema.run import RunConfig, refuse_ended_fork
 from optrun.data.cache import discarded
-from optrun.explain.branch import TrunkState, branch_facts
 from optrun.explain.data import Sampled, look_at
-from optrun.explain.facts import CurveFacts, Facts, TensorFacts, listed, total
+from optrun.explain.facts import (
+    CurveFacts,
+    Facts,
+    ForkFacts,
+    TensorFacts,
+    TrunkState,
+    listed,
+    total,
+)
 from optrun.explain.memory import rank_count, rank_memory
 from optrun.explain.schedule import assumed_steps, curves_of, named_steps
 from optrun.model.attention import device_type, refuse_attention, separation
@@ -34,13 +41,14 @@ from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.clip import build_clip
 from optrun.optimizer.footprint import state_bytes
+from optrun.optimizer.inherited import inherit_state
 from optrun.optimizer.kernels.report import kernel_row
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize
-from optrun.scheduler import build_scheduler
-from optrun.scheduler.build import config_of_group
+from optrun.scheduler import Scheduler, build_scheduler
+from optrun.scheduler.build import config_of_group, schedule_in_words
 from optrun.scheduler.builders import num_warmup_steps_of
 
 
@@ -98,7 +106,7 @@ def explain(
     schedules = [config_of_group(group, config.scheduler) for group in groups]
     steps = assumed_steps(schedules) if known is None else known
     if trunk is not None:
-        refuse_ended(
+        refuse_ended_fork(
             trunk.folder,
             trunk.step,
             steps,
@@ -120,7 +128,7 @@ def explain(
     params = dict(model.named_parameters())
     held = tensor_bytes(model)
     notes += _tied(model, params)
-    branch = None if trunk is None else branch_facts(trunk, optimizer, scheduler, steps)
+    branch = None if trunk is None else _fork_facts(trunk, optimizer, scheduler, steps)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
     options = options_of(config.optimizer)
     if hasattr(config.optimizer, "dialect"):
@@ -277,3 +285,30 @@ def _clip_in_words(config: RunConfig) -> str:
         low = -clip.max_value if clip.min_value is None else clip.min_value
         return f"{clip.name} [{low:g}, {clip.max_value:g}]"
     return clip.name
+
+
+def _fork_facts(
+    trunk: TrunkState, optimizer: Optimizer, scheduler: Scheduler, steps: int
+) -> ForkFacts:
+    """Find out what a branch takes over.
+
+    Args:
+        trunk: Where it starts.
+        optimizer: Of the branch, on the meta device; it is given the trunk's state.
+        scheduler: Of the branch, at step 0.
+        steps: Of the schedule.
+    """
+    at = trunk.step - trunk.schedule_from
+    lrs = [base * scheduler.multiplier(at, index) for index, base in enumerate(scheduler.base_lrs)]
+    tensors = {
+        # A count lies on the CPU, whatever the device.
+        name: torch.zeros(
+            shape, dtype=getattr(torch, dtype, torch.float32), device="meta" if shape else "cpu"
+        )
+        for name, (dtype, shape) in trunk.tensors.items()
+    }
+    _, state = inherit_state(optimizer, tensors, trunk.optimizer)
+    words = schedule_in_words(
+        scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps
+    )
+    return ForkFacts(trunk.folder, trunk.step, state, words, float(max(lrs)))

@@ -7,15 +7,42 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from optrun.base.plain import PlainDict
+from optrun.base.plain import PlainDict, PlainMapping
 
 if TYPE_CHECKING:
-    from optrun.explain.branch import BranchFacts
     from optrun.explain.data import Sampled
+
+
+@dataclass(frozen=True)
+class TrunkState:
+    """What a trunk's checkpoint says of itself; its tensors are not read."""
+
+    folder: str
+    step: int
+    schedule_from: int
+    """The step that the schedule of the branch counts from."""
+    optimizer: PlainMapping
+    """The description of the optimizer's state."""
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    """Its tensors by name: dtype, as safetensors names it in torch, and shape."""
+
+
+@dataclass(frozen=True)
+class ForkFacts:
+    """Where a branch leaves its trunk."""
+
+    folder: str
+    step: int
+    optimizer_state: str
+    """What becomes of the trunk's, in words."""
+    schedule: str
+    """Where the schedule stands, in words."""
+    first_lr: float
+    """The highest lr of the first step."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,7 @@ class Facts:
     state_bytes: int | None
     rank_memory: RankMemory | None
     data: Sampled | None
-    branch: BranchFacts | None
+    branch: ForkFacts | None
     options: PlainDict
     notes: list[str]
 

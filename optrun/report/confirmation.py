@@ -14,11 +14,11 @@ from fractions import Fraction
 from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.forks import MORE_TRUNKS, Fork
 from optrun.artifacts.run_dir import find_runs
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import duration
 from optrun.base.reading import read_json
-from optrun.report.branches import ADVICE, fork_of
 from optrun.report.collect import load_runs
 from optrun.report.findings import Findings, find
 from optrun.report.statistics import MIN_SEEDS, POWER, residual_sd, seeds_for
@@ -180,9 +180,10 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
             f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or"
             " summary.json)"
         )
-    if branches := [run.label for run in runs if fork_of(run) is not None]:
+    forks = [run.label for run in runs if Fork.of(run.summary) is not None]
+    if forks:
         raise ConfigError(
-            f"confirm {sweep}: {branches[0]} branched from a trunk, which has one seed: {ADVICE}."
+            f"confirm {sweep}: {forks[0]} branched from a trunk, which has one seed: {MORE_TRUNKS}."
         )
     metric, baseline, by = asked.metric, asked.baseline, asked.by
     if before is not None:

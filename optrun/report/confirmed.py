@@ -14,8 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import Unpack
 
+from optrun.artifacts.forks import Fork
 from optrun.base.errors import ConfigError
-from optrun.report.branches import fork_of
 from optrun.report.collect import Run, load_runs, plugins_of
 from optrun.report.confirmation import FOLDER, Asked, Confirmation, confirmations, label, prepare
 from optrun.report.findings import Findings, Question, matters_of
@@ -182,7 +182,7 @@ def next_command(
         comparison.several
         or len(dirs) > 1
         or judged is None
-        or any(fork_of(run) for run in found.runs)
+        or any(Fork.of(run.summary) for run in found.runs)
     ):
         return ""
     if confirmed is not None:

@@ -13,7 +13,10 @@ from typing import TypedDict, Unpack
 
 import numpy as np
 
+from optrun.artifacts.forks import KEY as BRANCH_FROM
+from optrun.artifacts.forks import Fork
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.formatting import plain
 from optrun.config.schema.metric import metric_mode
 from optrun.report import arms as grouping
 from optrun.report.alike import incomparable, unify
@@ -26,7 +29,6 @@ from optrun.report.arms import (
     find_contender,
     follows,
 )
-from optrun.report.branches import name_trunks
 from optrun.report.collect import Run
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
@@ -135,7 +137,7 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     name, mode = choose_metric(runs, asked.get("metric"))
     described = [run for run in runs if run.described]
     unify(described)
-    name_trunks(described)
+    _name_trunks(described)
     keys = differing(described)
     for key in by:
         known = {key for run in described for key in run.config}
@@ -228,3 +230,22 @@ def matters_of(runs: Sequence[Run]) -> float | None:
         float(value) for run in runs if isinstance(value := run.config.get("matters"), (int, float))
     }
     return said.pop() if len(said) == 1 else None
+
+
+def _name_trunks(runs: Sequence[Run]) -> None:
+    """Let forks compare by where they left a trunk, not by the seed of the trunk.
+
+    Args:
+        runs: Their `respelt` is filled.
+    """
+    forks = {}
+    for run in runs:
+        fork = Fork.of(run.summary)
+        if fork is not None:
+            forks[run.path] = fork
+    kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
+    for run in runs:
+        if run.path in forks:
+            fork = forks[run.path]
+            trunk = f"{kinds[fork.kind]} " if len(kinds) > 1 else ""
+            run.respelt[BRANCH_FROM] = f"{trunk}step {fork.step:,}"

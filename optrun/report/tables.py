@@ -9,11 +9,11 @@ from functools import partial
 from statistics import mean, median
 from typing import TypeVar
 
+from optrun.artifacts.forks import Fork
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import read_samples
 from optrun.base.formatting import duration, plain, rate, size
 from optrun.config.schema.metric import metric_mode
-from optrun.report import branches
 from optrun.report.alike import shortened
 from optrun.report.arms import Arm, Contender, describe, time_to_target
 from optrun.report.collect import NOT_STARTED, Run
@@ -167,9 +167,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         (
             "note",
             False,
-            lambda run: (
-                run.diverged or run.message or "; ".join(run.problems) or branches.note(run)
-            ),
+            lambda run: run.diverged or run.message or "; ".join(run.problems) or _trunk_note(run),
         ),
     ]
     bad = [id(run) for run in runs if run.diverged or run.status == "failed"]
@@ -389,3 +387,9 @@ def _middle(name: str, arm: Arm) -> str:
     """Format the median of what is known of speed or memory."""
     known = [number for run in arm.runs if (number := run.perf(name)) is not None]
     return _PERF[name][1](median(known)) if known else NONE
+
+
+def _trunk_note(run: Run) -> str:
+    """Name trunk and step of a fork; empty for any other run."""
+    fork = Fork.of(run.summary)
+    return "" if fork is None else f"branch of {fork.name}"

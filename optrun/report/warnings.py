@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from optrun.artifacts.forks import MORE_TRUNKS, Fork
 from optrun.base.formatting import rate
 from optrun.report.arms import describe
-from optrun.report.branches import ADVICE, fork_of, shared_luck
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
@@ -153,9 +153,9 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
     few = [row.name for row in rows if row.versus is not None and row.versus.seeds < MIN_SEEDS]
     few += [row.name for row in rows if row.name not in few and len(row.arm.scores) < MIN_SEEDS]
     if few:
-        branched = any(fork_of(run) for row in rows for run in row.arm.runs)
+        branched = any(Fork.of(run.summary) is not None for row in rows for run in row.arm.runs)
         more = (
-            f"For more seeds {ADVICE}."
+            f"For more seeds {MORE_TRUNKS}."
             if branched
             else "Run the best configurations again with seed=0,1,2,3,4."
         )
@@ -173,7 +173,7 @@ def _versions(findings: Findings) -> Iterable[Warning]:
         for run in row.arm.runs
         if run.score(findings.metric) is not None
     ]
-    if text := shared_luck(runs):
+    if text := _shared_luck(runs):
         yield _warn("trunk", text=text)
     if len(tasks := _distinct(run.config.get("task.name") for run in runs)) > 1:
         yield _warn("task", listed=listed(tasks))
@@ -266,4 +266,17 @@ def _numbers(values: Sequence[int]) -> str:
         + ", ".join(str(value) for value in values[:8])
         + (", …" if len(values) > 8 else "")
         + "}"
+    )
+
+
+def _shared_luck(runs: Iterable[Run]) -> str:
+    """Say which ranked forks share a trunk, so that they count as one seed; else empty."""
+    forks = [fork for fork in (Fork.of(run.summary) for run in runs) if fork is not None]
+    trunks = {fork.trunk: fork.name for fork in forks}
+    if len(forks) < 2 or len(trunks) > 1:
+        return ""
+    return (
+        f"{len(forks)} runs branch from one trunk ({next(iter(trunks.values()))}) and share its"
+        " luck: they may be compared with each other, and count as one seed. For a verdict"
+        f" {MORE_TRUNKS}."
     )

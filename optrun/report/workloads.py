@@ -17,13 +17,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Unpack
 
+from optrun.artifacts.forks import KEY as BRANCH_FROM
+from optrun.artifacts.forks import Trunk
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
 from optrun.report.alike import data_of, incomparable, unify, workload_of
 from optrun.report.arms import compared, describe, differing, numbered, telling
-from optrun.report.branches import KEY as BRANCH_KEY
-from optrun.report.branches import planned_step
-from optrun.report.collect import NOT_STARTED, Run, flatten
+from optrun.report.collect import NOT_STARTED, Run, Setting, flatten
 from optrun.report.findings import Findings, Question, find
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
@@ -210,7 +210,7 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
     workloads = set()
     for config in configs:
         settings = flatten(config)
-        trunk = {BRANCH_KEY: planned_step(settings.get(BRANCH_KEY))}
+        trunk = {BRANCH_FROM: _planned_step(settings.get(BRANCH_FROM))}
         planned = Run(Path(), "", NOT_STARTED, config=settings, respelt=trunk)
         workloads.add(workload_of(planned))
     return len(workloads)
@@ -233,3 +233,14 @@ def _names(parts: Sequence[list[Run]]) -> list[str]:
             for name, more in zip(names, told, strict=True)
         ]
     return numbered([*map(plain, names)])
+
+
+def _planned_step(trunk: Setting) -> Setting:
+    """Name where planned forks leave their trunks, whichever seeds' trunks these are.
+
+    Example:
+        >>> _planned_step("/runs/oak/checkpoints/step-00000100@0123456789abcdef")
+        'step-00000100'
+    """
+    pinned = Trunk.parse(trunk) if isinstance(trunk, str) else None
+    return trunk if pinned is None else pinned.folder.name

@@ -15,12 +15,11 @@ import torch
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.base.errors import ConfigError, OptrunError, nearest
-from optrun.config.branch import refuse_ended
 from optrun.config.registry.origins import records, require
 from optrun.config.request import Request
 from optrun.config.saved import flat
 from optrun.config.schema.distributed import FsdpConfig
-from optrun.config.schema.run import RunConfig
+from optrun.config.schema.run import RunConfig, refuse_ended_fork
 from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.shard import distribute
@@ -35,8 +34,8 @@ from optrun.optimizer.sparse import refuse_sparse_gradients
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, base_digest, refuse_other_adapter
-from optrun.runner.branch import Branch, begin_branch, restore_branch
 from optrun.runner.chunked import settle_chunked_loss
+from optrun.runner.forks.start import StartedFork, begin_fork, restore_fork
 from optrun.runner.placing import place, try_sharded
 from optrun.runner.prepare import Prepared
 from optrun.runner.reference import settle_reference
@@ -82,7 +81,7 @@ class Start:
     changes: dict[str, tuple[object, object]] = field(default_factory=dict)
     """Since the checkpoint was saved."""
     notes: list[str] = field(default_factory=list)
-    branch: Branch | None = None
+    fork: StartedFork | None = None
     """How the run left its trunk, where it begins as a branch."""
     stop: StopRequest | None = None
     """Of the checkpoint, where nothing that matters was changed since; None: train to the last
@@ -170,12 +169,12 @@ def assemble(
         task, model, config, device, None if saved is None else saved.reference, world=world
     )
     start = Start() if saved is None else _start(saved, opened, constants, plan, batch)
-    state, branch = start.state, start.branch
+    state, fork = start.state, start.fork
     whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
     constants.total_steps = total = config.training.max_steps or max(1, whole)
     schedule_steps = total - int((constants.branch or {}).get("schedule_from", 0))
-    if branch is not None:
-        refuse_ended(branch.folder, branch.step, total, length_key(config))
+    if fork is not None:
+        refuse_ended_fork(fork.folder, fork.step, total, length_key(config))
     ranking = ranking_of(config, task)
     notes = [
         *start.notes,
@@ -199,8 +198,8 @@ def assemble(
         known_metric(task, "scheduler.metric", train_step.scheduler.metric)
     if not len(task.eval):
         _refuse_without_evaluation(config, train_step.scheduler.metric)
-    if snapshot is not None and branch is not None:
-        notes += restore_branch(branch, snapshot, model, train_step, total)
+    if snapshot is not None and fork is not None:
+        notes += restore_fork(fork, snapshot, model, train_step, total)
     elif snapshot is not None:
         notes += restore_state(
             snapshot, model, train_step, start.changes, config.checkpoint.on_other_optimizer
@@ -248,12 +247,10 @@ def _start(
     changes = changes_since(saved, batch.request.values, opened.started_from)
     refuse_other_data(saved, constants, changes)
     if opened.trunk is not None:
-        branch, state = begin_branch(
-            opened.trunk, saved, constants, changes, config.branch_schedule
-        )
-        constants.branch = branch.metadata()
-        listed = table(branch.changes, "other than the trunk's:", derived=batch.derived)
-        return Start(state, changes, [listed] if listed else [], branch)
+        fork, state = begin_fork(opened.trunk, saved, constants, changes, config.branch_schedule)
+        constants.branch = fork.metadata()
+        listed = table(fork.changes, "other than the trunk's:", derived=batch.derived)
+        return Start(state, changes, [listed] if listed else [], fork)
     constants.branch = saved.branch
     state = train_state(saved)
     moved = move(saved.plan, state, plan, constants.plan["fingerprint"])

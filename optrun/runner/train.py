@@ -308,8 +308,8 @@ def _begin(
     """Write what is known before the first step; warn if checkpoints lack room."""
     run, summary, setup, start = session.run, session.summary, assembled.setup, assembled.start
     checkpoint, state = session.config.checkpoint, setup.state
-    if start.branch is not None:
-        summary.values["branch"] = start.branch.summary()
+    if start.fork is not None:
+        summary.values["branch"] = start.fork.summary()
     session.write_config()
     if prepared.tokenizer is not None:
         write_tokenizer(run, prepared.tokenizer)
@@ -323,7 +323,7 @@ def _begin(
             session.display.note(warning)
     if resume is not None:
         summary.resumed(state.global_step, start.changes, assembled.notes)
-    if state.global_step and start.branch is None and not run.metrics.exists():
+    if state.global_step and start.fork is None and not run.metrics.exists():
         session.display.note(
             f"warning: {run.metrics}: missing: its lines up to step {state.global_step:,} are lost"
         )

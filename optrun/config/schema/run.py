@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any
 
+from optrun.base.errors import ConfigError
 from optrun.config import registry
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig, QloraConfig
 from optrun.config.schema.callbacks import callback_configs
@@ -305,3 +306,23 @@ class RunConfig(Checked):
                     " 2.0} there"
                 )
         return notes
+
+
+def refuse_ended_fork(where: str, step: int, total: int, key: str) -> None:
+    """Refuse a fork that would train no step of its own.
+
+    Args:
+        where: The trunk, for the message.
+        step: At which it stands.
+        total: Steps of the whole run.
+        key: What says so, with its value.
+
+    Raises:
+        ConfigError: The trunk is there already.
+    """
+    if step >= total:
+        raise ConfigError(
+            f"{key}: {total:,} steps in all, and the trunk {where} is at step {step:,}: nothing"
+            f" would be trained. Expected more than {step:,}, such as"
+            f" training.max_steps={step + max(step // 10, 1)}."
+        )

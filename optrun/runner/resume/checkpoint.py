@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checkpoint import Snapshot, open_verified, set_aside
+from optrun.artifacts.forks import Trunk, reading
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -18,7 +19,6 @@ from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.retention import clean_leftovers, pointed, step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.tensor_file import first_not_finite
-from optrun.artifacts.trunk import Trunk, reading
 from optrun.base.errors import CheckpointError, ConfigError, ForeignCheckpointError, StorageError
 from optrun.base.reading import kind_of
 from optrun.config.original_cwd import original_cwd

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from optrun.artifacts.forks import reading
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import (
     CHECKPOINT_MANIFEST,
@@ -18,7 +19,6 @@ from optrun.artifacts.run_dir import (
     find_runs,
     parse_step,
 )
-from optrun.artifacts.trunk import reading
 from optrun.base.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
 from optrun.base.reading import read_text
 

@@ -63,7 +63,7 @@ def test_a_run_that_begins_stands_before_its_first_step(built: Built) -> None:
     assert run.setup.state.untouched
     assert not run.is_done
     assert run.start.changes == {}
-    assert run.start.stop is run.start.branch is None
+    assert run.start.stop is run.start.fork is None
     state = run.setup.state
     state.global_step = 3
     assert run.is_done

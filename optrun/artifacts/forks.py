@@ -1,6 +1,6 @@
-"""The checkpoint that a branch starts from, named by where it lies and by what is in it.
+"""Forks: runs that `branch_from=` begins at another run's checkpoint, their trunk.
 
-`FOLDER@DIGEST`.
+Users know a fork as a branch, because the key is called `branch_from`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,25 @@ import contextlib
 import fcntl
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from optrun.artifacts.manifest import refuse_other_format
-from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST
+from optrun.artifacts.run_dir import CHECKPOINT_MANIFEST, CHECKPOINTS
 from optrun.base.errors import CheckpointError
+from optrun.base.formatting import plain
 from optrun.base.reading import open_file, read_bytes
 
+KEY = "branch_from"
+MORE_TRUNKS = "train trunks of more seeds and branch from each: branch_from=TRUNK_0,TRUNK_1,TRUNK_2"
 _PINNED = re.compile(r"(?P<folder>.+)@(?P<digest>[0-9a-f]{16})", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Trunk:
-    """A checkpoint of another run that a branch starts from."""
+    """The checkpoint of another run that a fork starts from, written `FOLDER@DIGEST`."""
 
     folder: Path
     digest: str
@@ -64,7 +67,7 @@ class Trunk:
         """
         if not self.folder.is_dir():
             raise CheckpointError(
-                f"branch_from={self.folder}: the trunk's checkpoint is gone: moved, or deleted by"
+                f"{KEY}={self.folder}: the trunk's checkpoint is gone: moved, or deleted by"
                 " the retention of a run that goes on (its checkpoint.keep_last). Name one that"
                 " stays, or the place where it lies now."
             )
@@ -72,10 +75,45 @@ class Trunk:
         found = checkpoint_digest(self.folder)
         if found != self.digest:
             raise CheckpointError(
-                f"branch_from={self.folder}: its content is another one now: digest {found}, and"
+                f"{KEY}={self.folder}: its content is another one now: digest {found}, and"
                 f" {self.digest} when this branch was asked for. A changed trunk makes another"
                 " branch: begin it anew."
             )
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Where a run left its trunk, as its `summary.json` says it."""
+
+    folder: Path
+    """The checkpoint."""
+    trunk: str
+    """Identity of the trunk's run, or its checkpoint if it has none."""
+    kind: str
+    """Digest of the trunk's configuration without the seed."""
+    step: int
+
+    @classmethod
+    def of(cls, summary: Mapping[str, object]) -> Fork | None:
+        """Read where a run left its trunk; None for a run without one."""
+        record = summary.get("branch")
+        if not isinstance(record, dict) or "folder" not in record:
+            return None
+        step = record.get("step")
+        if not isinstance(step, int):
+            return None
+        trunk = record.get("run_id") or record.get("digest")
+        return cls(Path(str(record["folder"])), str(trunk), str(record.get("trunk_config")), step)
+
+    @property
+    def run(self) -> Path:
+        """Where the trunk lies, or lay."""
+        return self.folder.parents[1] if self.folder.parent.name == CHECKPOINTS else self.folder
+
+    @property
+    def name(self) -> str:
+        """The trunk's directory and the step."""
+        return plain(f"{self.run.name} step {self.step:,}")
 
 
 def checkpoint_digest(folder: Path) -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.config import saved, store
-from optrun.config.branch import as_overrides, refuse_other_place, under
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import checked
+from optrun.runner.forks.overrides import as_overrides, refuse_other_place, under
 
 
 def composed(hydra: Hydra, *tokens: str) -> dict:

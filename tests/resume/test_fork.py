@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from optrun import compose
+from optrun.artifacts.forks import Trunk, reading
 from optrun.artifacts.retention import Retention
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.trunk import Trunk, reading
 from optrun.base.errors import CheckpointError, ConfigError
-from optrun.cli.branch import Branching
 from optrun.config import store
 from optrun.config.request import CommandLine
+from optrun.runner.forks.command_line import Forks
 from optrun.sweeper.jobs import Composer, build_jobs
 from tests.running import TINY_GPT, optrun, records, summary, tensors, write_text
 
@@ -287,11 +287,9 @@ def test_the_identity_of_a_job_is_what_the_trunk_holds(place: Path) -> None:
     def jobs(trunk: str) -> dict[str, dict]:
         tokens = [f"{trunk}", "optimizer=adamw,lamb"]
         line = CommandLine(overrides=tokens)
-        branching = Branching(hydra, line)
-        points = [
-            [*branching.pinned(tokens[:1]), f"optimizer={name}"] for name in ("adamw", "lamb")
-        ]
-        compose = Composer(hydra, "config", whole=branching, require=branching.require_place)
+        forks = Forks(hydra, line)
+        points = [[*forks.pinned(tokens[:1]), f"optimizer={name}"] for name in ("adamw", "lamb")]
+        compose = Composer(hydra, "config", whole=forks, require=forks.require_place)
         return {job.name: dict(job.values) for job in build_jobs(compose, points)}
 
     hydra = store.open_hydra()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from optrun.artifacts.forks import Fork
 from optrun.base.errors import ConfigError
-from optrun.report.branches import fork_of
 from optrun.report.collect import Run, load_run, load_runs
 from optrun.report.confirmation import prepare
 from optrun.report.figures import pictures
@@ -111,7 +111,7 @@ def test_steps_and_trunks_are_what_is_compared(grove: Path, tmp_path: Path) -> N
 
 def test_the_tables_name_trunk_and_step(grove: Path) -> None:
     run = of(grove / "branches/lamb0")
-    assert fork_of(run) is not None
+    assert Fork.of(run.summary) is not None
     table = runs_table([run], [], "eval/loss", "min")
     assert "oak0 step 100" in table.rows[0][-1]
 

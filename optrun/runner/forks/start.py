@@ -1,4 +1,4 @@
-"""Starts a branch: the trunk's weights, generators and place in the data.
+"""Starts a fork: the trunk's weights, generators and place in the data.
 
 Its optimizer state where that fits.
 """
@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 import torch
 
 from optrun.artifacts.checkpoint import Snapshot
+from optrun.artifacts.forks import Trunk
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
-from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError
 from optrun.config.saved import ENVIRONMENT, plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
@@ -43,7 +43,7 @@ _PLAN = (
 
 
 @dataclass
-class Branch:
+class StartedFork:
     """How a branch left its trunk."""
 
     folder: str
@@ -94,13 +94,13 @@ def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
     return int((saved.branch or {}).get("schedule_from", 0))
 
 
-def begin_branch(
+def begin_fork(
     trunk: Trunk,
     saved: CheckpointMetadata,
     now: CheckpointMetadata,
     changes: Changes,
     schedule: BranchSchedule,
-) -> tuple[Branch, TrainState]:
+) -> tuple[StartedFork, TrainState]:
     """Take the counters of the trunk, where the branch stands at the same place in the same data.
 
     What the trunk was best at, and when, stays with the trunk.
@@ -124,7 +124,7 @@ def begin_branch(
     state.best, state.last, state.before_training, state.without_end = {}, {}, {}, {}
     state.ranking, state.ranking_losses = {}, {}
     place = (str(trunk.folder), trunk.digest, saved.run_id, saved.global_step)
-    return Branch(*place, schedule_from(saved, schedule), _kind(saved), changes=own), state
+    return StartedFork(*place, schedule_from(saved, schedule), _kind(saved), changes=own), state
 
 
 def _kind(saved: CheckpointMetadata) -> str:
@@ -178,17 +178,17 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
         )
 
 
-def restore_branch(
-    branch: Branch, snapshot: Snapshot, model: torch.nn.Module, train_step: TrainStep, total: int
+def restore_fork(
+    fork: StartedFork, snapshot: Snapshot, model: torch.nn.Module, train_step: TrainStep, total: int
 ) -> list[str]:
     """Load the trunk's weights, and of its optimizer and schedule what goes on.
 
     `branch` says what that is.
 
     Args:
-        branch: Its words are filled in.
+        fork: Its words are filled in.
         snapshot: Of the trunk, verified.
-        model: Built from the configuration of the branch.
+        model: Built from the configuration of the fork.
         train_step: The same.
         total: Steps of the whole run.
 
@@ -199,16 +199,16 @@ def restore_branch(
         ConfigError: A change made the weights unfit.
         CheckpointError: As `restore_state`.
     """
-    snapshot = restore_weights(snapshot, model, branch.changes)
-    taken, branch.optimizer_state = inherit_state(
+    snapshot = restore_weights(snapshot, model, fork.changes)
+    taken, fork.optimizer_state = inherit_state(
         train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer
     )
     if taken:
         refuse_mutated_optimizer(snapshot, train_step)
     notes = []
-    if branch.schedule_from != branch.step:
+    if fork.schedule_from != fork.step:
         notes = restore_schedule(snapshot.metadata.scheduler, train_step)
     name = str(train_step.scheduler.state_dict()["name"])
-    branch.schedule = schedule_in_words(name, branch.schedule_from, branch.step, total)
+    fork.schedule = schedule_in_words(name, fork.schedule_from, fork.step, total)
     restore_scaler(snapshot, train_step)
-    return [*branch.notes(), *notes]
+    return [*fork.notes(), *notes]

@@ -1,7 +1,4 @@
-"""The command line of a branch.
-
-The configuration of its trunk as overrides, under those that were typed.
-"""
+"""Put the configuration of a trunk, as overrides, under those typed for a fork."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from optrun.artifacts.forks import KEY
 from optrun.base.bounded_yaml import ENVIRONMENT
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
@@ -24,8 +22,6 @@ from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.tokens import key_of
-
-KEY = "branch_from"
 
 OWN = (KEY, "branch_schedule", "resume", "run_name", ENVIRONMENT)
 """Keys that belong to one run, and are not taken from its trunk."""
@@ -41,11 +37,11 @@ _BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
 _HARMLESS = ("task.prompt", "task.samples", "task.sample_tokens", "task.metrics")
 
 
-def is_branch(token: str) -> bool:
+def names_fork(token: str) -> bool:
     """Tell whether an override is `branch_from=...`.
 
     Example:
-        >>> is_branch("branch_from=outputs/run"), is_branch("branch_schedule=restart")
+        >>> names_fork("branch_from=outputs/run"), names_fork("branch_schedule=restart")
         (True, False)
     """
     return key_of(token) == KEY
@@ -225,26 +221,6 @@ def refuse_other_place(trunk: PlainMapping, values: PlainMapping, where: str) ->
         raise ConfigError(
             f"{listed}: a branch has the model of its trunk and its place in the data, and takes"
             f" both from {where}. Leave it out, or start a new run without branch_from."
-        )
-
-
-def refuse_ended(where: str, step: int, total: int, key: str) -> None:
-    """Refuse a branch without a step of its own.
-
-    Args:
-        where: The trunk, for the message.
-        step: At which it stands.
-        total: Steps of the whole run.
-        key: What says so, with its value.
-
-    Raises:
-        ConfigError: The trunk is there already.
-    """
-    if step >= total:
-        raise ConfigError(
-            f"{key}: {total:,} steps in all, and the trunk {where} is at step {step:,}: nothing"
-            f" would be trained. Expected more than {step:,}, such as"
-            f" training.max_steps={step + max(step // 10, 1)}."
         )
 
 

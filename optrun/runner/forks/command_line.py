@@ -12,29 +12,28 @@ from pathlib import Path
 
 from hydra.core.override_parser.types import ChoiceSweep, Override
 
+from optrun.artifacts.forks import KEY, Trunk
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.trunk import Trunk
 from optrun.base.errors import ConfigError, printable
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import overrides, saved, store
-from optrun.config.branch import (
-    KEY,
-    OWN,
-    as_overrides,
-    is_branch,
-    refuse_ended,
-    refuse_other_place,
-    under,
-)
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_cwd, rebase_paths
 from optrun.config.registry.origins import require
 from optrun.config.request import CommandLine
+from optrun.config.schema.run import refuse_ended_fork
+from optrun.runner.forks.overrides import (
+    OWN,
+    as_overrides,
+    names_fork,
+    refuse_other_place,
+    under,
+)
 
 
 @dataclass(frozen=True)
-class _Known:
+class _TrunkConfig:
     """What is read of a trunk to make the command line of a branch whole."""
 
     overrides: list[str]
@@ -58,8 +57,8 @@ class _Known:
         return under(self.overrides, self.values, typed)
 
 
-class Branching:
-    """Makes command lines of branches whole; those of other runs stay as they are.
+class Forks:
+    """Completes the command lines of forks; those of other runs stay as they are.
 
     Args:
         hydra: Composes.
@@ -72,8 +71,8 @@ class Branching:
     def __init__(self, hydra: Hydra, command_line: CommandLine) -> None:
         self.hydra = hydra
         self.config_name = command_line.config_name
-        self._trunks: dict[str, _Known] = {}
-        if command_line.names_config and any(map(is_branch, command_line.overrides)):
+        self._trunks: dict[str, _TrunkConfig] = {}
+        if command_line.names_config and any(map(names_fork, command_line.overrides)):
             raise ConfigError(
                 f"-cn {command_line.config_name}: a branch has the configuration of its trunk, and"
                 " the recipe would be left unread. Leave -cn out, and give what should be"
@@ -89,7 +88,7 @@ class Branching:
         """
         found = list(tokens)
         for at, token in enumerate(tokens):
-            if is_branch(token):
+            if names_fork(token):
                 override = overrides.parse([token])[0]
                 if override.is_delete() or (
                     override.is_sweep_override() and not override.is_choice_sweep()
@@ -151,9 +150,9 @@ class Branching:
             refuse_other_place(trunk.values, values, str(value))
             length = values["training"]["max_steps"]
             if length is not None:
-                refuse_ended(str(value), trunk.step, length, f"training.max_steps={length}")
+                refuse_ended_fork(str(value), trunk.step, length, f"training.max_steps={length}")
 
-    def _trunk(self, value: str) -> _Known:
+    def _trunk(self, value: str) -> _TrunkConfig:
         if value not in self._trunks:
             trunk = Trunk.parse(value)
             assert trunk is not None, "it was pinned"
@@ -168,7 +167,7 @@ class Branching:
             rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
             values = saved.plain(before)
             own = as_overrides(self.hydra, values, str(folder))
-            self._trunks[value] = _Known(own, values, metadata.global_step, set())
+            self._trunks[value] = _TrunkConfig(own, values, metadata.global_step, set())
         return self._trunks[value]
 
 
@@ -197,7 +196,7 @@ def trunk_of(tokens: Sequence[str]) -> str | None:
 
     None where it is absent or null.
     """
-    for override in overrides.parse([token for token in tokens if is_branch(token)]):
+    for override in overrides.parse([token for token in tokens if names_fork(token)]):
         first = _values(override)[0]
         return None if first is None else str(first)
     return None
@@ -217,7 +216,7 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
     Any other command line stays as it is.
 
     Raises:
-        ConfigError: As `Branching.checked`, and for another model or another place in the data.
+        ConfigError: As `Forks.checked`, and for another model or another place in the data.
         CheckpointError: As `find_trunk`.
     """
     override = command_line.override(KEY)
@@ -227,9 +226,9 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
         raise ConfigError(
             f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
         )
-    branching = Branching(hydra, command_line)
-    whole = branching(branching.checked(command_line.overrides, sweep=False))
-    branching.require_place(
+    forks = Forks(hydra, command_line)
+    whole = forks(forks.checked(command_line.overrides, sweep=False))
+    forks.require_place(
         saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, whole)))
     )
     return replace(command_line, overrides=whole)
