@@ -20,11 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "param_groups": {"base", "config"},
     "scheduler": {"base", "config"},
     "distributed": {"base", "config"},
-    "report": {
-        "artifacts",
-        "base",
-        "config",
-    },  # the default of a key that an earlier version lacked
+    "report": {"artifacts", "base", "config"},
     "model": {"base", "config", "data"},
     "optimizer": {"base", "config", "param_groups"},  # AdamWDL's ratio function, one pure function
     "testing": {"config", "optimizer", "param_groups"},

@@ -12,9 +12,6 @@ ABSENT: Any = object()
 """Value of a key that every whole checkpoint has, and this file has not: `refuse_garbage` says so
 before it is used."""
 
-SPLIT_BY = "text"
-"""How a run that begins now cuts evaluation rows from its training rows."""
-
 
 @dataclass(kw_only=True)
 class CheckpointMetadata:
@@ -47,11 +44,6 @@ class CheckpointMetadata:
     config_digest: str | None = None
     run_id: str | None = None
     """Of which run it is; None: of none."""
-    split_by: str | None = None
-    """`text`: where evaluation rows are cut from the training rows, equal texts are on one side.
-
-    None: an older run,
-    whose rows were cut one by one."""
     branch: PlainDict | None = None
     """Where a branch left its trunk: `folder`, `digest`, `run_id`, `step`, and `schedule_from`, the
     step that its schedule counts from. None: the run began at step 0."""

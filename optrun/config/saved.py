@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,16 @@ from optrun.base.bounded_yaml import (
     UnboundedYamlError,
     interpolations,
     unresolved_key,
-    yaml_mapping,
     yaml_text,
 )
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import store
-from optrun.config.groups import default_values, no_such_choice
+from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, names_in, parse, quoted, refuse_names, refuse_twice
-from optrun.config.paths import config_dir
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.tracking import SeveralConfig
@@ -42,14 +39,6 @@ _TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 _LOCAL_TRACKERS = ("none", "tensorboard")
 _SHORTEST = 4
 """Characters of a text that is looked for in messages: a shorter one is part of other words."""
-_LATER_GROUPS = {
-    "distributed": {"name": "none"},
-    "adapter": {"name": "none"},
-    "parametrization": {"name": "standard"},
-}
-"""What an older run, which has no such groups, was."""
-_LATER_KEYS = {"training": {"chunked_loss": "False"}}
-"""What an older run, which has no such keys, did, where a new run does something else."""
 
 
 def read_config(path: Path) -> PlainDict:
@@ -102,33 +91,47 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
         ConfigError: A group is missing, a key or type does not fit, or a value is not resolved.
     """
     refuse_interpolations(values, where)
-    own, chosen = {**_LATER_GROUPS, **values}, dict[str, type[object]]()
-    own.pop(ENVIRONMENT, None)
+    sections = {key: value for key, value in values.items() if key != ENVIRONMENT}
+    chosen: dict[str, type[object]] = {}
     for group, schemas in store.GROUPS.items():
-        section = own.get(group)
+        section = sections.get(group)
         if not isinstance(section, Mapping) or "name" not in section:
-            raise ConfigError(f"{where}: group {group} is missing: this was not written by optrun.")
-        filled = _filled(group, section)
-        chosen[group] = schemas[filled.pop(KIND)]
-        several = filled.get("trackers", {}) if chosen[group] is SeveralConfig else {}
-        if not isinstance(several, Mapping) or not all(
-            isinstance(one, Mapping) and "name" in one for one in several.values()
-        ):
             raise ConfigError(
-                f"{where}: {group}.trackers={several}: expected NAME: {{KEY: VALUE}} of each, its"
-                " name there."
+                f"{where}: group {group} is missing: this was not written by this version of"
+                " optrun."
             )
-        for name, tracker in several.items():
-            inner = _filled(group, tracker)
-            chosen[f"{group}.trackers.{name}"] = schemas[inner.pop(KIND)]
-            filled["trackers"] = filled["trackers"] | {name: inner}
-        own[group] = filled
+        chosen[group] = schemas[saved_kind(group, schemas, section)]
+        typed_section = _without_kind(section)
+        if chosen[group] is SeveralConfig:
+            trackers = section.get("trackers", {})
+            if not _are_named(trackers):
+                raise ConfigError(
+                    f"{where}: {group}.trackers={trackers}: expected NAME: {{KEY: VALUE}} of each,"
+                    " its name there."
+                )
+            for name, tracker in trackers.items():
+                chosen[f"{group}.trackers.{name}"] = schemas[saved_kind(group, schemas, tracker)]
+            typed_section["trackers"] = {
+                name: _without_kind(tracker) for name, tracker in trackers.items()
+            }
+        sections[group] = typed_section
     try:
-        merged = OmegaConf.merge(_tree(tuple(chosen.items())), own)
+        merged = OmegaConf.merge(_tree(tuple(chosen.items())), sections)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def _are_named(trackers: object) -> bool:
+    """Tell whether these are trackers by name, each with its choice in it."""
+    return isinstance(trackers, Mapping) and all(
+        isinstance(tracker, Mapping) and "name" in tracker for tracker in trackers.values()
+    )
+
+
+def _without_kind(section: Mapping[str, object]) -> PlainDict:
+    return {key: value for key, value in section.items() if key != KIND}
 
 
 @cache
@@ -373,7 +376,8 @@ def differences(
         >>> differences({"lr": float("nan")}, {"lr": float("nan")})
         {}
     """
-    old, new = flat(_all_filled(before)), flat(_all_filled(after))
+    old = flat(before)
+    new = flat(after)
     found = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
@@ -385,29 +389,6 @@ def differences(
     return found
 
 
-def is_default(values: PlainMapping, key: str) -> bool:
-    """Tell whether a value is the one that our files have for it if nobody gives another.
-
-    Args:
-        values: A resolved configuration, plain.
-        key: Dotted; a key that our files do not have has no default.
-    """
-    group, _, name = key.partition(".")
-    if group in store.GROUPS and name != "name":
-        given = flat(default_values(group, saved_kind(group, store.GROUPS[group], values[group])))
-    else:
-        given, name = yaml_mapping(config_dir() / f"{DEFAULT_CONFIG}.yaml"), key
-        chosen = (entry for entry in given.pop("defaults") if isinstance(entry, Mapping))
-        given = flat(given) | {
-            f"{group}.name": choice for entry in chosen for group, choice in entry.items()
-        }
-    if name not in given:
-        return False
-    cfg = OmegaConf.create(dict(values))
-    OmegaConf.update(cfg, key, given[name], merge=False)  # it may refer to other keys
-    return same(flat(values).get(key), OmegaConf.select(cfg, key))
-
-
 def same(before: object, after: object) -> bool:
     """Compare two values for equality, NaN and NaN among them.
 
@@ -416,41 +397,3 @@ def same(before: object, after: object) -> bool:
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(same, before, after))
     return bool(before == after) or (before != before and after != after)
-
-
-def _all_filled(values: PlainMapping) -> PlainDict:
-    """Fill a saved configuration with the keys that came later."""
-    values = {**_LATER_GROUPS, **values}
-    sections = {
-        group: values[group] for group in store.GROUPS if isinstance(values.get(group), Mapping)
-    }
-    return {
-        "callbacks": {},
-        "branch_schedule": "continue",
-        "matters": None,
-        **values,
-        **{group: _filled(group, own) if "name" in own else own for group, own in sections.items()},
-    }
-
-
-def _filled(group: str, section: Mapping[str, object]) -> PlainDict:
-    """Fill the saved values of a group with their kind, and with keys that came later.
-
-    Values are those of the file of the choice.
-    """
-    schemas = store.GROUPS[group]
-    kind = saved_kind(group, schemas, section)
-    if (group, kind) == (
-        "data",
-        "mixture",
-    ) and "sources" in section:  # what data.mixture was called in runs of before
-        section = {"mixture" if key == "sources" else key: value for key, value in section.items()}
-    section = {**_LATER_KEYS.get(group, {}), **section}
-    later = {field.name for field in fields(schemas[kind])} - set(
-        section
-    )  # not its class variables
-    if later:
-        shipped = default_values(group, kind)
-        later_values = {key: shipped[key] for key in shipped if key in later}
-        section = {**section, **({} if any(interpolations(later_values)) else later_values)}
-    return {**section, KIND: kind}

@@ -1,12 +1,8 @@
-"""Tell what is the same in runs.
-
-A file by two paths, a key that an earlier version lacked, the rows of evaluation.
-"""
+"""Tell what is the same in runs: a file by two paths, the rows of evaluation."""
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import glob
 import itertools
 import os
@@ -17,7 +13,6 @@ from functools import cache
 from pathlib import Path
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.base.errors import ConfigError
 from optrun.base.formatting import plain
 from optrun.base.reading import read_text
 from optrun.report.collect import Run
@@ -36,49 +31,6 @@ _SOURCE = (
     "label_column",
 )
 _PREPARING = ("data.", "model.", "task.")
-
-
-def unify(runs: Sequence[Run]) -> None:
-    """Give runs the same settings where they mean the same; see `fill_defaults` and `respell`."""
-    fill_defaults(runs)
-    respell(runs)
-
-
-def fill_defaults(runs: Sequence[Run]) -> None:
-    """Give a key to the runs of before it was there, where another run has it at its default.
-
-    That is no difference.
-
-    A key of a group is given to runs with the same choice in it; others do not have it.
-
-    Args:
-        runs: Their `config` is filled.
-    """
-    for key in dict.fromkeys(key for run in runs for key in run.config):
-        if not (lacking := [run for run in runs if key not in run.config]):
-            continue
-        group, _, leaf = key.partition(".")
-        choice = [f"{group}.name"] if leaf not in ("", "name") else []
-        kin = defaultdict[object, list[Run]](list)
-        for run in lacking:
-            kin[run.settings(choice)].append(run)
-        having = {run.settings([*choice, key]): run for run in runs if key in run.config}
-        for run in having.values():
-            if (others := kin.get(run.settings(choice))) and _is_default(run, key):
-                for other in others:
-                    other.config[key] = run.config[key]
-
-
-def _is_default(run: Run, key: str) -> bool:
-    """Tell whether a run has a key as it comes.
-
-    A choice of a plugin that is not loaded says nothing.
-    """
-    from optrun.config.saved import is_default
-
-    with contextlib.suppress(ConfigError, KeyError, OSError):
-        return is_default(run.values, key)
-    return False
 
 
 def respell(runs: Sequence[Run]) -> None:

@@ -19,7 +19,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
 from optrun.config.schema.metric import metric_mode
 from optrun.report import arms as grouping
-from optrun.report.alike import incomparable, unify
+from optrun.report.alike import incomparable, respell
 from optrun.report.arms import (
     Arm,
     Contender,
@@ -136,7 +136,7 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     by, baseline, target = asked.get("by", ()), asked.get("baseline"), asked.get("target")
     name, mode = choose_metric(runs, asked.get("metric"))
     described = [run for run in runs if run.described]
-    unify(described)
+    respell(described)
     _name_trunks(described)
     keys = differing(described)
     for key in by:

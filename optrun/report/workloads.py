@@ -21,7 +21,7 @@ from optrun.artifacts.forks import KEY as BRANCH_FROM
 from optrun.artifacts.forks import Trunk
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
-from optrun.report.alike import data_of, incomparable, unify, workload_of
+from optrun.report.alike import data_of, incomparable, respell, workload_of
 from optrun.report.arms import compared, describe, differing, numbered, telling
 from optrun.report.collect import NOT_STARTED, Run, Setting, flatten
 from optrun.report.findings import Findings, Question, find
@@ -190,7 +190,7 @@ def split(runs: Sequence[Run]) -> dict[str, list[Run]]:
     Runs whose configuration is not known are left out.
     """
     described = [run for run in runs if run.described]
-    unify(described)
+    respell(described)
     by_rows: dict[tuple[object, ...], list[Run]] = {}
     for run in described:
         by_rows.setdefault(workload_of(run), []).append(run)

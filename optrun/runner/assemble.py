@@ -151,7 +151,6 @@ def assemble(
         global_step=0,
         config=dict(values),
         config_digest=config_digest(values),
-        split_by=prepared.split_by,
         plan=plan_values(
             plan, f"{task.train.fingerprint()[:16]}-{task.eval_fingerprint()}", task.train
         ),
@@ -192,7 +191,7 @@ def assemble(
     if saved is None:
         notes += [config.default_lr_note(), config.factors_note()]
     else:
-        notes += [other_environment(saved, constants.environment), *config.older_power_notes()]
+        notes.append(other_environment(saved, constants.environment))
     notes += [config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
     if train_step.scheduler.metric is not None:
         known_metric(task, "scheduler.metric", train_step.scheduler.metric)

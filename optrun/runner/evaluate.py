@@ -68,8 +68,8 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     snapshot = read_checkpoint(checkpoint)
     tokenizer = run.tokenizer if (run.tokenizer / "tokenizer.json").is_file() else None
     at = pinned(config, pinned_revision(config, snapshot.metadata))
-    classes, split_by = class_names(snapshot.metadata.model_config), snapshot.metadata.split_by
-    prepared = prepare(at, TrainedArtifacts(tokenizer, classes, split_by=split_by))
+    classes = class_names(snapshot.metadata.model_config)
+    prepared = prepare(at, TrainedArtifacts(tokenizer, classes))
     refuse_other_tokenizer(snapshot.metadata, prepared.tokenizer)
     task = prepared.task
     examples = sum(map(len, task.eval_sets.values()))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from optrun.artifacts.metadata import SPLIT_BY
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import folder_problems
 from optrun.base.errors import ConfigError
@@ -60,7 +59,6 @@ class Prepared:
     notes: list[str]
     cut_from_train: bool
     """Whether the evaluation rows were held back from the training rows."""
-    split_by: str | None
     facts: DataFacts
     spec: ModelSpec
     """What task and tokenizer ask of the model."""
@@ -80,8 +78,6 @@ class TrainedArtifacts:
     """Names by number; None: those of the training rows."""
     trains: bool = False
     """Whether the model trains, and is not evaluated alone."""
-    split_by: str | None = SPLIT_BY
-    """How evaluation rows are cut from the training rows, as in a checkpoint."""
 
 
 def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> TrainedArtifacts:
@@ -92,14 +88,14 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
         model: The model choice in force.
 
     Returns:
-        How its rows are split; its own tokenizer, if the checkpoint was trained with it, it is
+        Its own tokenizer, if the checkpoint was trained with it, it is
         whole, and nobody asked for another one.
     """
     saved = opened.saved
     if opened.folder is None or saved is None:
         return TrainedArtifacts(None, trains=True)
     run = RunDir(opened.folder.parent.parent)
-    found = TrainedArtifacts(None, trains=True, split_by=saved.split_by)
+    found = TrainedArtifacts(None, trains=True)
     asked = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get("vocab_size")
     if asked or not (run.tokenizer / "tokenizer.json").is_file() or folder_problems(run.tokenizer):
         return found
@@ -166,7 +162,7 @@ def prepare(
         config.data,
         seed=config.seed,
         documents=config.task.joins_documents,
-        inputs=None if artifacts.split_by is None else kind.inputs,
+        inputs=kind.inputs,
     )
     for part in (source, *getattr(source, "parts", {}).values()):
         part.classes = artifacts.classes
@@ -204,8 +200,8 @@ def prepare(
         if not meta and not sharded and not needs_device(model):
             expect_apart(model, key)
     notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
-    cut, split_by = source.cut_from_train, artifacts.split_by
-    return Prepared(task, tokenizer, model, notes, cut, split_by, facts, spec, sharded, sizes)
+    cut = source.cut_from_train
+    return Prepared(task, tokenizer, model, notes, cut, facts, spec, sharded, sizes)
 
 
 def initial_model(

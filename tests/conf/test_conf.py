@@ -16,7 +16,6 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from optrun.artifacts.provenance import config_digest
 from optrun.config import saved, store
 from optrun.config.groups import default_values
 from optrun.config.schema.run import BranchSchedule
@@ -236,20 +235,6 @@ def test_a_schedule_that_a_branch_starts_anew_does_not_climb() -> None:
     for schedule, ratio in ((BranchSchedule["continue"], 0.05), (BranchSchedule["restart"], None)):
         node.branch_schedule = schedule
         assert node.scheduler.warmup_ratio == ratio
-
-
-def test_a_configuration_from_before_the_factor_stays_what_it_was() -> None:
-    hydra = store.open_hydra()
-    words = ["model=pretrained", "model.path=somewhere", "lr=1e-3"]
-    now = saved.plain(store.without_hydra(store.compose(hydra, "config", words)))
-    before = {
-        **now,
-        "model": {key: value for key, value in now["model"].items() if key != "default_lr_factor"},
-    }
-    taken_up = saved.with_schemas(before, "here")
-    assert store.typed(taken_up).lr == 1e-3
-    assert saved.differences(before, saved.plain(taken_up)) == {}
-    assert config_digest(before) == config_digest(now), "a sweep's command finds its jobs of before"
 
 
 def test_completion_lists_choices_without_schemas() -> None:

@@ -10,14 +10,12 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from optrun.model import tokenizer
 from optrun.param_groups import build
-from optrun.runner import prepare
 from optrun.training.step import TrainStep
 from tests.faults.runs import words_with
 from tests.running import (
@@ -279,32 +277,3 @@ def test_a_tokenizer_is_kept_with_other_rows_and_not_used_when_damaged(
     )  # of which another vocabulary would be learnt
     assert optrun("resume=run", "training.max_steps=4", "data.train=other.txt") == 0
     assert json.loads(saved.read_text())["model"]["vocab"] == json.loads(whole)["model"]["vocab"]
-
-
-def test_an_older_run_keeps_its_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its rows were cut one by one, equal texts or not.
-
-    A run that begins now has no text on both sides.
-    """
-    monkeypatch.chdir(tmp_path)
-    words = classification(tmp_path)
-    rows = [f"{sentence(n % 20)},{'even' if n % 2 == 0 else 'odd'}" for n in range(60)]
-    Path("train.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    with monkeypatch.context() as older:
-        older.setattr(prepare, "TrainedArtifacts", partial(prepare.TrainedArtifacts, split_by=None))
-        assert optrun(*words, *FEW, "hydra.run.dir=whole") == 0
-        assert "stand in data.train, too" in capsys.readouterr().out
-        stop_at(older, 2, signal.SIGTERM)
-        assert optrun(*words, *FEW, "hydra.run.dir=cut") == 75
-    assert optrun("resume=cut") == 0
-    same(Path("cut"), Path("whole"), 4)
-    assert optrun("evaluate", "cut") == 0
-    assert "not those that were held back" not in capsys.readouterr().out
-    assert optrun(*words, *FEW[:-2], "training.max_steps=1", "hydra.run.dir=new") == 0
-    said = capsys.readouterr().out
-    assert "stand in data.train, too" not in said
-    assert "40 rows repeat another one" in said
-    assert optrun("evaluate", "new") == 0
-    assert "not those that were held back" not in capsys.readouterr().out

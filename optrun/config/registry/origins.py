@@ -126,9 +126,7 @@ def _difference(record: Mapping[str, object], row: registry.Choice) -> str | Non
     if row.origin is None:
         return f"{name}: was registered by {_who(record)}, and is optrun's own now"
     now = _source(row)
-    if now["sha256"] == record.get(
-        "sha256"
-    ):  # runs of before imports were recorded have this digest alone
+    if now["sha256"] == record.get("sha256"):
         changed = changed_import(record.get("imports"), Path(str(now.get("path"))).parent)
         return None if changed is None else f"{name}: {_who(now)} imports {changed}"
     was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]

@@ -35,15 +35,6 @@ OPTION = "--plugin"
 
 __path__: list[str] = []  # makes modules of this one possible; `_Files` finds them
 
-
-FORMER = {
-    "optrun.errors": "optrun.base.errors",
-    "optrun.tracking": "optrun.training.trackers",
-    "optrun.prediction": "optrun.runner.prediction",
-}
-"""Modules that the plugins of stored runs import by the names of 0.1, and where they stand now."""
-
-
 LOADED: dict[str, PlainDict] = {}
 """What each plugin is recorded as, by its module's name, in the order of loading."""
 
@@ -113,8 +104,6 @@ def load(given: str, path: str | None = None) -> PlainDict:
         forget_imports(imports, file.parent)
         forget(name)
     imported = name in sys.modules
-    for former, module in FORMER.items():
-        sys.modules.setdefault(former, importlib.import_module(module))
     try:
         with registry.origin(str(file)):  # not `given`, which means another file in another folder
             _import(name, given, file)

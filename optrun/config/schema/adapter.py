@@ -58,10 +58,7 @@ class LoraConfig(AdapterConfig):
     Null, or
     all-linear: every linear module (transformers' Conv1D among them) but the head."""
     exclude_modules: Any = None
-    """Those of them that get no factors, by names, their ends, or one regular expression.
-
-    Here and below is a default,
-    since older runs have no such key."""
+    """Those of them that get no factors, by names, their ends, or one regular expression."""
     target_parameters: list[str] | None = None
     """Names of parameters with two or three axes, or ends of names at a dot, that get factors
     by themselves, such as the experts stacked in mlp.experts.gate_up_proj; each expert has its

@@ -176,7 +176,7 @@ class StreamableConfig(ColumnsConfig):
 
     streaming: bool = False
     """True: training rows (jsonl, parquet) are read where they lie whenever they are needed; only
-    where each begins is kept. It has a default: older runs have no such key."""
+    where each begins is kept."""
     shuffle_window: Count = 1000
     """Rows of a window of a stream; the windows of all files are permuted, and every four shuffled
     together."""
@@ -196,7 +196,6 @@ class StreamableConfig(ColumnsConfig):
 class FilesConfig(PathsConfig, StreamableConfig):
     """The user's own files: csv, tsv, json, jsonl, parquet, arrow, xlsx, CoNLL or text."""
 
-    # They have defaults: older runs have no such keys.
     format: str | None = None
     """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow, xlsx,
     text, conll; null: by their endings."""

@@ -43,17 +43,13 @@ class PretrainedConfig(ModelConfig):
     """Hub name or local folder."""
     default_lr_factor: Positive | None = None
     """Where the top-level `lr` is not set, it is the optimizer's `default_lr` times this: weights
-    that were trained before are moved in smaller steps. Null, as in configurations saved before it
-    existed: 1."""
+    that were trained before are moved in smaller steps. Null: 1."""
     revision: str | None
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool
     """Run Python code that comes with the model. Counts only when it stands on the command line."""
     quantization: Annotated[str, one_of("4bit", "8bit")] | None = None
-    """`4bit` or `8bit`: linear modules of a base that an adapter stands beside, by bitsandbytes.
-
-    This and the next two
-    have defaults: older runs have no such keys."""
+    """`4bit` or `8bit`: linear modules of a base that an adapter stands beside, by bitsandbytes."""
     bnb_4bit_quant_type: Annotated[str, one_of("nf4", "fp4")] = "nf4"
     """`nf4`, whose 16 values are quantiles of a normal distribution, or `fp4`, which are
     floating-point numbers."""

@@ -21,7 +21,7 @@ from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.parametrization import ParametrizationConfig
 from optrun.config.schema.ranges import Positive, matching, whole_number
-from optrun.config.schema.scheduler import ConstantConfig, PolynomialConfig, SchedulerConfig
+from optrun.config.schema.scheduler import ConstantConfig, SchedulerConfig
 from optrun.config.schema.task_base import TaskConfig
 from optrun.config.schema.tracking import TrackingConfig
 from optrun.config.schema.training import Precision, TrainingConfig
@@ -64,21 +64,12 @@ class RunConfig(Checked):
     tracking: TrackingConfig
     distributed: DistributedConfig
     callbacks: dict[str, Any] = field(default_factory=dict)
-    """Name of a registered callback to its keys and values.
-
-    It has a default: older runs have no such key.
-    """
+    """Name of a registered callback to its keys and values."""
     branch_from: Annotated[str, matching(r".+@[0-9a-f]{16}", _OF_A_TRUNK)] | None = None
-    """Checkpoint of another run that this one started from, `FOLDER@DIGEST`.
-
-    Older runs have no such key.
-    """
+    """Checkpoint of another run that this one started from, `FOLDER@DIGEST`."""
     branch_schedule: BranchSchedule = BranchSchedule["continue"]
     lr_from: Annotated[str, matching(r".+: lr .+, 90 % interval .+", _OF_A_SWEEP)] | None = None
-    """Where `lr` came from, with its interval, if `lr=auto` was typed.
-
-    Older runs have no such key.
-    """
+    """Where `lr` came from, with its interval, if `lr=auto` was typed."""
     matters: Positive | None = None
     """Smallest difference of the main metric that counts in a verdict; None: a standard deviation
     between seeds."""
@@ -283,29 +274,6 @@ class RunConfig(Checked):
             f" optimizer={self.optimizer.name}, where an average of the weights takes the place of"
             " a schedule. Its paper: scheduler=constant scheduler.warmup_ratio=0.05"
         )
-
-    def older_power_notes(self) -> list[str]:
-        """Say of a run that goes on what became of its polynomial schedules.
-
-        Which once had power 2 by default.
-        """
-        notes = []
-        if isinstance(self.scheduler, PolynomialConfig) and self.scheduler.power == 2:
-            notes.append(
-                "scheduler.power=2 stays, as the run was started with it; by default a new run has"
-                " 1 now"
-            )
-        for index, rule in enumerate(self.param_groups.rules):
-            own = rule.get("schedule")
-            if own == "polynomial" or (
-                isinstance(own, dict) and own.get("name") == "polynomial" and "power" not in own
-            ):
-                notes.append(
-                    f"warning: param_groups.rules[{index}].schedule={own} has power 1 now; a run"
-                    " that was started when it was 2 keeps that with {name: polynomial, power:"
-                    " 2.0} there"
-                )
-        return notes
 
 
 def refuse_ended_fork(where: str, step: int, total: int, key: str) -> None:

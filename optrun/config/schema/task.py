@@ -60,7 +60,7 @@ class CausalLmConfig(TaskConfig):
     """How many tokens the sample has at most."""
     document_masking: bool = False
     """True: tokens of a block see those of their own document alone, and positions begin anew with
-    each. It has a default: older runs have no such key."""
+    each."""
 
     def __post_init__(self) -> None:
         """Refuse documents to be kept apart that are apart anyway."""

@@ -102,8 +102,7 @@ class TrainingConfig(Checked):
     """What improves is better than the best by more than this."""
     chunked_loss: Annotated[str, matching("auto|[Tt]rue|[Ff]alse", "auto, true or false")] = "false"
     """Losses of tokens from hidden states, a few rows of logits at a time; auto: where a
-    micro-batch of data.max_length would have a GiB of float32 logits or more. It has a default:
-    older runs have no such key."""
+    micro-batch of data.max_length would have a GiB of float32 logits or more."""
 
     def __post_init__(self) -> None:
         """Refuse a global batch that no ranks make, and a threshold of nothing."""

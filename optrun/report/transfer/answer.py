@@ -16,7 +16,7 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import rate
-from optrun.report.alike import incomparable, unify
+from optrun.report.alike import incomparable, respell
 from optrun.report.arms import build_arms, build_contenders, differing
 from optrun.report.collect import NOT_STARTED, Run, flatten, load_runs, number
 from optrun.report.confirmation import confirmations
@@ -209,7 +209,7 @@ def load_sweeps(dirs: Sequence[Path]) -> list[Run]:
     runs = load_runs(dirs, beside=confirmations(dirs))
     if not any(run.described for run in runs):
         raise ConfigError(f"transfer {', '.join(map(str, dirs))}: no run found here or beneath.")
-    unify([run for run in runs if run.described])
+    respell([run for run in runs if run.described])
     return runs
 
 
@@ -412,7 +412,7 @@ def rate_from(
 
 def _rate_from(folder: Path, runs: list[Run], config: Mapping[str, object]) -> tuple[Answer, str]:
     asked = Run(folder, "this run", "", config=flatten(config), values=config)
-    unify([asked, *runs])
+    respell([asked, *runs])
     keys = [key for key in differing([asked, *runs]) if key != "lr" and key not in _OF_EVALUATION]
     sizes = [
         key

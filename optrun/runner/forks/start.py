@@ -147,7 +147,7 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     Raises:
         ConfigError: With the keys that were changed, and both values of what came of it.
     """
-    before = of_steps({**now, "ordering": "permutation", **before})  # an older run says less of it
+    before = of_steps(before)
     now = of_steps(now)
     other = [key for key in now if key != "fingerprint" and before[key] != now[key]]
     named = ", ".join(

@@ -239,12 +239,7 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
     Returns:
         A note about what happens to the position; None: the plan is the same.
     """
-    before = {
-        **plan_values(plan, fingerprint),
-        "ordering": "permutation",
-        **before,
-    }  # an older run says less of it
-    before.pop("parts", None)  # they are a part of the fingerprint
+    before = {key: value for key, value in before.items() if key != "parts"}  # in the fingerprint
     if of_steps(before) == of_steps(plan_values(plan, fingerprint)):
         return None
     old = EpochPlan(
@@ -254,7 +249,7 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
     seen = min(step_in_epoch * old.accumulation * old.batch_size, old.examples)
     same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
     # Grouped by length, the order depends on the size of a step as well.
-    grouped = before.get("grouped", False) or plan.lengths is not None
+    grouped = before["grouped"] or plan.lengths is not None
     same_order = before["ordering"] == plan.ordering and (old.seed, old.examples) == (
         plan.seed,
         plan.examples,

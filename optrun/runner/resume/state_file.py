@@ -62,6 +62,8 @@ class _Plan(TypedDict):
     batch_size: _Positive
     accumulation: _Positive
     seed: int
+    grouped: bool
+    ordering: str
     fingerprint: str
 
 
@@ -102,7 +104,6 @@ class _State(TypedDict):
     trainable: NotRequired[list[str]]
     environment: NotRequired[dict[str, object]]
     tokenizer: NotRequired[str]
-    split_by: NotRequired[str]
     plugins: NotRequired[list[_Plugin]]
     callbacks: NotRequired[dict[str, object]]
     stop: NotRequired[StopRequest]

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.dialects import DIALECTS, dialect_options
-from optrun.config.saved import changed, differences, plain, with_schemas
+from optrun.config.saved import changed, plain, with_schemas
 from optrun.optimizer import Lamb, build_optimizer
 from optrun.optimizer.build import options_of
 from tests.optimizer_cases import toy
@@ -95,18 +95,6 @@ def test_a_saved_run_holds_values_and_keeps_its_dialect() -> None:
         changed(hydra, saved, ["optimizer.dialect=timm"])
     other = changed(hydra, saved, ["optimizer=adamax", "optimizer.dialect=torch"])
     assert other.optimizer.eps_form.value == "gradient"
-
-
-def test_a_run_from_before_there_were_dialects_goes_on() -> None:
-    values = plain(store.without_hydra(chosen("lamb")))
-    for key in ("dialect", "bias_correction", "max_trust", "eps_in_trust"):
-        del values["optimizer"][key]
-    config = store.typed(with_schemas(values, "an older run"))
-    assert (
-        build_optimizer(config.optimizer, [{"params": list(toy().items())}], lr=0.1).defaults
-        == Lamb(toy().items(), lr=0.1).defaults
-    )
-    assert differences(values, plain(store.without_hydra(chosen("lamb")))) == {}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from optrun.base.errors import ConfigError
 from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.groups import GROUPS, default_values
-from optrun.config.registry import plugins
 from optrun.config.schema.metric import MetricConfig
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.scheduler import SchedulerConfig
@@ -144,32 +143,6 @@ def test_the_names_of_plugin_are_those_of_its_types() -> None:
     typed = {alias.asname for node in ast.parse(stub).body for alias in node.names}  # type: ignore[attr-defined]
     assert typed == set(plugin.__all__)
     assert all(getattr(plugin, name) is not None for name in plugin.__all__)
-
-
-def test_a_plugin_of_a_stored_run_finds_the_names_of_0_1(tmp_path: Path) -> None:
-    file = tmp_path / "former.py"
-    file.write_text(
-        "import optrun\n"
-        "from optrun.errors import ConfigError\n"
-        "from optrun.tracking import scalars\n"
-        "from optrun.prediction.base import Predictor\n"
-        "from optrun.plugin import ConfigError as Same, scalars as same\n"
-        "assert Same is ConfigError and same is scalars\n"
-        "from dataclasses import dataclass\n"
-        "@dataclass(kw_only=True)\n"
-        "class Former(optrun.plugin.MetricConfig):\n"
-        "    MODE = 'max'\n"
-        "@optrun.register_metric('former', schema=Former)\n"
-        "def former(**values): return {}\n",
-        encoding="utf-8",
-    )
-    loaded = plugin.load(str(file))
-    try:
-        assert loaded["names"]
-    finally:
-        plugins.forget(
-            next(name for name, record in plugins.LOADED.items() if record["path"] == str(file))
-        )
 
 
 def test_a_metric_says_which_direction_is_better() -> None:

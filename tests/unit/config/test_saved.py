@@ -63,14 +63,6 @@ def test_a_warmup_in_steps_takes_the_place_of_the_usual_share() -> None:
     assert (after.scheduler.num_warmup_steps, after.scheduler.warmup_ratio) == (7, None)
 
 
-def test_a_mixture_of_before_had_sources() -> None:
-    now = composed("data=mixture", "data.mixture={a: {train: a.jsonl}, b: {train: b.jsonl}}")
-    data = {"sources" if key == "mixture" else key: value for key, value in now["data"].items()}
-    before = {**now, "data": data}
-    assert saved.plain(saved.with_schemas(before, "here"))["data"] == now["data"]
-    assert saved.differences(before, now) == {}
-
-
 @pytest.mark.parametrize(
     ("word", "piece"),
     [

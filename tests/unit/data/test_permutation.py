@@ -14,8 +14,6 @@ from optrun.data import permutation
 from optrun.data.examples import chosen
 from optrun.data.loader import EpochPlan
 from optrun.data.permutation import KeyedPermutation
-from optrun.runner.resume.data_position import move, plan_values
-from optrun.training.state import TrainState
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 16, 17, 100, 4097])
@@ -75,22 +73,6 @@ def test_an_epoch_of_a_thousand_million_examples_begins_at_once() -> None:
     limited = chosen(10**9, 100, seed=0)
     assert limited is not None
     assert len(set(limited.tolist())) == 100
-
-
-def test_a_checkpoint_from_before_begins_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was trained in a drawn order.
-
-    To go on in a computed one would show some examples twice.
-    """
-    monkeypatch.setattr("optrun.data.loader.LARGE", 40)
-    plan, state = EpochPlan(50, 4, 1, 0), TrainState(global_step=5)
-    before = {key: value for key, value in plan_values(plan, "a-b").items() if key != "ordering"}
-    assert "start of a new epoch" in str(move(before, state, plan, "a-b"))
-    assert state.position == plan.steps_per_epoch
-    assert move(plan_values(plan, "a-b"), TrainState(global_step=5), plan, "a-b") is None
-    small = EpochPlan(30, 4, 1, 0)
-    old = {key: value for key, value in plan_values(small, "a-b").items() if key != "ordering"}
-    assert move(old, TrainState(global_step=5), small, "a-b") is None
 
 
 def test_small_orders_stay_what_they_were() -> None:

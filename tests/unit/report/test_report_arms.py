@@ -54,32 +54,6 @@ def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: M
     assert [sorted(arm.scores) for arm in findings.arms] == [[0, 1, 2]]
 
 
-def test_a_key_that_an_earlier_version_lacked_had_its_default(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
-    """A group, a key of a choice and one on top.
-
-    Nothing else tells the runs of before from those of today.
-    """
-    later = {
-        "parametrization": {"name": "standard"},
-        "branch_schedule": "continue",
-        "clip.eps": 1e-6,
-    }
-    for seed in range(3):
-        make_run(tmp_path / f"old{seed}", seed=seed, max_steps=20)
-        make_run(tmp_path / f"new{seed}", seed=3 + seed, max_steps=20, config=later)
-    findings = _find(tmp_path)
-    assert findings.keys == []
-    assert [sorted(arm.scores) for arm in findings.arms] == [[0, 1, 2, 3, 4, 5]]
-    make_run(
-        tmp_path / "other",
-        max_steps=20,
-        config=later | {"clip.eps": 0.1, "parametrization": {"name": "mup"}},
-    )
-    assert _find(tmp_path).keys == ["clip.eps", "parametrization.name"]
-
-
 def test_of_settings_changed_together_the_first_typed_names_the_contender(
     tmp_path: Path, make_run: MakeRun
 ) -> None:

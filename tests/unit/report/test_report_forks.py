@@ -100,13 +100,6 @@ def test_steps_and_trunks_are_what_is_compared(grove: Path, tmp_path: Path) -> N
     elm = of(branch(tmp_path / "elm-lamb", trunks[1], "lamb", kind="other"))
     labels = [row.name for row in find([elm, of(grove / "branches/lamb0")]).rows]
     assert sorted(labels) == ["branch_from elm step 100", "branch_from oak0 step 100"]
-    old = of(write_run(tmp_path / "old"))
-    assert (
-        "branch_schedule"
-        not in find(
-            [old, of(write_run(tmp_path / "x", config={"branch_schedule": "continue"}))]
-        ).keys
-    )
 
 
 def test_the_tables_name_trunk_and_step(grove: Path) -> None:
