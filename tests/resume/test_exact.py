@@ -88,7 +88,7 @@ FEW = [
     "training.logging_steps=1",
 ]
 FEW += ["training.max_steps=4", "checkpoint.keep_last=9"]
-"""Where what is kept of an older run is the point, and stopping in the middle of everything is not.
+"""Where what a run keeps is the point, and stopping in the middle of everything is not.
 """
 
 
