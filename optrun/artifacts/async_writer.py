@@ -123,6 +123,7 @@ class AsyncWriter:
             error = StorageError(
                 f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}."
             )
+            error.__cause__ = refused
         except BaseException as failure:  # carried to the thread that asked, which raises it
             error = failure
         self._result = Result(order, folder, time.monotonic() - begun, error)

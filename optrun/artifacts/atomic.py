@@ -9,16 +9,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from optrun.base.errors import StorageError
+from optrun.base.errors import DiskFullError, StorageError
 
 DOOMED = ".deleting-"
+MARGIN = 2**20
+"""Bytes of room left for the manifest, folders and metrics."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -36,27 +37,56 @@ def naming(path: Path) -> Iterator[None]:
 def storing(path: Path) -> Iterator[None]:
     """Turn an error of a library that writes a file or a folder into one of storage.
 
+    Leave what the library wrote until the block has ended: it still takes its room then.
+
     Raises:
         StorageError: The disk refused.
     """
     try:
         yield
+    except StorageError:
+        raise
     except Exception as error:
-        reason = _refusal(error)
-        if reason is None:
+        # Safetensors and tokenizers pass on a text alone, so the disk itself is asked.
+        refusal = error if isinstance(error, OSError) else _refusal_of_disk(path)
+        if refusal is None:
             raise
-        raise StorageError(f"{path}: cannot be written: {reason}.") from error
+        reason = refusal.strerror or refusal
+        raise StorageError(f"{path}: cannot be written: {reason}.") from refusal
 
 
-def _refusal(error: Exception) -> str | None:
-    """Return what the operating system said, if that is why.
+def _refusal_of_disk(path: Path) -> OSError | None:
+    """Write some bytes beside a path to learn whether the disk takes them."""
+    probe = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_bytes(probe, bytes(MARGIN))
+    except FileNotFoundError:
+        return None
+    except OSError as refusal:
+        return refusal
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
 
-    Safetensors and tokenizers pass on its text alone.
+
+def refuse_without_room(path: Path, size: int, advice: str) -> None:
+    """Refuse to begin what the disk has no room for.
+
+    Args:
+        path: What is to be written, in a folder that exists.
+        size: Its bytes.
+        advice: The end of the message.
+
+    Raises:
+        DiskFullError: With the bytes that are needed, and those that are free.
     """
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return os.strerror(int(number[1])) if number else None
+    needed = size + MARGIN
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise DiskFullError(
+            f"{path}: not saved: it needs {needed:,} bytes, {free:,} are free. {advice}"
+        )
 
 
 class Output:

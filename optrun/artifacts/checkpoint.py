@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.atomic import commit_folder, remove_folder, replace_text, sync_folder
+from optrun.artifacts.atomic import (
+    MARGIN,
+    commit_folder,
+    refuse_without_room,
+    remove_folder,
+    replace_text,
+    sync_folder,
+)
 from optrun.artifacts.checkpoint_files import (
     Sections,
     refuse_disagreement,
@@ -34,7 +41,7 @@ from optrun.artifacts.ranks import agree, on_first, rank_of, size_of, together
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.sharded import StoredTensors
 from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest
-from optrun.base.errors import CheckpointError, DiskFullError, NonFiniteError, StorageError
+from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.base.reading import parse_json, read_bytes
 
@@ -43,8 +50,6 @@ if TYPE_CHECKING:
 
 TEMPORARY = ".saving-"
 REPLACED = ".replaced-"
-MARGIN = 2**20
-"""Room left for the manifest, folders and metrics."""
 
 
 @dataclass
@@ -114,7 +119,7 @@ def save_checkpoint(
     folder = run.checkpoint(snapshot.global_step)
     aside = run.checkpoints / f"{TEMPORARY}{folder.name}-{os.getpid()}"
     try:
-        path = on_first(saving, lambda: _make_aside(run, folder, aside, snapshot))
+        path = on_first(saving, lambda: _make_aside(folder, aside, snapshot))
         if path is None:
             return folder
         content = write_content(path, _sections(snapshot), saving, algorithm)
@@ -143,7 +148,7 @@ def _sections(snapshot: Snapshot) -> Sections:
     return snapshot.model, snapshot.optimizer
 
 
-def _make_aside(run: RunDir, folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
+def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
     """Make the folder to write into; None: this checkpoint is there already.
 
     Raises:
@@ -156,12 +161,7 @@ def _make_aside(run: RunDir, folder: Path, aside: Path, snapshot: Snapshot) -> P
             set_aside(folder)
         elif _same_counters(folder, snapshot):
             return None
-    free = shutil.disk_usage(run.checkpoints).free
-    if free < snapshot.size + MARGIN:
-        raise DiskFullError(
-            f"{folder}: not saved: it needs {snapshot.size + MARGIN:,} bytes, {free:,} are free."
-            " Older checkpoints are untouched; make room."
-        )
+    refuse_without_room(folder, snapshot.size, "Older checkpoints are untouched; make room.")
     if aside.is_dir() and not aside.is_symlink():
         remove_folder(aside)
     aside.mkdir()

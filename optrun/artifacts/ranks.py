@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from optrun.base.errors import OptrunError
+from optrun.base.errors import DiskFullError, OptrunError, is_refused_by_disk
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -113,6 +113,8 @@ def _portable(error: BaseException, who: str = "") -> Exception:
     """Make an error that can be sent: of classes whose arguments make them again."""
     if isinstance(error, OSError):
         return OSError(error.errno, f"{who}{error.strerror or error}", error.filename)
+    if is_refused_by_disk(error):  # its cause cannot be sent
+        return DiskFullError(f"{who}{error}")
     if isinstance(error, OptrunError):
         return type(error)(f"{who}{error}")
     return OptrunError(f"{who}{type(error).__name__}: {error}")

@@ -72,7 +72,7 @@ class StorageError(OptrunError):
 
 
 class DiskFullError(StorageError):
-    """The disk has no room for what is to be written; there may be room later."""
+    """The disk is full or broken; the same may succeed later."""
 
 
 class StoppedEarly(OptrunError):
@@ -111,25 +111,16 @@ DISK_CODES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, e
 def is_refused_by_disk(error: BaseException) -> bool:
     """Tell whether a disk is full or broken, by the class of an error or of its cause.
 
-    Only an error that another process or library made carries no more than a text.
-
     Example:
         >>> is_refused_by_disk(DiskFullError("run/checkpoints: it needs 9 bytes, 3 are free."))
         True
         >>> is_refused_by_disk(StorageError("run/model.safetensors: No space left on device."))
-        True
-        >>> is_refused_by_disk(StorageError("run/checkpoints: a link"))
         False
     """
-    if isinstance(error, OSError):
-        return error.errno in DISK_CODES
     if isinstance(error, DiskFullError):
         return True
-    if isinstance(error.__cause__, OSError):
-        return isinstance(error, StorageError) and error.__cause__.errno in DISK_CODES
-    return isinstance(error, StorageError) and any(
-        os.strerror(code) in str(error) for code in DISK_CODES
-    )
+    refusal = error.__cause__ if isinstance(error, StorageError) else error
+    return isinstance(refusal, OSError) and refusal.errno in DISK_CODES
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from optrun.artifacts.atomic import storing
+from optrun.artifacts.atomic import refuse_without_room, storing
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged, write_checksums
-from optrun.artifacts.tensor_file import tensors_on_disk
+from optrun.artifacts.tensor_file import tensors_on_disk, write_tensors
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
 from optrun.config.kind import saved_kind
@@ -79,6 +79,8 @@ def write_model(
         if adapter is not None:  # nobody else has its base
             model = copy.deepcopy(model)
             merge(model)
+        size = sum(param.numel() * param.itemsize for param in model.parameters())
+        refuse_without_room(folder, size, "Make room.")
         model.save_pretrained(str(folder))
     if tokenizer is not None:
         tokenizer.save_pretrained(str(folder))
@@ -101,7 +103,6 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
         model: With an adapter; it is not changed.
     """
     from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
 
     config = copy.deepcopy(model.peft_config[ADAPTER])
     config.inference_mode = True
@@ -111,7 +112,7 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
         f"base_model.model.{name}": tensor.detach().cpu().contiguous()
         for name, tensor in tensors.items()
     }
-    save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "adapter_model.safetensors", whole)
 
 
 def task_card(config: Mapping[str, object]) -> TaskCard | None:
@@ -148,7 +149,7 @@ def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
         StorageError: The disk refused.
     """
     folder = run.tokenizer
-    with storing(folder), written_aside(folder, replaces=True) as aside:
+    with written_aside(folder, replaces=True) as aside:
         tokenizer.save_pretrained(str(aside))
         write_checksums(aside)
 
@@ -167,7 +168,7 @@ def publish(
         StorageError: The disk refused.
     """
     folder = run.model
-    with storing(folder), written_aside(folder, replaces=True) as aside:
+    with written_aside(folder, replaces=True) as aside:
         write_model(aside, model, tokenizer, summary, config, sample)
         write_checksums(aside)
 
@@ -299,7 +300,7 @@ def export(
     }
     metrics = {key: known.get(key, {}) for key in ("last", "best", "before_training")}
     summary |= {**told_of, "metrics": metrics}
-    with storing(destination), written_aside(destination) as aside:
+    with written_aside(destination) as aside:
         write_model(aside, model, tokenizer, summary, snapshot.metadata.config)
     return snapshot.metadata.model_class
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from optrun.artifacts.atomic import remove_folder
+from optrun.artifacts.atomic import remove_folder, storing
 
 
 def aside_of(folder: Path) -> Path:
@@ -27,15 +27,16 @@ def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
         replaces: Whether one that is not empty goes, too; the folder that it lies in is there then.
 
     Raises:
-        OSError: The disk refused, or something came there meanwhile.
+        StorageError: The disk refused, or something came there meanwhile.
     """
     aside = aside_of(folder)
     try:
-        aside.mkdir(parents=not replaces)
-        yield aside
-        if folder.exists():
-            (remove_folder if replaces else Path.rmdir)(folder)
-        aside.rename(folder)
+        with storing(folder):
+            aside.mkdir(parents=not replaces)
+            yield aside
+            if folder.exists():
+                (remove_folder if replaces else Path.rmdir)(folder)
+            aside.rename(folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

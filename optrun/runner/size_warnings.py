@@ -10,7 +10,7 @@ import shutil
 
 import torch
 
-from optrun.artifacts.checkpoint import MARGIN
+from optrun.artifacts.atomic import MARGIN
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.formatting import size
 from optrun.config.schema.checkpoint import CheckpointConfig

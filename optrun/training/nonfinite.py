@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.metrics import to_json
 from optrun.artifacts.run_dir import RunDir, step_name
+from optrun.artifacts.tensor_file import write_tensors
 from optrun.base.plain import PlainDict
 from optrun.data.loader import Batch
 from optrun.training.setup import TrainingSetup
@@ -115,5 +115,7 @@ def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> P
         (folder / "report.json").write_text(
             json.dumps(to_json(nonfinite.values), indent=2), encoding="utf-8"
         )
-        save_file(tensors, folder / "batch.safetensors")
+        batch = folder / "batch.safetensors"
+        batch.unlink(missing_ok=True)
+        write_tensors(batch, tensors)
     return folder

@@ -5,7 +5,9 @@ What is stopped, skipped, taken back, never saved and never resumed from.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
@@ -151,12 +152,10 @@ def test_stop_says_where_and_saves_the_good_state(
 def test_the_good_state_is_saved_also_where_the_report_cannot_be(
     straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, marks: list[str]
 ) -> None:
-    def full(*given: Any) -> None:
-        raise SafetensorError(
-            "Error while serializing: I/O error: No space left on device (os error 28)"
-        )
+    def full(path: Path, *given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-    monkeypatch.setattr(nonfinite, "save_file", full)
+    monkeypatch.setattr(nonfinite, "write_tensors", full)
     with poisoned(monkeypatch, {marks[3]}, "infinite"):
         code, said = go(*straight.words_with("checkpoint.save_steps=2"), "hydra.run.dir=run")
     assert code == 3

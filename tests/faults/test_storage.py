@@ -14,6 +14,8 @@ import re
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -225,6 +227,45 @@ def test_full_at_any_byte(memory_path: Path) -> None:
         assert ("File too large" in said) == (limit < largest), limit
         assert latest_whole(run)[0] == run.checkpoint(2 if limit == largest else 1), limit
         assert not list(run.checkpoints.glob(".*")), limit
+
+
+_PUBLISH_ON_A_SMALL_DISK = """
+import sys
+from pathlib import Path
+import torch, tokenizers, transformers
+from optrun.base.errors import StorageError, is_refused_by_disk
+from optrun.runner import folders
+
+disk, what, room = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+model = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+    n_layer=1, n_head=1, n_embd=64, vocab_size=6000))
+words = {f"word{number}": number for number in range(60_000)}
+tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="word0"))
+(disk / "other").write_bytes(bytes(4 * 2**20 - room))
+try:
+    with folders.written_aside(disk / "model") as aside:
+        if what == "model":
+            from optrun.runner.export import write_model
+            write_model(aside, model, None, {}, {"task": None})
+        else:
+            tokenizer.save(str(aside / "tokenizer.json"))
+except StorageError as error:
+    print("refused", is_refused_by_disk(error), sorted(path.name for path in disk.iterdir()))
+"""
+
+
+@pytest.mark.parametrize(("what", "room"), [("model", 1_500_000), ("tokenizer", 600_000)])
+def test_a_library_that_passes_on_a_text_alone(what: str, room: int, tmp_path: Path) -> None:
+    """Safetensors and tokenizers say in words alone that the disk is full."""
+    script = tmp_path / "publish.py"
+    script.write_text(_PUBLISH_ON_A_SMALL_DISK)
+    (tmp_path / "disk").mkdir()
+    mount = f"mount -t tmpfs -o size=4m none {tmp_path}/disk"
+    line = f"{mount} && exec {sys.executable} {script} {tmp_path}/disk {what} {room}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", line], capture_output=True, text=True)
+    if "unshare:" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no disk can be mounted here")
+    assert done.stdout.splitlines()[-1:] == ["refused True ['other']"], done.stderr
 
 
 @pytest.mark.slow
