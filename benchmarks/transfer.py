@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from optrun.report.transfer.answer import WIDEST
-from optrun.report.transfer.fit import best_of, fit_basin, fit_law
+from optrun.report.lr_scaling.fit import best_of, fit_law, fit_lr_curve
+from optrun.report.lr_scaling.predict import WIDEST
 
 Array = NDArray[np.float64]
 DOCUMENT = Path(__file__).parents[1] / "docs" / "transfer_lr.md"
@@ -73,12 +73,12 @@ def covered(
         drawn = [draw(random, shape, grid, noise, seeds, size) for size in sizes]
         if any(best_of(costs) in (0, len(x) - 1) for x, costs in drawn):
             continue
-        law = fit_law(sizes[:, None], [fit_basin(x, costs) for x, costs in drawn])
+        law = fit_law(sizes[:, None], [fit_lr_curve(x, costs) for x, costs in drawn])
         _, low, high = law.predict([target])
         tries += 1
         if tries > PATIENCE * sweeps:
             return math.nan, math.nan
-        if law.bends or high - low > math.log(WIDEST):
+        if law.is_broken or high - low > math.log(WIDEST):
             continue
         hits += low <= EXPONENT * math.log(target) <= high
         widths.append(high - low)

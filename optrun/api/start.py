@@ -15,7 +15,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
-    from optrun.report.transfer.answer import Transfer
+    from optrun.report.lr_scaling.predict import Transfer
     from optrun.report.verdict import SweepVerdict
 
 
@@ -167,7 +167,7 @@ def transfer(
         sweeps: Directories of sweeps at two sizes or more.
         to: The size that lr is for, by keys that varied, such as `{"model.config.n_embd": 512}`.
         metric: What to judge by; None: the main metric of the runs.
-        out: Where page, numbers and picture go; None: a new folder, `outputs/transfer/DATE/TIME`.
+        out: Where page and picture go; None: a new folder, `outputs/transfer/DATE/TIME`.
         quiet: Whether nothing is printed.
 
     Returns:
@@ -188,7 +188,7 @@ def transfer(
         )
     from rich.console import Console
 
-    from optrun.report.transfer.build import transfer as predicted
+    from optrun.report.lr_scaling.page import transfer as predicted
 
     folders = [Path(sweep).expanduser() for sweep in sweeps]
     return predicted(

@@ -53,14 +53,14 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
             " lr_from=SWEEP_DIR."
         )
     refuse_url("lr_from", sweep)
-    from optrun.report.transfer.answer import rate_from
+    from optrun.report.lr_scaling.predict import find_lr_for_run
 
     others = command_line.without("lr", "lr_from")
     _, cfg = compose_line(hydra, others)
     values = saved.plain(store.without_hydra(cfg))
-    found, said = rate_from(Path(sweep).expanduser(), values, _base_of(values))
-    tokens = [*others.overrides, f"lr={rate(found.lr.value)}"]
-    return replace(command_line, overrides=tokens), said
+    lr_of_sweep, sentence = find_lr_for_run(Path(sweep).expanduser(), values, _base_of(values))
+    tokens = [*others.overrides, f"lr={rate(lr_of_sweep)}"]
+    return replace(command_line, overrides=tokens), sentence
 
 
 def _base_of(values: PlainMapping) -> PlainDict | None:

@@ -16,9 +16,9 @@ def parser() -> VerbParser:
         ["DIR", "..."],
         """
 Predicts the best learning rate for another width, depth, length or batch from sweeps over lr at
-two sizes or more: the bottom of each basin, the power law through them, the lr with its interval
-for each optimizer, the two runs that would test it. Writes transfer.md, transfer.json and
-transfer.png. Reads files only.
+two sizes or more: the optimum of each size, the power law through them, the lr with its interval
+for each optimizer, the two runs that would test it. Writes transfer.md and transfer.png. Reads
+files only.
 
   to      the size that is asked for, by keys that varied between the sweeps:
           to="model.config.n_embd=512"
@@ -42,14 +42,32 @@ def run(arguments: VerbArguments) -> int:
         )
     from rich.console import Console
 
-    from optrun.report.transfer.answer import parse_target
-    from optrun.report.transfer.build import transfer
+    from optrun.report.lr_scaling.page import transfer
 
     transfer(
         arguments.folders(),
-        parse_target(arguments.own["to"]),
+        _parse_target(arguments.own["to"]),
         out=arguments.out,
         metric=arguments.own.get("metric"),
         console=Console(),
     )
     return EXIT_DONE
+
+
+def _parse_target(text: str) -> dict[str, object]:
+    """Split a size such as `model.config.n_embd=512 training.max_steps=10000` into its keys."""
+    target: dict[str, object] = {}
+    for token in text.split():
+        key, equals, value = token.partition("=")
+        if not equals or not key:
+            raise ConfigError(
+                f'to: {token!r}: expected KEY=VALUE, as in to="training.max_steps=10000".'
+            )
+        if key in target:
+            raise ConfigError(f"to: {key} is given twice: which one is meant?")
+        target[key] = value
+    if not target:
+        raise ConfigError(
+            'to: expected the size that lr is for, as in to="model.config.n_embd=512".'
+        )
+    return target

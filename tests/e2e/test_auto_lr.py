@@ -66,7 +66,7 @@ def place(swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_number_is_shown_and_recorded(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for width, how in ((32, "bottom of its basin"), (64, f"predicted for {WIDTH}=64")):
+    for width, how in ((32, "optimum at this size"), (64, f"predicted for {WIDTH}=64")):
         asked = words(
             place, f"{WIDTH}={width}", "lr=auto", "lr_from=sweep", f"hydra.run.dir=run-{width}"
         )
