@@ -9,15 +9,12 @@ memory while one trains.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.run import RunConfig
@@ -25,7 +22,6 @@ from optrun.data.cache import digest, versions
 from optrun.data.kept import kept
 from optrun.distributed.world import ALONE, World
 from optrun.model.adapter import without_factors
-from optrun.model.build import weights_of
 from optrun.model.forward import lean_forward
 from optrun.runner.adapter_base import base_digest
 from optrun.task import Task
@@ -110,35 +106,6 @@ def _logps(
             model.train(training)
 
     return kept("reference", key, find)["logps"]
-
-
-def start_of(
-    config: RunConfig, model: PreTrainedModel, saved: CheckpointMetadata, device: torch.device
-) -> Callable[..., object]:
-    """Make the model that training started from, to be called as a model is.
-
-    Args:
-        config: Of the run.
-        model: As it was trained, on its device; beside an adapter it is its own start.
-        saved: Of its checkpoint.
-        device: Where to compute.
-
-    Raises:
-        ConfigError: The start weights are not where they were, or others.
-    """
-    if _is_beside_start(config):
-
-        def base(**inputs: object) -> Any:
-            with without_factors(model):
-                return model(**inputs)
-
-        return base
-    torch.manual_seed(config.seed)
-    start, _ = weights_of(config.model, type(model), copy.deepcopy(model.config))
-    if not isinstance(config.adapter, LoraConfig):
-        _refuse_other_start(saved.reference, base_digest(start), config)
-    found: Callable[..., object] = start.to(device).eval()
-    return found
 
 
 def _is_beside_start(config: RunConfig) -> bool:

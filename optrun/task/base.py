@@ -435,16 +435,19 @@ def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
     return {name: values[inside][None] for name, values in batch.items()}
 
 
-def pad_inputs(examples: list[Example], padding: int) -> Batch:
-    """Pad `input_ids`, `attention_mask` and.
+def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False) -> Batch:
+    """Pad `input_ids`, `attention_mask`, and `token_type_ids` if there are some.
 
-    If the tokenizer makes them, `token_type_ids` to (batch, longest).
+    Shape (batch, longest). `left` puts the padding before a row, as a decoder that continues it
+    needs it.
     """
+
+    def fill(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
+        return pad((row[::-1] for row in rows), value).flip(1) if left else pad(rows, value)
+
     rows = [example["input_ids"] for example in examples]
-    batch = {
-        "input_ids": pad(rows, padding),
-        "attention_mask": pad((np.ones_like(row) for row in rows), 0),
-    }
+    masks = (np.ones_like(row) for row in rows)
+    batch = {"input_ids": fill(rows, padding), "attention_mask": fill(masks, 0)}
     if "token_type_ids" in examples[0]:
-        batch["token_type_ids"] = pad((example["token_type_ids"] for example in examples), 0)
+        batch["token_type_ids"] = fill((example["token_type_ids"] for example in examples), 0)
     return batch

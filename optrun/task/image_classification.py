@@ -35,7 +35,7 @@ class ImageClassification(Task):
 
     columns = ("image_column", "label_column")
     unit = "examples"
-    predictor = "optrun.runner.prediction.classification:ImageClasses"
+    predictor = "optrun.runner.prediction.forward_pass:ImageClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:  # noqa: ARG003

@@ -88,7 +88,7 @@ class Preference(ChatTask):
 
     columns = ("text_column",)
     unit = "examples"
-    predictor = "optrun.runner.prediction.pairs:PreferredAnswers"
+    predictor = "optrun.runner.prediction.generation:ChatAnswers"
     chunks_loss = True
     measured = MEASURES
 

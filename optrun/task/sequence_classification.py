@@ -50,7 +50,7 @@ class SequenceClassification(Task):
         "label_columns",
     )
     unit = "examples"
-    predictor = "optrun.runner.prediction.classification:TextClasses"
+    predictor = "optrun.runner.prediction.forward_pass:TextClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

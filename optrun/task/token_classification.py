@@ -61,7 +61,7 @@ class TokenClassification(Task):
 
     columns = ("text_column", "eval_text_column", "label_column")
     reads_words = True
-    predictor = "optrun.runner.prediction.tokens:WordLabels"
+    predictor = "optrun.runner.prediction.forward_pass:WordLabels"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
