@@ -133,12 +133,12 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no column called prompt."
             )
-        return _found(ChatLayout.prompt_completion, (text or "prompt", target), there)
+        return _found(split, ChatLayout.prompt_completion, (text or "prompt", target), there)
     key, turns = ("data.text_column", text) if turns is None else ("data.messages_column", turns)
     if turns is not None:
         layout = wanted if wanted is ChatLayout.sharegpt else ChatLayout.messages
         _expect_layout(wanted, layout, f"{key}={turns}")
-        return _found(layout, (turns,), there)
+        return _found(split, layout, (turns,), there)
     fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(there)]
     if wanted is not None:
         if wanted not in fitting:
@@ -162,7 +162,7 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
         raise ConfigError(
             f"{split.key} has the columns of several layouts: {words}. Say which: task.layout=NAME."
         )
-    return _found(fitting[0], _COLUMNS[fitting[0]], there)
+    return _found(split, fitting[0], _COLUMNS[fitting[0]], there)
 
 
 def _refuse_beside_turns(source: Source) -> None:
@@ -184,12 +184,15 @@ def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> No
         )
 
 
-def _found(layout: ChatLayout, names: tuple[str, ...], there: Sequence[str]) -> ChatColumns:
+def _found(
+    split: Split, layout: ChatLayout, names: tuple[str, ...], there: Sequence[str]
+) -> ChatColumns:
     more = tuple(
         name
         for name in (*_MORE.get(layout, ()), _TOOLS, _KWARGS)
         if name in there and name not in names
     )
+    split.columns_read.update((*names, *more))
     return ChatColumns(layout, names, more)
 
 
@@ -261,14 +264,14 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
         usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
         prompts &= key != "messages_column" and name not in usual
         layout = ChatLayout.prompt_completion if prompts else ChatLayout.messages
-        return _found(layout, (name,), there)
+        return _found(split, layout, (name,), there)
     fitting = [
         layout
         for layout, names in _COLUMNS.items()
         if names[0] in there and wanted in (None, layout)
     ]
     if len(fitting) == 1:
-        return _found(fitting[0], _COLUMNS[fitting[0]][:1], there)
+        return _found(split, fitting[0], _COLUMNS[fitting[0]][:1], there)
     known = ", ".join(
         names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS)
     )

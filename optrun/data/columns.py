@@ -81,10 +81,28 @@ def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
     name: str | None = getattr(columns, key) if columns is not None else None
     if name is None:
         return None
-    found = same_column(name, split.rows.column_names)
-    if found is None:
+    column = same_column(name, split.rows.column_names)
+    if column is None:
         raise missing_column(f"data.{key}", name, split)
-    return found
+    split.columns_read.add(column)
+    return column
+
+
+def unread_columns(source: Source, task: str) -> list[str]:
+    """Name the columns of each split that its task has no use for, in a sentence for each.
+
+    A column that the training rows have is not named again for those to evaluate on. A split of
+    which the task has read no column by its name says nothing.
+    """
+    sentences = []
+    named_before: set[str] = set()
+    for split in source.splits:
+        columns: Sequence[str] = getattr(split.rows, "column_names", ())
+        unread = [name for name in columns if name not in split.columns_read | named_before]
+        named_before.update(unread)
+        if unread and split.columns_read and len(split.rows):
+            sentences.append(f"{split.key}: not read by task={task}: {', '.join(unread)}")
+    return sentences
 
 
 def same_column(name: str, there: Sequence[str]) -> str | None:
@@ -133,6 +151,7 @@ def _named_or_usual(
         )
     found = usual_columns(usual, split.rows.column_names)
     if len(found) == 1:
+        split.columns_read.add(found[0])
         return found[0]
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
@@ -146,26 +165,21 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
     Raises:
         ConfigError: There is none, or both.
     """
-    return _named_or_usual(source, split, "label_column", tuple(usual_names), _headless)
+    return _named_or_usual(source, split, "label_column", tuple(usual_names), missing_names)
 
 
-def is_headless(split: Split) -> bool:
-    """Tell whether the names of the columns are values of theirs: a line of names is missing."""
+def missing_names(split: Split) -> str:
+    """Say how to name the columns if a row stands in place of their names; empty if none does."""
     names = [name for name in _texts(split.rows) if name]
     if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), split.rows.column_names):
-        return False  # a text may well be the word text
-    return any(name in split.rows.select_columns([name])[:1000][name] for name in names)
-
-
-def _headless(split: Split) -> str:
-    """Hint at a missing header line."""
-    if not is_headless(split):
+        return ""  # a text may well be the word text
+    if not any(name in split.rows.select_columns([name])[:1000][name] for name in names):
         return ""
-    names = ", ".join(f"NAME{at}" for at, _ in enumerate(split.rows.column_names, 1))
+    columns = split.rows.column_names
+    numbered = ", ".join(f"NAME{number}" for number, _ in enumerate(columns, 1))
     return (
-        " A row stands in place of a line of names:"
-        f" {', '.join(map(repr, split.rows.column_names))}. "
-        f'"data.column_names=[{names}]" gives the columns their names, such as text and label.'
+        f" A row stands in place of a line of names: {', '.join(map(repr, columns))}."
+        f' "data.column_names=[{numbered}]" gives the columns their names, such as text and label.'
     )
 
 
@@ -197,8 +211,11 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     candidates = [name for name in _texts(split.rows) if name not in taken]
     wanted = columns.text_column if columns is not None else None
     if wanted is not None:
-        return _wanted_text(source, split, wanted, taken, candidates)
-    return _usual_text(split, taken, candidates, evaluation=evaluation)
+        column = _wanted_text(source, split, wanted, taken, candidates)
+    else:
+        column = _usual_text(split, taken, candidates, evaluation=evaluation)
+    split.columns_read.add(column)
+    return column
 
 
 def _wanted_text(
@@ -295,6 +312,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
                 f"data.text_column is needed: {split.key} has no single column of word lists. "
                 f"{columns_in_words(split.rows)}{_no_lists(split)}"
             )
+        split.columns_read.add(found[0])
         return found[0]
     if name not in candidates:
         refuse_mixed(split, name)
@@ -338,6 +356,7 @@ def image_column(source: Source, split: Split) -> str:
         name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"
     ]
     if len(found) == 1:
+        split.columns_read.add(found[0])
         return found[0]
     first = (
         split.rows[0] if getattr(split.rows, "num_rows", 0) else {}
@@ -351,6 +370,7 @@ def image_column(source: Source, split: Split) -> str:
         source.notes.append(
             f"{split.key}: column {paths[0]} holds paths of images (data.image_column)"
         )
+        split.columns_read.add(paths[0])
         return paths[0]
     raise ConfigError(
         f"data.image_column is needed: {split.key} has"

@@ -75,7 +75,9 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
             )
     prompt = named(source.columns, "text_column", split) or (PROMPT if PROMPT in there else None)
     more = (TOOLS, SYSTEM, "chat_template_kwargs")
-    return PairColumns(prompt, tuple(name for name in more if name in there))
+    columns = PairColumns(prompt, tuple(name for name in more if name in there))
+    split.columns_read.update(columns.names)
+    return columns
 
 
 def preferences(

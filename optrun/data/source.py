@@ -47,6 +47,8 @@ class Split:
 
     folder: Path | None = None
     """Of the file that the rows came by, where relative paths in them may begin."""
+    columns_read: set[str] = field(default_factory=set)
+    """Columns that the task has found a use for; those of parts of the same rows are the same."""
 
     def take(self, indices: np.ndarray | None) -> Split:
         """Return the rows at these indices; None: all."""
@@ -54,10 +56,12 @@ class Split:
             return self
         positions = indices if self.positions is None else self.positions[indices]
         content = key_of(self.content, indices.tobytes())
-        return Split(self.rows.select(indices), self.key, positions, content, self.folder)
+        rows = self.rows.select(indices)
+        return Split(rows, self.key, positions, content, self.folder, self.columns_read)
 
     def cells(self, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
         """Yield the values of each row in some columns, a few rows in memory at a time."""
+        self.columns_read.update(names)
         for batch in self.rows.select_columns(list(names)).iter(batch_size=1000):
             alive()
             yield from zip(*(batch[name] for name in names), strict=True)

@@ -86,9 +86,11 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     unread = Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
     if config.task.PROCESSOR != "AutoTokenizer":
         need_pillow()
+        notes_of_loading = len(source.notes)
         task = build_task(
             config.task, config.data, source, load_image_preparation(config.model), seed=config.seed
         )
+        notes += source.notes[notes_of_loading:]
         return replace(unread, spec=_spec(config, task, None))
     # A label that the sample has in its evaluation rows alone is one that all of the training rows
     # may have.

@@ -14,6 +14,7 @@ from optrun.config.schema.data import DataConfig, MixtureConfig, mixed_eval_name
 from optrun.config.schema.task import SCHEMAS
 from optrun.config.schema.task_base import TaskConfig
 from optrun.data.build import of_part
+from optrun.data.columns import unread_columns
 from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
 from optrun.task.base import Task
@@ -73,12 +74,15 @@ def build_task(
     """
     kind = task_class(config)
     if not isinstance(source, MixedSource):
-        return kind(config, data, source, tokenizer, seed=seed)
+        task = kind(config, data, source, tokenizer, seed=seed)
+        source.notes += unread_columns(source, task.name)
+        return task
     assert isinstance(data, MixtureConfig)
     tasks: dict[str, Task] = {}
     for name, part in source.parts.items():
         with of_part(name):
             tasks[name] = kind(config, data, part, tokenizer, seed=seed)
+            tasks[name].notes += unread_columns(part, tasks[name].name)
     return _mixed(tasks, data, seed=seed)
 
 

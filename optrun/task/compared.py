@@ -70,6 +70,7 @@ def compared_columns(
             f" {', '.join(negatives) or 'none'}. Name it with data.negative_columns=[NAME], or take"
             f" task.loss=multiple_negatives_ranking. {columns_in_words(split.rows)}"
         )
+    split.columns_read.update((*pair, *negatives))
     return [*pair, *negatives], score
 
 

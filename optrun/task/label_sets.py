@@ -49,6 +49,7 @@ def label_columns(source: Source, split: Split) -> list[str]:
     for name in names:
         if name not in split.rows.column_names:
             raise missing_column("data.label_columns", name, split)
+    split.columns_read.update(names)
     return list(names)
 
 

@@ -1,0 +1,191 @@
+"""Each column of the rows changes the examples, or is named once as not read, for every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from optrun.base.errors import ConfigError
+from optrun.data.source import Source
+from optrun.task import Task
+from tests.unit.task.conftest import SENTENCE
+
+Row = dict[str, Any]
+WORDS = SENTENCE.split()
+COUNT = 12
+CHATML = {"chat_template": "chatml"}
+BESIDE: Row = {"id": 7, "url": "http", "meta": {"lang": "en"}, "scores": [0.5], "weight": 1.0}
+"""Columns that people have beside those of any task."""
+
+
+def words(number: int, first: int = 0) -> str:
+    return " ".join(WORDS[(first + number + place) % len(WORDS)] for place in range(4))
+
+
+def turn(role: str, text: str) -> Row:
+    return {"role": role, "content": text}
+
+
+def chat(number: int) -> list[Row]:
+    return [turn("user", words(number)), turn("assistant", words(number, 5))]
+
+
+def shared(number: int) -> list[Row]:
+    return [
+        {"from": "human", "value": words(number)},
+        {"from": "gpt", "value": words(number, 5)},
+    ]
+
+
+# case: task, its options, options of the data, a row
+CASES: dict[str, tuple[str, Row, Row, Callable[[int], Row]]] = {
+    "texts": ("causal_lm", {}, {}, lambda n: {"text": words(n)}),
+    "a text by its key": (
+        "causal_lm",
+        {},
+        {"text_column": "body"},
+        lambda n: {"body": words(n), "title": words(n, 3)},
+    ),
+    "masked": ("masked_lm", {}, {}, lambda n: {"text": words(n)}),
+    "classes": (
+        "sequence_classification",
+        {},
+        {},
+        lambda n: {"text": words(n), "label": "ab"[n % 2]},
+    ),
+    "pairs of texts": (
+        "sequence_classification",
+        {},
+        {"text_column": "premise", "text_pair_column": "hypothesis"},
+        lambda n: {"premise": words(n), "hypothesis": words(n, 3), "label": "ab"[n % 2]},
+    ),
+    "several labels": (
+        "sequence_classification",
+        {"problem_type": "multi_label_classification"},
+        {},
+        lambda n: {"text": words(n), "labels": ["a", "b"] if n % 2 else ["a"]},
+    ),
+    "a column for each label": (
+        "sequence_classification",
+        {"problem_type": "multi_label_classification"},
+        {"label_columns": ["bad", "rude"]},
+        lambda n: {"text": words(n), "bad": n % 2, "rude": n % 3 % 2},
+    ),
+    "numbers": (
+        "sequence_classification",
+        {"problem_type": "regression"},
+        {},
+        lambda n: {"text": words(n), "label": n / 7},
+    ),
+    "tags": (
+        "token_classification",
+        {},
+        {},
+        lambda n: {"tokens": words(n).split(), "tags": ["O", "B-X", "O", "O"]},
+    ),
+    "targets": ("seq2seq_lm", {}, {}, lambda n: {"text": words(n), "target": words(n, 4)}),
+    "turns": ("sft", CHATML, {}, lambda n: {"messages": chat(n), "system": words(n, 8)}),
+    "ShareGPT": ("sft", CHATML, {}, lambda n: {"conversations": shared(n), "system": words(n, 8)}),
+    "Alpaca": (
+        "sft",
+        CHATML,
+        {},
+        lambda n: {
+            "instruction": words(n),
+            "output": words(n, 2),
+            "input": words(n, 3),
+            "system": words(n, 8),
+            "history": [[words(n, 4), words(n, 6)]],
+        },
+    ),
+    "prompt and completion": (
+        "sft",
+        CHATML,
+        {},
+        lambda n: {"prompt": words(n), "completion": words(n, 2)},
+    ),
+    "preferences": (
+        "preference",
+        CHATML,
+        {},
+        lambda n: {
+            "prompt": [turn("user", words(n))],
+            "chosen": [turn("assistant", words(n, 2))],
+            "rejected": [turn("assistant", words(n, 3))],
+            "system": words(n, 8),
+        },
+    ),
+    "compared": (
+        "embedding",
+        {},
+        {},
+        lambda n: {"anchor": words(n), "positive": words(n, 2), "negative": words(n, 5)},
+    ),
+    "compared by a score": (
+        "embedding",
+        {"loss": "cosent"},
+        {},
+        lambda n: {"sentence1": words(n), "sentence2": words(n, 2), "score": n / COUNT},
+    ),
+}
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, dict):
+        return {key: changed(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [changed(item) for item in value]
+    if isinstance(value, str):
+        swaps = {"a": "b", "b": "a", "O": "B-X", "B-X": "O"}
+        fixed = ("user", "assistant", "human", "gpt")
+        return value if value in fixed else swaps.get(value, f"{value} things")
+    return 1 - value if value in (0, 1) else value / 2
+
+
+def examples_of(
+    make_task: Callable[..., Task], make_source: Callable[..., Source], case: str, rows: list[Row]
+) -> tuple[str, list[str]]:
+    """The digest of all examples, and what is told."""
+    name, options, data, _ = CASES[case]
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    source = make_source(columns, max_length=256, **data)
+    task = make_task(name, source, **options)
+    assert len(task.train) > 0
+    return task.train.fingerprint() + task.eval.fingerprint(), source.notes
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_column_is_read_or_named(
+    make_task: Callable[..., Task], make_source: Callable[..., Source], case: str
+) -> None:
+    """Beside the task's own columns stand those that people have for other purposes."""
+    rows = [{**CASES[case][3](number), **BESIDE} for number in range(COUNT)]
+    before, notes = examples_of(make_task, make_source, case, rows)
+    told = [note for note in notes if "not read" in note]
+    assert len(told) == 1, notes
+    unread = told[0].partition(": not read by ")[2].partition(": ")[2].split(", ")
+    assert set(unread) >= set(BESIDE)
+    for column in rows[0]:
+        others = [dict(row) for row in rows]
+        others[0][column] = changed(others[0][column])
+        try:
+            after, _ = examples_of(make_task, make_source, case, others)
+        except ConfigError as error:
+            assert column in str(error)
+            is_read = True
+        else:
+            is_read = after != before
+        assert is_read == (column not in unread), column
+
+
+def test_nothing_is_said_if_all_is_read(
+    make_task: Callable[..., Task], make_source: Callable[..., Source]
+) -> None:
+    for case, (_, _, _, row) in CASES.items():
+        if case == "a text by its key":
+            continue
+        _, notes = examples_of(make_task, make_source, case, [row(number) for number in range(9)])
+        assert not [note for note in notes if "not read" in note], case
