@@ -9,8 +9,9 @@ import textwrap
 from optrun.base.errors import EXIT_DONE, ConfigError, printable
 from optrun.cli.parser import VerbArguments, VerbParser
 
-_WIDTH = 108
-"""Characters of a line, behind its heading."""
+_WIDTH = 118
+"""Characters of a line, with its heading."""
+_IDLE = ("data=", "data.train=", "resume=", "branch_from=", "search.", "hydra.sweep")
 
 
 def parser() -> VerbParser:
@@ -19,11 +20,9 @@ def parser() -> VerbParser:
         "start",
         ["FILE|FOLDER|NAME"],
         """
-Reads data and prints what it understood: columns and their roles, three rows, labels, what would
-be cut. Proposes a task, a model and a small comparison of optimizers, as two commands to copy;
-nothing where it is not sure. Keys given here go into every command and decide what they name, such
-as task=masked_lm or data.label_column=verdict. Nothing is written, but with run=true, which runs
-the first command.
+Reads data, prints what it understood, and proposes two commands: one run, and a comparison of two
+optimizers. If it is not sure, it proposes nothing. Keys given here, such as task=masked_lm or
+data.label_column=verdict, go into both commands. run=true runs the first.
 """,
         keys={"run": "true"},
         overrides="KEY",
@@ -38,18 +37,15 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0, or the exit code of the run.
     """
-    runs, config_dir = arguments.flag("run"), arguments.options.config_dir
+    config_dir = arguments.options.config_dir
     place = arguments.positional[0]
     if not place.strip():
         raise ConfigError("optrun start '': expected a file, a folder or a name.")
     for token in arguments.overrides:
-        if token.startswith(("data=", "data.train=")):
+        if token.lstrip("+").startswith(_IDLE):
             raise ConfigError(
-                f"{token}: optrun start finds it by FILE, here {place}; leave it out."
-            )
-        if token.lstrip("+").startswith(("resume=", "branch_from=", "search.", "hydra.sweep")):
-            raise ConfigError(
-                f"{token}: has no effect on optrun start, which proposes a new run; leave it out."
+                f"{token}: has no effect on optrun start, which reads {place} and proposes a new"
+                " run; leave it out."
             )
     from optrun.cli.proposal import propose
 
@@ -57,7 +53,7 @@ def run(arguments: VerbArguments) -> int:
     more = [] if config_dir is None else ["--config-dir", config_dir]
     for number, (what, words) in enumerate(made.commands(), 1):
         sys.stdout.write(f"\n{number}. {what}\n   optrun {shlex.join([*words, *more])}\n")
-    if not runs:
+    if not arguments.flag("run"):
         sys.stdout.write("\nrun=true runs the first; nothing was written.\n")
         return EXIT_DONE
     from optrun.cli.train import run as train
@@ -65,15 +61,10 @@ def run(arguments: VerbArguments) -> int:
     return train([*made.overrides, *more])
 
 
-def _say(name: str, *lines: str) -> None:
+def _say(heading: str, *lines: str) -> None:
     """Print a heading of ten characters and its lines."""
-    wrapped = [part.rstrip() for line in lines for part in _wrapped(printable(line))]
-    for at, line in enumerate(wrapped):
-        sys.stdout.write(f"{'' if at else name:<10}{line}".rstrip() + "\n")
+    for line in lines:
+        indented = f"{heading:<10}{printable(line)}"
+        sys.stdout.write(textwrap.fill(indented, _WIDTH, subsequent_indent=" " * 10) + "\n")
+        heading = ""
     sys.stdout.flush()
-
-
-def _wrapped(line: str) -> list[str]:
-    """Split a line between words, each part as far in as it begins."""
-    inside = " " * (len(line) - len(line.lstrip()))
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=inside, replace_whitespace=False) or [""]

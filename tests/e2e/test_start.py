@@ -44,9 +44,9 @@ def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str], forked_j
         "separated by ';'",
         "cp1252",
         "café",
-        "Review is the text",
-        "verdict is the label",
-        "not read: id",
+        "Review (text)",
+        "verdict (label)",
+        "not read by task=sequence_classification: id",
         "54 to train on",
         "good: ",
         "18 runs",
@@ -73,39 +73,9 @@ def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = ("run=true", "training.max_steps=2", "checkpoint=none", "hydra.run.dir=run")
     said, (train, compare) = started(capsys, "chat.jsonl", *words)
     assert "task=sft" in train
-    assert "user: " in said
+    assert "'role': 'user'" in said
     assert not [word for word in compare if word.startswith("hydra.run")]
     assert (here / "run" / "summary.json").is_file()
-
-
-def test_a_pretrained_model_at_hand_is_taken(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.running import TINY_BERT
-
-    (here / "a.csv").write_text(REVIEWS)
-    words = [
-        "data=files",
-        "data.train=a.csv",
-        "data.label_column=verdict",
-        "data.text_column=Review",
-    ]
-    done = optrun(
-        "task=sequence_classification",
-        *TINY_BERT,
-        *words,
-        "training.max_steps=1",
-        "hydra.run.dir=run",
-    )
-    assert done == 0
-    capsys.readouterr()
-    monkeypatch.setattr("optrun.model.at_hand.models_at_hand", lambda: ["nowhere", "run/model"])
-    _, (train, *_) = started(capsys, "a.csv")
-    assert [word for word in train if word.startswith("model")] == [
-        "model=pretrained",
-        "model.path=run/model",
-    ]
-    assert "training.num_train_epochs=3" in train
 
 
 @pytest.mark.parametrize(
@@ -129,7 +99,7 @@ def test_a_pretrained_model_at_hand_is_taken(
         ({"a.bin": "abcd"}, ["a.bin"], ["model.tokenizer"]),
         ({}, [""], ["expected a file, a folder or a name"]),
         ({}, ["https://site/a.csv"], ["FILE=https://site/a.csv", "a URL"]),
-        ({"a.csv": REVIEWS}, ["a.csv", "data=hub"], ["data=hub", "finds it by FILE"]),
+        ({"a.csv": REVIEWS}, ["a.csv", "data=hub"], ["data=hub", "which reads a.csv"]),
         ({"a.csv": REVIEWS}, ["a.csv", "data.train=b.csv"], ["data.train=b.csv", "leave it out"]),
         (
             {"a.csv": "text,label\na, b,u\n"},
@@ -138,6 +108,19 @@ def test_a_pretrained_model_at_hand_is_taken(
         ),
         ({"a.csv": "1.5,2\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["None of them holds texts"]),
         ({"x/README": "a"}, ["x"], ["data.train=x", "a folder"]),
+        (
+            {"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")},
+            ["a.tsv"],
+            ["not sure", "in place of a line of names", "data.column_names=[NAME1, NAME2, NAME3]"],
+        ),
+        (
+            {
+                "train.csv": "text,label\n" + "a b,u\nc d,v\n,u\n" * 9,
+                "test.csv": "line,kind\na b,u\n",
+            },
+            ["train.csv"],
+            ["data.label_column=label", "data.eval has no such column"],
+        ),
     ],
 )
 def test_what_it_refuses(
@@ -177,20 +160,6 @@ FOLDERS = {
         "x",
         ["data.train='x/*.csv'"],
     ),
-    "rows to evaluate on in another format": (
-        {
-            "x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9,
-            "x/test.jsonl": '{"text": "a b", "label": "u"}\n',
-            "x/dev.txt": "a b",
-        },
-        "x",
-        ["data.train=x/train.csv", "data.eval=x/test.jsonl", "data.label_column=label"],
-    ),
-    "no line of names": (
-        {"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")},
-        "a.tsv",
-        ["data.column_names=[column1,text,label]"],
-    ),
     "a text that is the word text": (
         {"a.csv": REVIEWS.replace(";", ",").replace("Review", "text") + "9,text,good\n"},
         "a.csv",
@@ -225,11 +194,6 @@ FOLDERS = {
         {"a.txt": '{"text": "a b", "label": "u"}\n{"text": "c d", "label": "v"}\n' * 9},
         "a.txt",
         ["data.format=json", "data.label_column=label"],
-    ),
-    "rows to evaluate on that are called otherwise": (
-        {"x/train.csv": "text,label\n" + "a b,u\nc d,v\n" * 9, "x/test.csv": "line,kind\na b,u\n"},
-        "x",
-        ["data.train=x/train.csv", "data.label_column=label"],
     ),
     "a file called as an option": ({"-a.csv": REVIEWS}, "-a.csv", ["data.label_column=verdict"]),
     "a file with a sign in its name": ({"a=b.csv": REVIEWS}, "a=b.csv", ["data.train='a=b.csv'"]),
@@ -299,16 +263,6 @@ def test_nothing_is_proposed_for_what_is_not_sure(
     assert [fact for fact in facts if fact not in output.err] == []
 
 
-def test_what_is_left_out_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "train.csv").write_text("text,label\n" + "a b,u\nc d,v\n,u\n" * 9)
-    (here / "test.csv").write_text("line,kind\na b,u\n")
-    said, (train, *_) = started(capsys, "train.csv")
-    assert (
-        "data.eval=test.csv calls its columns line, kind, and has no label: it is left out" in said
-    )
-    assert not [word for word in train if word.startswith("data.eval")]
-
-
 def test_texts_to_evaluate_on_in_a_column_called_otherwise(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -317,7 +271,7 @@ def test_texts_to_evaluate_on_in_a_column_called_otherwise(
     (here / "dev.tsv").write_text("label\tcontent\n" + "u\te b\nv\tc f\n" * 9)
     said, (train, *_) = started(capsys, "train.tsv")
     assert "data.eval=dev.tsv" in train
-    assert "dev.tsv lies beside it: these rows are to evaluate on" in said
+    assert "dev.tsv is to evaluate on (data.eval=null leaves it out)" in said
     assert "its only text column, 'content', is read" in " ".join(said.split())
 
 
@@ -345,7 +299,7 @@ def test_an_image_that_cannot_be_decoded(here: Path, capsys: pytest.CaptureFixtu
         Image.new("RGB", (4, 4)).save(path)
     (here / "mine" / "cat" / "99.png").write_text("no")
     said, (train, *_) = started(capsys, "mine")
-    assert "cat/1.png | cat" in said
+    assert "image (image), label (label)" in said
     assert optrun(*train, "checkpoint=none") == 2
     assert "cat/99.png): this is no image that Pillow knows" in capsys.readouterr().err
 

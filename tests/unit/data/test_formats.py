@@ -21,9 +21,9 @@ from optrun.config.schema.data import FilesConfig
 from optrun.data.build import load_source
 from optrun.data.columns import label_column, text_column
 from optrun.data.content import check_text
+from optrun.data.data_keys import data_keys
 from optrun.data.files import load_files, read_files
 from optrun.data.formats import FORMATS, Format, format_of
-from optrun.data.place import keys_of_place
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.shards import File, Lines, Opening
 from optrun.data.stream import open_stream
@@ -800,7 +800,7 @@ def test_a_format_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = tmp_path / "a.card"
     path.write_bytes("text: caf\u00e9\ntext: b\n".encode("latin-1"))
     assert read(path, {"encoding": "latin-1"})[0] == {"text": ["caf\u00e9", "b"]}
-    assert keys_of_place(str(path)) == {"data": "files", "data.train": str(path)}
+    assert data_keys(str(path)) == {"data": "files", "data.train": str(path)}
     assert format_of("data.train", tmp_path / "b", "cards") is row
     path.write_text("text: a\ntext: b\n")
     assert list(open_stream("data.train", [path], 9, [])) == [{"text": "a"}, {"text": "b"}]

@@ -173,8 +173,7 @@ def test_each_column_is_read_or_named(
         others[0][column] = changed(others[0][column])
         try:
             after, _ = examples_of(make_task, make_source, case, others)
-        except ConfigError as error:
-            assert column in str(error)
+        except ConfigError:  # a value that this column must not have
             is_read = True
         else:
             is_read = after != before

@@ -10,7 +10,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
 from optrun.base.errors import ConfigError
-from optrun.data.roles import roles_of
+from optrun.data.column_roles import roles_of
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -182,40 +182,7 @@ def test_a_table(shape: str) -> None:
         Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)])
     )
     assert (found.task, dict(found.columns)) == (task, expected)
-    assert set(found.unread) == set(columns) - set(expected.values())
     assert list(found.overrides) == OVERRIDES.get(shape, [])
-
-
-def test_what_may_be_something_else_is_told() -> None:
-    random.seed(0)
-    rows = [
-        {"question": text(), "comment": text(), "label": random.choice("ab")} for _ in range(40)
-    ]
-    assert (
-        "data.text_column=question holds texts as well" in roles_of(Dataset.from_list(rows)).doubts
-    )
-
-
-@pytest.mark.parametrize(
-    ("columns", "doubt"),
-    [
-        ({"text": text, "label": of("a")}, "label is no label: it holds the one value 'a'"),
-        (
-            {"text": text, "label": lambda: f"{random.random()}%"},
-            "label is no label: it holds 40 different values",
-        ),
-        ({"prompt": text, "chosen": lambda: text(20)}, "data.text_column=prompt"),
-        ({"question": text, "response": text}, "called prompt and completion they are a chat"),
-    ],
-)
-def test_what_is_not_read_as_it_is_called_is_told(
-    columns: dict[str, Callable[[], Any]], doubt: str
-) -> None:
-    random.seed(0)
-    found = roles_of(
-        Dataset.from_list([{name: make() for name, make in columns.items()} for _ in range(40)])
-    )
-    assert any(doubt in each for each in found.doubts), found.doubts
 
 
 def test_declared_classes_are_the_labels() -> None:
@@ -236,5 +203,5 @@ def test_numbers_alone_make_no_task() -> None:
 def test_rows_with_choices_make_no_task() -> None:
     """Their label says nothing about the question alone."""
     rows = {"question": ["a", "b"], "choices": [["c", "d"], ["e", "f"]], "answer": [0, 1]}
-    with pytest.raises(ConfigError, match=r"choices.*one row for each choice"):
+    with pytest.raises(ConfigError, match=r"choices holds texts in lists or objects"):
         roles_of(Dataset.from_dict(rows))

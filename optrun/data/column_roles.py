@@ -1,0 +1,275 @@
+"""What the columns of a table are for, by their names and values, and which task that makes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optrun.base.errors import ConfigError
+from optrun.data.columns import USUAL_WORDS, is_number, usual_columns
+from optrun.data.folders import IMAGES
+from optrun.data.shapes import USUAL_TEXTS, columns_in_words
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+LOOKED_AT = 1000
+"""Rows whose values are looked at."""
+_MOST_CLASSES = 100
+_LABELS = ("label", "labels", "class", "category", "sentiment", "rating", "score", "target")
+_TEXTS = (*USUAL_TEXTS, "review", "body", "comment", "message", "document", "description")
+_TAGS = ("tags", "ner_tags", "labels", "pos_tags")
+_PAIRS = (("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"))
+_SOURCES = ("source", "input", "article", "document", "question", "prompt", "instruction", "text")
+_TARGETS = ("target", "output", "highlights", "summary", "answer", "response")
+_BY_NAMES = (
+    ("preference", ("chosen", "rejected"), ("prompt", "system", "tools")),
+    ("embedding", ("query", "positive"), ("negative", "score")),
+    ("embedding", ("anchor", "positive"), ("negative", "score")),
+    ("sft", ("messages",), ("system", "tools")),
+    ("sft", ("conversations",), ("system", "tools")),
+    ("sft", ("prompt", "completion"), ("system", "tools")),
+    ("sft", ("instruction", "output"), ("input", "system", "history")),
+)
+"""Task, columns that it needs, and columns that it takes in beside them."""
+_SEVERAL_LABELS = "task.problem_type=multi_label_classification"
+_GUESSED = ("sequence_classification", "seq2seq_lm", "causal_lm")
+"""Tasks that are recognised by values alone, so that columns that nothing reads are a doubt."""
+
+Columns = Mapping[str, Sequence[object]]
+"""The first values of each column, without the missing ones."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a table is for.
+
+    Attributes:
+        task: The name of the task.
+        columns: Key of the data, such as `text_column`, to column; columns that the task finds
+            without a key stand under their own names.
+        overrides: What else the task needs to be told.
+    """
+
+    task: str
+    columns: Mapping[str, str]
+    overrides: Sequence[str] = ()
+
+
+def roles_of(rows: Dataset) -> Roles:
+    """Recognise the columns of a table with at least one row.
+
+    Raises:
+        ConfigError: They make no task, or it is not sure which.
+    """
+    head = undecoded(rows.select(range(min(LOOKED_AT, len(rows)))))
+    columns = {
+        name: [value for value in head[name] if value is not None] for name in rows.column_names
+    }
+    declared = [
+        name for name, feature in rows.features.items() if type(feature).__name__ == "ClassLabel"
+    ]
+    label = _label_column(columns, declared)
+    roles = (
+        _by_names(columns)
+        or _tagged(columns)
+        or _images(columns, label)
+        or _seq2seq(columns)
+        or _classes(columns, label)
+        or _texts(columns)
+    )
+    if roles is None:
+        hint = ""
+        if not any(map(_are_texts, columns.values())):
+            hint = " None of them holds texts, which optrun trains on."
+        raise ConfigError(
+            f"its columns make no task that optrun knows. {columns_in_words(rows)}{hint}"
+        )
+    if roles.task in _GUESSED:
+        _refuse_if_unsure(rows, columns, roles)
+    return roles
+
+
+def undecoded(rows: Dataset) -> Dataset:
+    """Return rows whose images are not decoded: a broken one is reported when it is trained on."""
+    for name, feature in rows.features.items():
+        if type(feature).__name__ == "Image":
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    return rows
+
+
+def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
+    """Refuse a guess that leaves texts inside of lists or objects unread, or reads JSON as text.
+
+    Raises:
+        ConfigError: With the keys that say it is right all the same.
+    """
+    reasons = []
+    for name, values in columns.items():
+        if name not in roles.columns.values() and any(map(_has_text_inside, values)):
+            reasons.append(f"{name} holds texts in lists or objects, which nothing would read")
+    for name, values in columns.items():
+        if values and all(map(_is_json_text, values)):
+            reasons.append(f"{name} holds lists or objects written as JSON text")
+    if not reasons:
+        return
+    keys = [f"task={roles.task}"]
+    keys += [f"data.{key}={name}" for key, name in roles.columns.items() if key.endswith("_column")]
+    raise ConfigError(
+        f"not sure what these rows are for: {'; '.join(reasons)}. {columns_in_words(rows)} If they"
+        f" are to be read all the same, say so: {' '.join(keys)}."
+    )
+
+
+def _has_text_inside(value: object) -> bool:
+    """Tell whether a list or an object has a text somewhere in it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return False
+    return any(isinstance(item, str) or _has_text_inside(item) for item in value)
+
+
+def _is_json_text(value: object) -> bool:
+    """Tell whether a text stands in the brackets of a list or an object of JSON."""
+    text = value.strip() if isinstance(value, str) else ""
+    return text[:1] + text[-1:] in ("[]", "{}")
+
+
+def _by_names(columns: Columns) -> Roles | None:
+    """Recognise tables whose task finds its columns by their names alone."""
+    for task, required, optional in _BY_NAMES:
+        if not set(required) <= set(columns):
+            continue
+        has_turns = any(isinstance(value, list) for value in columns[required[0]])
+        if len(required) > 1 or has_turns:
+            names = [name for name in (*required, *optional) if name in columns]
+            return Roles(task, {name: name for name in names})
+    return None
+
+
+def _tagged(columns: Columns) -> Roles | None:
+    """Recognise lists of words beside lists of as many tags."""
+    lengths = {
+        name: [len(value) for value in values if isinstance(value, list)]
+        for name, values in columns.items()
+        if _are_lists(values)
+    }
+    texts = [name for name in lengths if all(map(_is_text_list, columns[name]))]
+    words = next((name for name in (*USUAL_WORDS, *texts) if name in lengths), None)
+    if words is None:
+        return None
+    alike = [name for name in lengths if name != words and lengths[name] == lengths[words]]
+    tags = next((name for name in (*_TAGS, *alike) if name in alike), None)
+    if tags is None:
+        return None
+    return Roles("token_classification", {"text_column": words, "label_column": tags})
+
+
+def _images(columns: Columns, label: str | None) -> Roles | None:
+    images = [name for name, values in columns.items() if values and all(map(_is_image, values))]
+    if not images or label is None:
+        return None
+    return Roles("image_classification", {"image_column": images[0], "label_column": label})
+
+
+def _is_image(value: object) -> bool:
+    """Tell whether a cell is an encoded image, or the path of one."""
+    if isinstance(value, dict):
+        return value.keys() == {"bytes", "path"}
+    return isinstance(value, str) and Path(value).suffix.lower() in IMAGES
+
+
+def _seq2seq(columns: Columns) -> Roles | None:
+    """Recognise a text and the text to produce, by the names of both columns."""
+    texts = [name for name, values in columns.items() if _are_texts(values)]
+    sources = usual_columns(_SOURCES, texts)
+    targets = [name for name in usual_columns(_TARGETS, texts) if not _are_few(columns[name])]
+    if not sources or not targets:
+        return None
+    return Roles("seq2seq_lm", {"text_column": sources[0], "target_column": targets[0]})
+
+
+def _classes(columns: Columns, label: str | None) -> Roles | None:
+    """Recognise one or two texts and a label, or a text and a fraction."""
+    texts = [name for name in columns if name != label and _are_texts(columns[name])]
+    if label is None or not texts:
+        return None
+    roles = {"text_column": _text_column(texts, columns)}
+    for pair in _PAIRS:
+        names = usual_columns(pair, texts)
+        if len(names) == 2:
+            roles = {"text_column": names[0], "text_pair_column": names[1]}
+            break
+    roles["label_column"] = label
+    overrides = []
+    if _are_numbers(columns[label]) and any(float(str(value)) % 1 for value in columns[label]):
+        overrides.append("task.problem_type=regression")
+    return Roles("sequence_classification", roles, overrides)
+
+
+def _texts(columns: Columns) -> Roles | None:
+    """Recognise a text with several labels, else texts alone."""
+    texts = [name for name in columns if _are_texts(columns[name])]
+    if not texts:
+        return None
+    text = _text_column(texts, columns)
+    lists = [name for name in usual_columns(_LABELS, list(columns)) if _are_lists(columns[name])]
+    if lists:
+        roles = {"text_column": text, "label_column": lists[0]}
+        return Roles("sequence_classification", roles, [_SEVERAL_LABELS])
+    binary = [name for name in columns if {str(value) for value in columns[name]} == {"0", "1"}]
+    if len(binary) > 1 and all(re.fullmatch(r"[A-Za-z]\w*(?<!_column)", name) for name in binary):
+        roles = {"text_column": text} | {name: name for name in binary}
+        keys = [f"data.label_columns=[{','.join(binary)}]", _SEVERAL_LABELS]
+        return Roles("sequence_classification", roles, keys)
+    return Roles("causal_lm", {"text_column": text})
+
+
+def _label_column(columns: Columns, declared: Sequence[str]) -> str | None:
+    """Find the column of labels: by its name, else the only one with few values that repeat."""
+    for name in (*declared, *usual_columns(_LABELS, list(columns))):
+        if _are_few(columns[name]) or _are_numbers(columns[name]):
+            return name
+    few = [name for name, values in columns.items() if _are_few(values)]
+    return few[0] if len(few) == 1 else None
+
+
+def _text_column(names: Sequence[str], columns: Columns) -> str:
+    """Pick the column with a usual name, else that of the longest values."""
+    usual = usual_columns(_TEXTS, names)
+    if usual:
+        return usual[0]
+    return max(names, key=lambda name: sum(len(str(value)) for value in columns[name]))
+
+
+def _is_text_list(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _are_lists(values: Sequence[object]) -> bool:
+    return bool(values) and all(isinstance(value, list) for value in values)
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    """Tell whether all values are texts, some with letters, which numbers and dates lack."""
+    texts = [value for value in values if isinstance(value, str)]
+    has_letters = any(map(str.isalpha, "".join(texts)))
+    return has_letters and len(texts) == len(values) and not _are_numbers(values)
+
+
+def _are_numbers(values: Sequence[object]) -> bool:
+    return bool(values) and all(
+        isinstance(value, int | float) or (isinstance(value, str) and is_number(value))
+        for value in values
+    )
+
+
+def _are_few(values: Sequence[object]) -> bool:
+    """Tell whether values are classes: few different ones, each more than once on average."""
+    if not all(isinstance(value, str | int) for value in values):
+        return False
+    return 2 <= len(set(values)) <= min(_MOST_CLASSES, max(2, len(values) // 2))

@@ -1,0 +1,84 @@
+"""The configuration keys that read a file, a folder, a data choice or a dataset of the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from optrun.base.errors import ConfigError
+from optrun.config import registry
+from optrun.data.content import name_inside
+from optrun.data.files import resolve
+from optrun.data.folders import files_of, is_read, splits_of, why_not
+from optrun.data.formats import by_ending
+from optrun.data.hub_access import may_be_name
+
+_HELD_OUT = ("dev", "valid", "validation", "val", "test", "eval")
+_BESIDE_DATA = ("README", "LICENSE")
+
+
+def data_keys(name: str) -> dict[str, str]:
+    """Find the keys by which data are read.
+
+    Args:
+        name: A file, a folder, the name of a data choice, or one of the hub.
+
+    Returns:
+        Key to value, such as `{"data": "files", "data.train": "reviews.csv"}`.
+
+    Raises:
+        ConfigError: There is no such thing, or it is not clear what a folder holds.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder_keys(path)
+    if path.exists() or path.is_symlink() or not may_be_name(name):
+        resolve("data.train", str(path))
+        kind = "tokens" if path.suffix == ".bin" else "files"
+        return _keys(kind, path, _sibling_split(path))
+    if name in registry.choices("data"):
+        return {"data": name}
+    if path.suffix.lower() in by_ending() or "/" not in name:
+        resolve("data.train", name)
+        return _keys("files", name, None)  # a glob
+    return {"data": "hub", "data.path": name}
+
+
+def _keys(kind: str, train: Path | str, held_out: Path | str | None) -> dict[str, str]:
+    keys = {"data": kind, "data.train": str(train)}
+    if held_out is not None:
+        keys["data.eval"] = str(held_out)
+    return keys
+
+
+def _sibling_split(path: Path) -> Path | None:
+    """Find the rows to evaluate on beside those to train on, `test.csv` beside `train.csv`."""
+    match = re.search(r"(?i)(?<![a-z])train(?![a-z])", path.name)
+    if match is None:
+        return None
+    for name in _HELD_OUT:
+        sibling = path.with_name(path.name[: match.start()] + name + path.name[match.end() :])
+        if sibling.is_file() or (sibling.is_dir() and is_read(sibling)):
+            return sibling
+    return None
+
+
+def _folder_keys(folder: Path) -> dict[str, str]:
+    """Find the keys that read a folder: as it stands, by its splits, or as files of one format."""
+    if is_read(folder):
+        return _keys("files", folder, _sibling_split(folder))
+    known = by_ending()
+    splits = splits_of(folder, known)
+    if "train" in splits:
+        held_out = next((splits[name] for name in _HELD_OUT if name in splits), None)
+        return _keys("files", splits["train"], held_out)
+    tables = [
+        path
+        for path in files_of(folder)
+        if Path(name_inside(path)).suffix.lower() in known and path.stem.upper() not in _BESIDE_DATA
+    ]
+    endings = {path.suffix for path in tables}
+    if not splits and len(endings) == 1:
+        is_flat = all(path.parent == folder for path in tables)
+        return _keys("files", f"{folder}/{'' if is_flat else '**/'}*{endings.pop()}", None)
+    raise ConfigError(f"data.train={folder}: {why_not(folder, known)}")
