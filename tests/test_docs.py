@@ -56,7 +56,7 @@ def test_every_fault_table_has_whole_rows() -> None:
 
     A pipe in a cell would shift what is claimed beside what is proved.
     """
-    for line in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "tests" / "faults" / "README.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("| ") and "::" in line:
             cells = [cell.strip() for cell in line.strip("|").split("|")]
             assert len(cells) == 4, line
