@@ -23,6 +23,10 @@ group with layer, lr at its peak, weight decay, adaptation, parameters and the b
 take; the schedule as a curve.
 """,
         overrides="KEY",
+        instead={
+            "png": "The schedule is drawn in the terminal, and --json gives its values;"
+            " curves.png of a run shows loss and lr."
+        },
     )
     made.add_recipe_options()
     made.add_argument("--all", action="store_true", help="every tensor, not every group")

@@ -30,6 +30,10 @@ compares size, checksum and every tensor with the manifests. Metrics, summary, l
 not covered.
 Nothing is changed. Exit code 0: all is whole; 4: the damaged file and tensor are named.
 """,
+        instead={
+            "accept": "Restore the file from a copy, or delete the damaged folder:"
+            " resume=RUN_DIR goes on from an older checkpoint."
+        },
     )
 
 

@@ -30,9 +30,10 @@ def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
         StorageError: The disk refused, or something came there meanwhile.
     """
     aside = aside_of(folder)
+    with storing(folder):
+        aside.mkdir(parents=not replaces)
     try:
         with storing(folder):
-            aside.mkdir(parents=not replaces)
             yield aside
             if folder.exists():
                 (remove_folder if replaces else Path.rmdir)(folder)

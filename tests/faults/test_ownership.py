@@ -11,7 +11,9 @@ from optrun.artifacts.async_writer import AsyncWriter, Order
 from optrun.artifacts.checkpoint import make_checkpoints_dir
 from optrun.artifacts.retention import Retention, clean_leftovers
 from optrun.artifacts.run_dir import RunDir
+from optrun.base.errors import StorageError
 from optrun.launch.single_run import forget_unbegun
+from optrun.runner.folders import aside_of, written_aside
 from tests.faults.checkpoints import snapshot
 from tests.faults.runs import Go, Straight
 
@@ -31,6 +33,7 @@ PLACES = {
     "runner/resume/checkpoint.py": "best and last of the run",
     "sweeper/driver.py": "files of .sweep/ that a launch was told by",
     "sweeper/folder.py": "files of .sweep/",
+    "training/nonfinite.py": "the batch of an earlier report of the same step",
 }
 """Every module that deletes, and what; a new one has to say so here."""
 
@@ -126,3 +129,10 @@ def test_a_command_writes_over_no_file(go: Go, tmp_path: Path) -> None:
         assert code == 2, said
         assert "mine.json" in said
         assert mine.read_text() == "mine"
+
+
+def test_a_folder_that_stands_where_one_is_written_aside_stays(tmp_path: Path) -> None:
+    own = written({aside_of(tmp_path / "model") / "mine.txt": "three weeks of numbers"})
+    with pytest.raises(StorageError, match="File exists"), written_aside(tmp_path / "model"):
+        pass
+    assert {path: path.read_text() for path in own} == own

@@ -141,9 +141,11 @@ def test_checksums_name_no_file_outside(tmp_path: Path) -> None:
         assert "outside of the folder" in "".join(folder_problems(folder))
 
 
-def test_accept_is_gone(run: RunDir, go: Go) -> None:
+def test_accept_is_refused_with_what_to_do_instead(run: RunDir, go: Go) -> None:
     assert run.path.is_dir()
-    assert go("verify", "run", "--accept", "summary.json")[0] == 2
+    code, said = go("verify", "run", "--accept", "summary.json")
+    assert code == 2
+    assert "Restore the file from a copy" in said
 
 
 # What commands do afterwards
