@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -20,6 +21,10 @@ _SAMPLE = 1 << 16
 _HEAD = 1 << 12
 _CHAOS = 0.35
 """What charset-normalizer may find odd of a text; quotes around one word are a third."""
+_DOUBTFUL = re.compile("[ÐÝÞðýþ]|[^\\W\\d_][¡¢£¤¥¹³¼¾¿][^\\W\\d_]")
+"""What bytes of cp1254 (Turkish) and cp1250 (Central Europe) are as cp1252: letters of Icelandic,
+and signs inside of words.
+"""
 _SHOWN = 60
 """Characters of a line in a message."""
 
@@ -80,7 +85,8 @@ def zero_bytes(line: int) -> UnreadableFileError:
 def western(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str]:
     """Take a text that is no UTF-8 for cp1252 if charset-normalizer finds that plausible.
 
-    Its best guess is not taken: of short texts it prefers cp1250 ("naďve" for "naïve").
+    Its best guess is not taken: of short texts it prefers cp1250 ("naďve" for "naïve"), and Turkish
+    is as plausible to it in cp1252 as in cp1254. Letters that would be others there are refused.
 
     Args:
         chunks: All of it.
@@ -105,10 +111,12 @@ def western(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str
         raise zero_bytes(fault.line)
     shown = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
     matches = from_bytes(bytes(sample), threshold=_CHAOS)
-    if any(_WESTERN in match.could_be_from_charset for match in matches):
+    is_plausible = any(_WESTERN in match.could_be_from_charset for match in matches)
+    if is_plausible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
         return _WESTERN, f"line {fault.line:,} is {shown!r}"
     raise UnreadableFileError(
         f"the bytes of line {fault.line:,} are no UTF-8; as cp1252 it would be {shown!r}. If the"
         " file is not damaged, name its encoding: data.encoding=cp1251 (Cyrillic), cp1250"
-        " (Central Europe), cp1252 (Western Europe), gb18030 (Chinese) or shift_jis (Japanese)."
+        " (Central Europe), cp1252 (Western Europe), cp1254 (Turkish), gb18030 (Chinese) or"
+        " shift_jis (Japanese)."
     )
