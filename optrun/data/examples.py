@@ -12,7 +12,6 @@ import numpy as np
 from optrun.data.cache import cached, digest, digest_of, key_of, known_by, versions
 from optrun.data.encoded import MAKERS, Encoder, mapped, size_of, write_ids
 from optrun.data.kept import mapped_arrays
-from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
 Example = dict[str, Any]
@@ -239,10 +238,7 @@ def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | N
     if limit is None or limit >= count:
         return None
     stream = "evaluation subset" if seed is None else "subset"
-    if count > LARGE:
-        indices = KeyedPermutation(count, seed or 0, stream)[:limit]
-    else:
-        indices = generator(seed or 0, stream).permutation(count)[:limit]
+    indices = generator(seed or 0, stream).permutation(count)[:limit]
     return np.sort(indices) if seed is None else indices
 
 

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from optrun.base.errors import OptrunError
 from optrun.data.examples import Example
-from optrun.data.permutation import LARGE, KeyedPermutation
 from optrun.data.randomness import generator
 
 Batch = dict[str, torch.Tensor]
@@ -102,9 +101,7 @@ class EpochPlan:
     @property
     def ordering(self) -> str:
         """How the order of an epoch is made; one of two for the same examples is another order."""
-        if self.arrangement is not None:
-            return self.arrangement.name
-        return "permutation" if self.lengths is not None or self.examples <= LARGE else "keyed"
+        return "permutation" if self.arrangement is None else self.arrangement.name
 
     def order(self, epoch: int) -> Order:
         """Return the permutation of one epoch.
@@ -112,13 +109,10 @@ class EpochPlan:
         Shape (examples,), int64, or what gives slices of one.
 
         With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are
-        shuffled again: an order by seed and epoch alone, as without. Of more than `LARGE` examples
-        it is computed where it is read.
+        shuffled again: an order by seed and epoch alone, as without.
         """
         if self.arrangement is not None:
             return self.arrangement(self.seed, epoch)
-        if self.ordering == "keyed":
-            return KeyedPermutation(self.examples, self.seed, "order", epoch)
         randomness = generator(self.seed, "order", epoch)
         order = randomness.permutation(self.examples)
         if self.lengths is None:
