@@ -9,23 +9,21 @@ import io
 import json
 import lzma
 import re
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.errors import UnreadableFileError
 from optrun.base.reading import open_file
 from optrun.data.cache import digest
 from optrun.data.encoding import UTF8, NotDecodableError, marked, recoded, western, zero_bytes
 
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd", ".zip": "zip"}
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bz2",
     b"\xfd7zXZ": "xz",
     b"\x28\xb5\x2f\xfd": "zstd",
-    b"PK\x03\x04": "zip",
 }
 _CHUNK = 1 << 20
 _UNPACKED = 1 << 28
@@ -33,18 +31,22 @@ _UNPACKED = 1 << 28
 _RATIO = 100
 
 _SHEET = "a spreadsheet. Save it as CSV (UTF-8) and give that"
+_ZIP = b"PK\x03\x04"
+_ZIPPED = (
+    "a zip archive, as a spreadsheet is, too. Save a spreadsheet as CSV (UTF-8); unpack an archive"
+    " and give the files in it"
+)
 _ARCHIVE = "an archive. Unpack it and give the files in it"
 _IMAGE = (
     "an image. Give a folder with one folder of images for each class: data=hub data.path=FOLDER"
 )
-_HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
 _PICKLE = "a pickle, which is never opened. Where you trust its origin write it as parquet"
 ROW = '{"text": ..., "label": ...}'
 _LIST_A_LINE = re.compile(rb"\[.*\][ \t\r]*\n\s*\[")
 _TREE = f"no table. Write its rows as jsonl, one object a line, such as {ROW}"
 ELSEWHERE = {
-    **dict.fromkeys((".xls", ".xlsm", ".xlsb", ".ods"), _SHEET),
-    **dict.fromkeys((".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
+    **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods"), _SHEET),
+    **dict.fromkeys((".zip", ".tar", ".tgz", ".7z", ".rar"), _ARCHIVE),
     **dict.fromkeys((".jpg", ".jpeg", ".png", ".webp", ".gif"), _IMAGE),
     **dict.fromkeys((".pkl", ".pickle", ".pt", ".joblib"), _PICKLE),
     **dict.fromkeys(
@@ -62,59 +64,14 @@ def open_bytes(path: Path) -> IO[bytes]:
     compression = COMPRESSED.get(path.suffix.lower()) or compression_of(path)
     if compression == "xz":
         return lzma.open(path)
-    if compression == "zip":
-        return zipfile.ZipFile(path).open(member_of(path))
     stream: IO[bytes] = pa.input_stream(str(path), compression=compression)
     return stream
 
 
-def member_of(path: Path) -> str:
-    """Name the one file that an archive holds.
-
-    Raises:
-        UnreadableFileError: It is damaged, encrypted, or holds several files, or none.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            there = [
-                each
-                for each in archive.infolist()
-                if not each.is_dir() and not _HIDDEN.search(each.filename)
-            ]
-    except zipfile.BadZipFile as error:
-        raise UnreadableFileError(f"cannot be read as zip: {error}.") from error
-    if any(each.filename == "xl/workbook.xml" for each in there):
-        raise UnreadableFileError(f"its bytes are a spreadsheet. Call it {called(path, '.xlsx')}.")
-    if len(there) == 1 and not there[0].flag_bits & 1:
-        return there[0].filename
-    names = ", ".join(each.filename for each in there[:4]) + (", ..." if len(there) > 4 else "")
-    holds = (
-        "an encrypted file"
-        if len(there) == 1
-        else f"{len(there):,} files ({names})"
-        if there
-        else "no file"
-    )
-    raise UnreadableFileError(
-        f"this archive holds {holds}; one is read. Unpack it, and name its files: data.train=FILE"
-        " data.eval=FILE"
-    )
-
-
 def name_inside(path: Path) -> str:
-    """Return the name by whose ending a file is known: that of what is packed in it.
-
-    Raises:
-        UnreadableFileError: As `member_of`.
-    """
-    packed = COMPRESSED.get(path.suffix.lower())
-    return (
-        member_of(path)
-        if packed == "zip"
-        else path.name.removesuffix(path.suffix)
-        if packed
-        else path.name
-    )
+    """Return the name by whose ending a file is known: that of what is packed in it."""
+    is_packed = path.suffix.lower() in COMPRESSED
+    return path.name.removesuffix(path.suffix) if is_packed else path.name
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
@@ -189,7 +146,10 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
 
     shown = ""
     try:
-        name = encoding or marked(next(chunks_of(path), b""))
+        head = next(chunks_of(path), b"")
+        if head.startswith(_ZIP):
+            raise UnreadableFileError(f"its bytes are {_ZIPPED}.")
+        name = encoding or marked(head)
         try:
             _refuse_content(path, kind, name)
         except NotDecodableError as error:
@@ -204,7 +164,7 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
         if not message.startswith(("cannot", "unpacks")):
             message = f"cannot be read as {kind}: {message}"
         raise UnreadableFileError(message) from error
-    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile):
+    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError):
         return UTF8, ""  # the reader says it, in its own words
     return name, shown
 
@@ -226,23 +186,6 @@ def _refuse_content(path: Path, kind: str, encoding: str) -> None:
         raise UnreadableFileError("cannot be read: the file is empty.")
     if is_blank and kind in ("text", "json"):
         raise UnreadableFileError("no rows in it: nothing but white space.")
-
-
-def refuse_bomb(named: str, path: Path) -> None:
-    """Refuse an archive whose parts unpack to more than such files do.
-
-    Raises:
-        ConfigError: With key and file as `named`.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(each.file_size for each in archive.infolist())
-    except zipfile.BadZipFile as error:
-        raise ConfigError(f"{named}: cannot be read: {error}.") from error
-    if size > max(_UNPACKED, path.stat().st_size * _RATIO):
-        raise ConfigError(
-            f"{named}: unpacks to {size:,} bytes, more than {_RATIO} times its own. Save it as csv."
-        )
 
 
 def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:

@@ -11,7 +11,6 @@ import lzma
 import re
 import shlex
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -263,7 +262,7 @@ class _Table:
             raise ConfigError(f"{cannot}: row {row:,}: {_reason(str(error))}.") from error
         except UnicodeDecodeError as error:
             raise ConfigError(f"{self._where}: its bytes are no UTF-8.") from error
-        except (OSError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, lzma.LZMAError) as error:
             if getattr(error, "errno", None) is not None:  # the disk's own word
                 raise
             raise ConfigError(f"{cannot}: {error}") from error

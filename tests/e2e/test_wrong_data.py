@@ -436,7 +436,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.csv",
         zipped("xl/workbook.xml"),
-        ["a.csv", "spreadsheet", "a.xlsx"],
+        ["a.csv", "spreadsheet as CSV (UTF-8)"],
     ),
     (
         "an old spreadsheet",
@@ -450,7 +450,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.csv",
         zipped("a.csv", "b.csv"),
-        ["2 files", "Unpack"],
+        ["a.csv", "zip archive", "unpack"],
     ),
     (
         "an Arrow file called parquet",

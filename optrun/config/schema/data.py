@@ -194,10 +194,10 @@ class StreamableConfig(ColumnsConfig):
 
 @dataclass(kw_only=True)
 class FilesConfig(PathsConfig, StreamableConfig):
-    """The user's own files: csv, tsv, json, jsonl, parquet, arrow, xlsx, CoNLL or text."""
+    """The user's own files: csv, tsv, json, jsonl, parquet, arrow, CoNLL or text."""
 
     format: str | None = None
-    """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow, xlsx,
+    """What the files hold where their endings do not say it: csv, tsv, json, parquet, arrow,
     text, conll; null: by their endings."""
     delimiter: (
         Annotated[str, matching('tab|[^\\w"\r\n]', 'one character, such as ";", or the word tab')]
@@ -209,7 +209,7 @@ class FilesConfig(PathsConfig, StreamableConfig):
     """Of texts, as Python names it, such as utf-8, cp1252 or gb18030; null: found, and said if it
     is not utf-8."""
     column_names: list[str] | None = None
-    """Names of the columns of csv, tsv and xlsx without a line of names; null: their first line has
+    """Names of the columns of csv and tsv without a line of names; null: their first line has
     them."""
 
     def __post_init__(self) -> None:

@@ -94,21 +94,6 @@ def arrow_of(words: list[str]) -> bytes:
     return out.getvalue()
 
 
-def xlsx_of(words: list[str]) -> bytes:
-    import openpyxl
-
-    book = openpyxl.Workbook()
-    sheet = book.active
-    for row in [("text", "label"), *((word, "x") for word in words)]:
-        sheet.append(row)
-    for cells in sheet.iter_rows():
-        for cell in cells:
-            cell.data_type = "s"
-    out = io.BytesIO()
-    book.save(out)
-    return out.getvalue()
-
-
 def lines_of(words: list[str]) -> bytes:
     return "".join(f"{word}\n" for word in words).encode()
 
@@ -120,7 +105,6 @@ FORMATS: dict[str, tuple[str, Callable[[list[str]], bytes], list[str]]] = {
     "json": (".json", json_of, WORDS + PER_LINE + LINES),
     "parquet": (".parquet", parquet_of, WORDS + PER_LINE + LINES),
     "arrow": (".arrow", arrow_of, WORDS + PER_LINE + LINES),
-    "xlsx": (".xlsx", xlsx_of, [word for word in WORDS if word.isprintable()]),
     "text": (".txt", lines_of, WORDS + PER_LINE),
 }
 STREAMED = ("jsonl", "parquet")
