@@ -16,7 +16,14 @@ from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.task.class_table import ClassTable, table_of_labels
 from optrun.task.evaluation import SummedMetrics
-from optrun.task.labels import ClassNumbers, LabelLists, class_names, present, row_label_lists
+from optrun.task.labels import (
+    ClassNumbers,
+    LabelLists,
+    class_names,
+    note_doubtful_labels,
+    present,
+    row_label_lists,
+)
 
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
@@ -69,6 +76,9 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         split: row_label_lists(split, label_column(source, split), _EXPECTED)
         for split in source.splits
     }
+    for split, found in lists.items():
+        column = label_column(source, split)
+        note_doubtful_labels(source, split, column, found.names, found.places)
     train = label_column(source, source.train)
     _refuse_indicators(source.train, train, lists[source.train])
     names = class_names(source, train, {split: found.names for split, found in lists.items()})

@@ -82,6 +82,8 @@ def _places(
                 f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}"
             )
         labels = [value] if expected is None else value
+        if declared and -1 in labels:
+            raise _no_label(split, name, "-1", _count_of(split, name, -1))
         yield [
             met.setdefault(
                 (
@@ -194,11 +196,36 @@ def _refuse_unlabelled(split: Split, name: str, labels: Sequence[str], places: n
     if not unlabelled:
         return
     label = unlabelled[0]
-    count = int(np.sum(places == labels.index(label)))
-    raise ConfigError(
+    raise _no_label(split, name, label, int(np.sum(places == labels.index(label))))
+
+
+def _no_label(split: Split, name: str, label: str, count: int) -> ConfigError:
+    """Make the refusal of labels that say that there is none."""
+    return ConfigError(
         f"{split.key}: {count:,} labels in column {name} are {label!r}, which says that there is no"
         " label, and would be a class of their own. Leave these out of the data; if it is a class,"
         " give it a name."
+    )
+
+
+def _count_of(split: Split, name: str, number: int) -> int:
+    """Count how often a number stands in a column, or in its lists."""
+    cells = (cell if isinstance(cell, list) else [cell] for cell in values(split, name))
+    return sum(cell.count(number) for cell in cells)
+
+
+def note_doubtful_labels(
+    source: Source, split: Split, name: str, labels: Sequence[str], places: np.ndarray
+) -> None:
+    """Note how many labels are -1 beside 0 and 1: a class, such as a sentiment, or no label."""
+    numbers = {label: _number(label) for label in labels}
+    if set(numbers.values()) != {-1.0, 0.0, 1.0}:
+        return
+    label = next(label for label, number in numbers.items() if number == -1)
+    count = int(np.sum(places == labels.index(label)))
+    source.notes.append(
+        f"{split.key}: {count:,} labels in column {name} are {label}, a class like 0 and 1; if they"
+        " say that there is no label, leave them out of the data"
     )
 
 
@@ -531,6 +558,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     numbered = ClassNumbers(names, source)
     found = {}
     for split, (own, places) in labels.items():
+        note_doubtful_labels(source, split, label_column(source, split), own, places)
         table = numbered.table(split, own, places)
         found[split] = (table.astype(np.int32) if isinstance(split.rows, StreamRows) else table)[
             places

@@ -29,6 +29,7 @@ from optrun.task.labels import (
     declared_names,
     label_config,
     named_label,
+    note_doubtful_labels,
     row_label_lists,
     streamed_list_names,
 )
@@ -93,6 +94,8 @@ class TokenClassification(Task):
             for split, name in lists.items()
             if not isinstance(split.rows, StreamRows)
         }
+        for split, found in self.lists.items():
+            note_doubtful_labels(source, split, lists[split], found.names, found.places)
         met = {split: found.names for split, found in self.lists.items()}
         if train not in self.lists:
             met[train], empty = streamed_list_names(train, lists[train], LABEL_OF_EACH_WORD)

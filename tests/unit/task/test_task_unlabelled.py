@@ -35,6 +35,34 @@ def test_rows_without_a_label(
         make_task("sequence_classification", source)
 
 
+@pytest.mark.parametrize(
+    ("task", "column", "cell", "options"),
+    [
+        ("sequence_classification", "label", lambda label: label, {}),
+        (
+            "sequence_classification",
+            "labels",
+            lambda label: [label],
+            {"problem_type": "multi_label_classification"},
+        ),
+        ("token_classification", "tags", lambda label: [label, label], {}),
+    ],
+)
+def test_minus_one_beside_0_and_1_is_told_with_its_number(
+    make_source: Make, make_task: Make, task: str, column: str, cell: Any, options: Any
+) -> None:
+    """A sentiment, or SNLI's sign for no label: only a person knows."""
+    rows: dict[str, list[Any]] = {column: [cell(label) for label in [-1, 0, 1, 0] * 10]}
+    is_tagged = task == "token_classification"
+    rows["tokens" if is_tagged else "text"] = [["a", "b"]] * 40 if is_tagged else TEXTS
+    source = make_source(rows)
+    made = make_task(task, source, **options)
+    assert made.labels == ["-1", "0", "1"]
+    count = 20 if is_tagged else 10
+    told = f"data.train: {count} labels in column {column} are -1, a class like 0 and 1"
+    assert [note for note in source.notes if told in note]
+
+
 @pytest.mark.parametrize("tags", [[0, 1, -100], ["O", "B-X", "-100"]])
 def test_words_without_a_label(make_source: Make, make_task: Make, tags: list[Any]) -> None:
     source = make_source({"tokens": [["a", "b", "c"]] * 8, "tags": [tags] * 8})
