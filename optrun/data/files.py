@@ -51,9 +51,9 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
         rows: Any = open_stream("data.train", train_files, config.shuffle_window, notes)
         train = Split(rows, "data.train")
     else:
-        train = _split("data.train", train_files, options, notes, documents=documents)
+        train = read_split("data.train", train_files, options, notes, documents=documents)
     sets = {
-        name: _split(key, files, options, notes, documents=documents)
+        name: read_split(key, files, options, notes, documents=documents)
         for name, (key, files) in held.items()
     }
     whole = {path.resolve() for path in train_files}
@@ -99,10 +99,26 @@ def _refuse_idle(
             )
 
 
-def _split(
-    key: str, files: list[Path], options: ReadOptions, notes: list[str], *, documents: bool
+def read_split(
+    key: str,
+    files: list[Path],
+    options: ReadOptions,
+    notes: list[str],
+    *,
+    documents: bool = False,
 ) -> Split:
-    """Read rows of files, with a digest of what decides them."""
+    """Read rows of files, with a digest of what decides them.
+
+    Args:
+        key: The configuration key, for messages.
+        files: Files of one format, or folders of classes.
+        options: How they are read, as it was said.
+        notes: Takes what was found where nothing was said.
+        documents: True: a text file is one row; False: each of its lines is one.
+
+    Raises:
+        ConfigError: An empty file, mixed or unknown formats, content that cannot be read.
+    """
     kind = one_format(key, (format_of(key, path, options.format) for path in files))
     encodings = []
     for path in files:
@@ -156,7 +172,7 @@ def read_files(
         ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be
             read.
     """
-    return _split(
+    return read_split(
         key, resolve(key, paths), options, [] if notes is None else notes, documents=documents
     ).rows
 

@@ -5,24 +5,28 @@ Of the hub also a stream of files at one commit.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
 from optrun.data.cache import digest, digest_of, folder_for
-from optrun.data.formats import one_format, streamed_format
+from optrun.data.content import name_inside
+from optrun.data.files import read_split
+from optrun.data.formats import by_ending, one_format, streamed_format
 from optrun.data.hub_file import HubFile
 from optrun.data.reader import kept_rows, quiet, reason, understood
+from optrun.data.reading import ReadOptions
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetBuilder, DatasetDict
 
 USUAL_EVAL_SPLITS = ("validation", "dev", "eval", "test")
 _KEY = "data.path"
@@ -39,14 +43,15 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """
     if config.streaming:
         return _load_stream(config)
-    loaded = _load(config)
-    name = _held(config, list(loaded))
-    train = Split(loaded[config.train_split], f"split {config.train_split}")
-    held = {} if name is None else {"": Split(loaded[name], f"split {name}")}
-    for split in (train, *held.values()):
+    notes: list[str] = []
+    splits = _load(config, notes)
+    held_out = _held(config, list(splits))
+    train = splits[config.train_split]
+    eval_sets = {} if held_out is None else {"": splits[held_out]}
+    for split in (train, *eval_sets.values()):
         if len(split.rows) == 0:
             raise ConfigError(f"data.path={config.path}: {split.key} has no rows.")
-    return Source(train, held, config)
+    return Source(train, eval_sets, config, notes=notes)
 
 
 def _held(config: HubConfig, splits: list[str]) -> str | None:
@@ -68,62 +73,145 @@ def _named(config: HubConfig) -> str:
     return f"{_KEY}={config.path}" + (f" data.subset={config.subset}" if config.subset else "")
 
 
-def _load(config: HubConfig) -> Mapping[str, Dataset]:
+def _load(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
+    """Read every split of a dataset that is not a stream."""
     import datasets
 
-    local = Path(config.path).expanduser()
+    folder = Path(config.path).expanduser()
     missing = hub.missing(config.path)
     if missing is not None:
-        datasets.config.HF_HUB_OFFLINE = (
-            True  # it took this over from the hub's client when it was imported
-        )
-    if local.is_file():
+        # datasets took this over from the hub's client when it was imported
+        datasets.config.HF_HUB_OFFLINE = True
+    if folder.is_file():
         raise ConfigError(
             f"data.path={config.path}: this is a file. Give its folder, or use data=files"
             f" data.train={config.path}."
         )
 
     def why(error: Exception) -> str:
-        there = local.exists()
-        return (
-            f"cannot be loaded: {reason(error)}"
-            if there
-            else hub.why_not(config.path, missing, error)
-        )
+        if folder.exists():
+            return f"cannot be loaded: {reason(error)}"
+        return hub.why_not(config.path, missing, error)
 
-    found: Mapping[str, Dataset]
     with understood(_named(config), why), quiet():
-        if (local / "dataset_dict.json").is_file() or (local / "state.json").is_file():
-            if config.subset is not None:
-                raise ConfigError(
-                    f"data.subset={config.subset}: a folder written by save_to_disk has no subsets;"
-                    " leave it null."
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            return _named_splits(_load_saved(config, folder))
+        if not folder.is_dir():
+            fetched = _fetch_texts(config, missing)
+            if fetched is None:
+                rows = datasets.load_dataset(
+                    config.path, name=config.subset, revision=config.revision
                 )
-            loaded = datasets.load_from_disk(str(local))
-            found = (
-                loaded if isinstance(loaded, datasets.DatasetDict) else {config.train_split: loaded}
-            )
-            return found
-        load = partial(datasets.load_dataset, name=config.subset, revision=config.revision)
-        if not local.is_dir():
-            found = load(config.path)
-            return found
+                return _named_splits(rows)
+            folder = fetched
+        files = _text_files(_builder(config, folder))
+        if files is None:
+            return _named_splits(_load_folder(config, folder))
+    return {
+        split: replace(read_split(_KEY, paths, ReadOptions(), notes), key=f"split {split}")
+        for split, paths in files.items()
+    }
 
-        # A folder's files are part of the address: `datasets` alone would trust their times.
-        key = digest(
-            str(local.resolve()), str(config.subset), str(config.revision), _listing(local)
+
+def _named_splits(splits: Mapping[str, Dataset]) -> dict[str, Split]:
+    return {name: Split(rows, f"split {name}") for name, rows in splits.items()}
+
+
+def _load_saved(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
+    """Load what `save_to_disk` wrote."""
+    import datasets
+
+    if config.subset is not None:
+        raise ConfigError(
+            f"data.subset={config.subset}: a folder written by save_to_disk has no subsets; leave"
+            " it null."
+        )
+    loaded: Any = datasets.load_from_disk(str(folder))
+    if not isinstance(loaded, datasets.DatasetDict):
+        return {config.train_split: loaded}
+    splits: Mapping[str, Dataset] = loaded
+    return splits
+
+
+def _load_folder(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
+    """Load a folder with the readers of `datasets`, and keep the rows in our cache."""
+    import datasets
+
+    # A folder's files are part of the address: `datasets` alone would trust their times.
+    key = digest(str(folder.resolve()), str(config.subset), _listing(folder))
+
+    def read(cache_dir: str) -> DatasetDict:
+        # Rows may name images that were taken out of an archive: these stay.
+        extracted = datasets.DownloadConfig(cache_dir=str(folder_for("extracted", key)))
+        return datasets.load_dataset(
+            str(folder.resolve()),  # `datasets` makes a name of the folder's, and "." has none
+            name=config.subset,
+            cache_dir=cache_dir,
+            download_config=extracted,
+            keep_in_memory=False,
         )
 
-        def read(cache_dir: str) -> DatasetDict:
-            # Rows may name images that were taken out of an archive: these stay.
-            extracted = datasets.DownloadConfig(cache_dir=str(folder_for("extracted", key)))
-            # resolved: `datasets` makes a name of the folder's, and "." has none
-            address = str(local.resolve())
-            return load(
-                address, cache_dir=cache_dir, download_config=extracted, keep_in_memory=False
-            )
+    return kept_rows("folders", key, read)
 
-        return kept_rows("folders", key, read)
+
+def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -> DatasetBuilder:
+    """Make what knows the files of each split, by their names or the card of the dataset."""
+    import datasets
+
+    name = str(path.resolve()) if isinstance(path, Path) else path
+    return datasets.load_dataset_builder(name, name=config.subset, revision=revision)
+
+
+def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
+    """Map each split to its files if they are csv or JSON whose types nothing declares.
+
+    `datasets` makes numbers, dates and truth values of such texts; here they stay texts. None: the
+    readers of `datasets` read them, as declared by the card, by parquet, or by an option of theirs.
+    """
+    from datasets.packaged_modules.csv.csv import Csv
+    from datasets.packaged_modules.json.json import Json
+
+    options: Any = builder.config
+    is_text = isinstance(builder, Csv | Json) and builder.info.features is None
+    if not is_text or getattr(options, "field", None) or getattr(options, "names", None):
+        return None
+    files = {
+        str(split): [Path(path) for path in paths]
+        for split, paths in (options.data_files or {}).items()
+    }
+    known = by_ending()
+    endings = {Path(name_inside(path)).suffix.lower() for paths in files.values() for path in paths}
+    return files if endings and endings <= known.keys() else None
+
+
+def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
+    """Fetch csv or JSON files of the hub with their card into its client's cache.
+
+    Returns:
+        Their folder; None: the dataset has other files, or none of these was fetched before and the
+        hub does not answer.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    fetch = partial(snapshot_download, config.path, repo_type="dataset")
+    if missing is not None:
+        try:
+            folder = Path(fetch(revision=config.revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return None
+        return folder if _text_files(_builder(config, folder)) else None
+    builder = _builder(config, config.path, config.revision)
+    files = _text_files(builder)
+    if files is None:
+        return None
+    begin = f"hf:/datasets/{config.path}@"  # as a Path writes the address
+    names = [str(path) for paths in files.values() for path in paths]
+    if not all(name.startswith(begin) for name in names):
+        return None
+    commit = names[0].removeprefix(begin).partition("/")[0]
+    wanted = [name.removeprefix(f"{begin}{commit}/") for name in names]
+    return Path(fetch(revision=commit, allow_patterns=["README.md", *wanted]))
 
 
 def _listing(folder: Path) -> str:
@@ -182,22 +270,19 @@ def _load_stream(config: HubConfig) -> Source:
         )
     notes = [f"{config.path} is read at revision {commit}, also after a resume"]
     rows: object = open_stream(_KEY, files[train], config.shuffle_window, notes)
-    sets = {} if held is None else {"": Split(_whole(held, files[held]), f"split {held}")}
+    sets = {} if held is None else {"": _whole(held, files[held])}
     return Source(Split(rows, f"split {train}"), sets, config, notes=notes)
 
 
 def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
     """Find the files of each split, as `datasets` does by their names or the card."""
-    import datasets
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     address = f"hf://datasets/{config.path}@{commit}/"
     with understood(_named(config), partial(hub.why_not, config.path, None)):
         with quiet():
-            builder = datasets.load_dataset_builder(
-                config.path, name=config.subset, revision=commit
-            )
+            builder = _builder(config, config.path, commit)
         splits = {
             str(split): [str(url) for url in urls]
             for split, urls in (builder.config.data_files or {}).items()
@@ -226,17 +311,15 @@ def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
         }
 
 
-def _whole(split: str, files: list[HubFile]) -> Dataset:
+def _whole(split: str, files: list[HubFile]) -> Split:
     """Fetch the rows of an evaluation split, and keep them like those of files."""
-    import datasets
+    from huggingface_hub import hf_hub_download
 
-    kind = one_format(_KEY, (streamed_format(_KEY, file) for file in files)).name
-    urls = {split: [str(file) for file in files]}
-
-    def read(cache_dir: str) -> DatasetDict:
-        return datasets.load_dataset(
-            kind, data_files=urls, cache_dir=cache_dir, keep_in_memory=False
-        )
-
-    with understood(f"split {split} of {files[0].repo}: cannot be read"):
-        return kept_rows("hub", digest(kind, split, *(file.content for file in files)), read)[split]
+    key = f"split {split}"
+    one_format(_KEY, (streamed_format(_KEY, file) for file in files))
+    with understood(f"{key} of {files[0].repo}: cannot be read"), quiet():
+        paths = [
+            Path(hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision))
+            for file in files
+        ]
+        return replace(read_split(_KEY, paths, ReadOptions(), []), key=key)

@@ -180,3 +180,22 @@ def test_without_the_hub_and_of_a_folder_it_is_refused(
         told = " ".join(capsys.readouterr().err.split())
         for fact in facts:
             assert fact in told
+
+
+@pytest.mark.slow
+def test_texts_of_the_hub_stay_texts_also_without_it(tmp_path: Path) -> None:
+    """Labels that look like numbers and dates, fetched whole, then read from the cache alone."""
+    rows = [{"text": sentence(row), "label": ("007", "2024-03-01")[row % 2]} for row in range(20)]
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    hub = DatasetHub()
+    hub.commit({"README.md": CARD, "train.jsonl": content, "validation.jsonl": content})
+    words = [*TINY_BERT, "task=sequence_classification", "data=hub", f"data.path={NAME}"]
+    steps = ["training.max_steps=1", "checkpoint=none"]
+    with served(hub) as env:
+        with Place(tmp_path, env) as place:
+            assert "007" in place.run(*words, *steps, "hydra.run.dir=first")
+        with Place(tmp_path, {**env, "HF_HUB_OFFLINE": "1"}) as place:
+            assert "007" in place.run(*words, *steps, "hydra.run.dir=offline")
+    for name in ("first", "offline"):
+        model = json.loads((tmp_path / name / "model" / "config.json").read_text())
+        assert model["id2label"] == {"0": "007", "1": "2024-03-01"}

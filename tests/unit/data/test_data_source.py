@@ -196,6 +196,32 @@ def test_a_local_dataset_folder(tmp_path: Path, labelled: DatasetDict) -> None:
     assert made.train.rows.features["label"].names == ["no", "yes"]
 
 
+WORDS = ["007", "NA", "1e5", "true", "2024-03-01", "null"]
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_text_of_a_dataset_folder_stays_what_the_file_says(tmp_path: Path, ending: str) -> None:
+    """The readers of `datasets` make numbers, dates and truth values of such texts."""
+    rows = [{"text": "a b", "label": word} for word in WORDS]
+    content = "".join(json.dumps(row) + "\n" for row in rows)
+    if ending == "csv":
+        content = "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows)
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.{ending}").write_text(content)
+    made = hub(tmp_path)
+    assert list(made.train.rows["label"]) == WORDS
+    assert list(made.eval_sets[""].rows["label"]) == WORDS
+    assert (made.train.key, made.eval_sets[""].key) == ("split train", "split test")
+
+
+def test_types_that_a_card_declares_are_kept(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("text,label\na b,1\nc d,0\n")
+    features = "  - name: text\n    dtype: string\n  - name: label\n    dtype: int64\n"
+    (tmp_path / "README.md").write_text(f"---\ndataset_info:\n  features:\n{features}---\n")
+    assert hub(tmp_path).train.rows["label"][:] == [1, 0]
+
+
 def test_what_save_to_disk_wrote(tmp_path: Path, labelled: DatasetDict) -> None:
     labelled.save_to_disk(str(tmp_path / "several"))
     assert hub(tmp_path / "several", eval_split="extra").eval_sets[""].key == "split extra"
