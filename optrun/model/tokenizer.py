@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
@@ -25,6 +25,7 @@ MIN_FREQUENCY = 2
 word of a small text: what is learnt of it is true of that row alone.
 """
 
+_LIMITS = "optrun_limits"
 _SPECIAL = {
     "stream": ["<|endoftext|>", "<|pad|>"],
     "pair": ["[PAD]", "[CLS]", "[SEP]", "[MASK]"],
@@ -88,9 +89,35 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
             f"{key}={name}: {there if local else hub.why_not(name, missing, error)}"
         ) from error
     _refuse_empty(key, name, tokenizer)
+    _remember_limits(tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Keep the truncation and padding of a tokenizer's file, which each call of it changes."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        setattr(tokenizer, _LIMITS, (backend.truncation, backend.padding))
+
+
+def save_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write a tokenizer, or an image processor, as it was before texts were cut here.
+
+    A library that reads `tokenizer.json` alone would cut every text at the length of the last call.
+    """
+    limits = getattr(tokenizer, _LIMITS, None)
+    if limits is not None:
+        backend = tokenizer.backend_tokenizer
+        truncation, padding = limits
+        backend.no_truncation()
+        backend.no_padding()
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        if padding is not None:
+            backend.enable_padding(**padding)
+    tokenizer.save_pretrained(str(folder))
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -207,7 +234,9 @@ def train_tokenizer(
     folder = cached(
         "tokenizers", key, lambda folder: _train(_bounded(texts()), vocab_size, kind, folder)
     )
-    return AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    _remember_limits(tokenizer)
+    return tokenizer
 
 
 def _bounded(texts: Iterator[str]) -> Iterator[str]:

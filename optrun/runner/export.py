@@ -21,6 +21,7 @@ from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.distributed.shard import is_sharded, model_class, whole_tensors
 from optrun.model.adapter import ADAPTER, inject_alike, injected, merge
+from optrun.model.tokenizer import save_tokenizer
 from optrun.model.weights import all_tensors, place_tensors
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card
@@ -83,7 +84,7 @@ def write_model(
         refuse_without_room(folder, size, "Make room.")
         model.save_pretrained(str(folder))
     if tokenizer is not None:
-        tokenizer.save_pretrained(str(folder))
+        save_tokenizer(tokenizer, folder)
     if facts is not None and facts.embeds:
         write_modules(folder, model, int(config["data"]["max_length"]))
     card = model_card(summary, config, facts)
@@ -150,7 +151,7 @@ def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
     """
     folder = run.tokenizer
     with written_aside(folder, replaces=True) as aside:
-        tokenizer.save_pretrained(str(aside))
+        save_tokenizer(tokenizer, aside)
         write_checksums(aside)
 
 

@@ -406,3 +406,272 @@ def test_preferences_train_experts_too() -> None:
     assert last["train/loss"] > 0.6932 + 0.5
     assert last["eval/rewards/margins"] == pytest.approx(0, abs=1e-4)
     assert last["eval/loss"] == pytest.approx(last["train/loss"], rel=0.02), "as TRL's"
+
+
+# The law, for every task
+# ------------------------------------------------------------------------------------------
+
+BASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+    "sequence_classification": (
+        "encoder",
+        "bert",
+        "AutoModelForSequenceClassification",
+        {"id2label": {0: "even", 1: "odd"}, "label2id": {"even": 0, "odd": 1}},
+    ),
+    "regression": ("encoder", "bert", "AutoModelForSequenceClassification", {"num_labels": 1}),
+    "token_classification": (
+        "encoder",
+        "bert",
+        "AutoModelForTokenClassification",
+        {
+            "id2label": {0: "O", 1: "B-X", 2: "I-X"},
+            "label2id": {"O": 0, "B-X": 1, "I-X": 2},
+        },
+    ),
+    "masked_lm": ("encoder", "bert", "AutoModelForMaskedLM", {}),
+    "causal_lm": ("decoder", "llama", "AutoModelForCausalLM", {}),
+    "sft": ("decoder", "llama", "AutoModelForCausalLM", {}),
+    "preference": ("decoder", "llama", "AutoModelForCausalLM", {}),
+    "seq2seq_lm": (
+        "encoder",
+        "bart",
+        "AutoModelForSeq2SeqLM",
+        {
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 32,
+            "decoder_ffn_dim": 32,
+            "init_std": 0.5,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+            "decoder_start_token_id": 3,
+            "forced_eos_token_id": 3,
+        },
+    ),
+    "embedding": ("encoder", "bert", "AutoModel", {}),
+    "embedding of a decoder": ("decoder", "gpt2", "AutoModel", {}),
+    "image_classification": (
+        "",
+        "vit",
+        "AutoModelForImageClassification",
+        {
+            "image_size": 8,
+            "patch_size": 4,
+            "id2label": {0: "dark", 1: "light"},
+            "label2id": {"dark": 0, "light": 1},
+        },
+    ),
+}
+DECODES = {"eos_token_id": 5, "bos_token_id": None}
+TASK_WORDS = {
+    "regression": ["task=sequence_classification", "task.problem_type=regression"],
+    "masked_lm": ["task=masked_lm", "task.packing=false"],
+    "causal_lm": ["task=causal_lm", "task.packing=false", "task.sample_tokens=0"],
+    "sft": ["task=sft", "task.samples=0"],
+    "embedding of a decoder": ["task=embedding"],
+    "image_classification": ["task=image_classification", "data.image_column=image"],
+}
+
+
+def write_base(name: str) -> None:
+    """Write `base/`, the folder that a run of a task begins with; its logits are far apart."""
+    kind, model_type, auto_class, values = BASES[name]
+    values = {"initializer_range": 0.5, **values, **(DECODES if kind == "decoder" else {})}
+    if kind:
+        model = save(kind, model_type, auto_class, **values)
+        side = "left" if kind == "decoder" else "right"
+        tokenizer = transformers.AutoTokenizer.from_pretrained("base", padding_side=side)
+        if kind == "decoder":
+            tokenizer.chat_template = TEMPLATE.replace("<|im_end|>", "<|end|>")
+        tokenizer.save_pretrained("base")
+        if model.can_generate():
+            model.generation_config.update(max_new_tokens=6, repetition_penalty=1.3)
+            model.save_pretrained("base")
+        return
+    torch.manual_seed(1)
+    config = transformers.ViTConfig(**{**SMALL, **values})
+    transformers.ViTForImageClassification(config).save_pretrained("base")
+    size = {"height": 8, "width": 8}
+    transformers.ViTImageProcessor(size=size, image_mean=[0.2] * 3).save_pretrained("base")
+
+
+def task_rows(name: str) -> list[dict[str, Any]]:
+    """Rows to train on, and to predict."""
+    if name == "image_classification":
+        from PIL import Image
+
+        for number in range(8):
+            Image.new("RGB", (9, 7), (30 * number, 9, 99)).save(f"{number}.png")
+        return [
+            {"image": f"{number}.png", "label": ["dark", "light"][number // 4]}
+            for number in range(8)
+        ]
+    texts = [sentence(number)[: 20 + 3 * number].rpartition(" ")[0] for number in range(8)]
+    more: dict[str, Any] = {
+        "sequence_classification": lambda number: {"label": ["even", "odd"][number % 2]},
+        "regression": lambda number: {"label": number / 4},
+        "seq2seq_lm": lambda number: {"target": sentence(number + 1)},
+    }
+    if name in more:
+        return [{"text": text, **more[name](number)} for number, text in enumerate(texts)]
+    if name == "token_classification":
+        return [
+            {"tokens": text.split(), "tags": ["O", "B-X", "I-X"] * 5}
+            | {"tags": (["O", "B-X", "I-X"] * 20)[: len(text.split())]}
+            for text in texts
+        ]
+    if name.startswith("embedding"):
+        return [{"anchor": text, "positive": sentence(9)[:30]} for text in texts]
+    answer = [{"role": "assistant", "content": "the fox"}]
+    turn = [[{"role": "user", "content": text}] for text in texts]
+    if name == "sft":
+        return [{"messages": turns + answer} for turns in turn]
+    if name == "preference":
+        other = [{"role": "assistant", "content": "the dog"}]
+        return [{"prompt": turns, "chosen": answer, "rejected": other} for turns in turn]
+    if name == "masked_lm":
+        return [{"text": f"{text} [MASK]"} for text in texts]
+    return [{"text": text} for text in texts]
+
+
+def asked(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    """What of a row `optrun predict` is given."""
+    if name.startswith("embedding"):
+        return {"text": row["anchor"]}
+    if name == "preference":
+        return {"messages": row["prompt"]}
+    return {key: row[key] for key in ("text", "tokens", "image", "messages") if key in row}
+
+
+def plain_answers(  # noqa: PLR0911
+    name: str, folder: str, rows: list[dict[str, Any]]
+) -> list[Any]:
+    """What plain transformers, or the formula of sentence-transformers, says of some rows."""
+    model = getattr(transformers, BASES[name][2]).from_pretrained(folder).eval()
+    with torch.no_grad():
+        if name == "image_classification":
+            from PIL import Image
+
+            prepare = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+            pictures = [Image.open(row["image"]).convert("RGB") for row in rows]
+            return list(model(**prepare(pictures, return_tensors="pt")).logits.softmax(-1))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        if name in ("sft", "preference"):
+            texts = [
+                tokenizer.apply_chat_template(
+                    asked(name, row)["messages"][:1], tokenize=False, add_generation_prompt=True
+                )
+                for row in rows
+            ]
+        else:
+            texts = [asked(name, row).get("text", row.get("tokens")) for row in rows]
+        words = name == "token_classification"
+        batch = tokenizer(texts, padding=True, return_tensors="pt", is_split_into_words=words)
+        if name in ("causal_lm", "sft", "preference"):
+            batch.pop("token_type_ids", None)
+            ids = model.generate(**batch)[:, batch.input_ids.shape[1] :]
+            return tokenizer.batch_decode(ids, skip_special_tokens=True)
+        if name == "seq2seq_lm":
+            batch.pop("token_type_ids", None)
+            return tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
+        batch.pop("token_type_ids", None)
+        if name.startswith("embedding"):
+            return by_modules(folder, model(**batch).last_hidden_state, batch.attention_mask)
+        logits = model(**batch).logits
+    if words:
+        places = [batch.word_ids(row).index(0) for row in range(len(rows))]
+        return [
+            logits[row, place : place + len(rows[row]["tokens"])].argmax(-1)
+            for row, place in enumerate(places)
+        ]
+    if name == "masked_lm":
+        return list(logits[batch.input_ids == tokenizer.mask_token_id].softmax(-1).max(-1).values)
+    return list(logits if name == "regression" else logits.softmax(-1))
+
+
+def by_modules(folder: str, states: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+    """Make vectors as `modules.json` says, by the formulas of sentence-transformers."""
+    kinds = [module["type"].rpartition(".")[2] for module in read_json(folder, "modules.json")]
+    pooling = read_json(folder, "1_Pooling/config.json")
+    assert kinds[:2] == ["Transformer", "Pooling"]
+    if pooling["pooling_mode_cls_token"]:
+        vectors = states[torch.arange(len(mask)), mask.argmax(1)]
+    elif pooling["pooling_mode_lasttoken"]:
+        last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
+        vectors = states[torch.arange(len(mask)), last]
+    else:
+        vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    return list(torch.nn.functional.normalize(vectors, dim=1) if len(kinds) == 3 else vectors)
+
+
+def read_json(*path: str) -> Any:
+    return json.loads(Path(*path).read_text())
+
+
+def said_of(name: str, row: dict[str, Any]) -> Any:
+    """What `optrun predict` says, as `plain_answers` has it."""
+    for key in ("generation", "embedding"):
+        if key in row:
+            return row[key]
+    if name == "regression":
+        return [row["prediction"]]
+    if name == "masked_lm":
+        return row["tokens"][0][0]["probability"]
+    if name == "token_classification":
+        return [list(BASES[name][3]["label2id"]).index(label) for label in row["prediction"]]
+    return list(row["probabilities"].values())
+
+
+def folder_is_kept(folder: str, *changed: str) -> None:
+    """Every file of the pretrained folder is there as it was, but for some keys."""
+    from safetensors.torch import load_file
+
+    free = {"problem_type", "dtype", "transformers_version", *changed}
+    for path in sorted(Path("base").iterdir()):
+        other = Path(folder, path.name)
+        if path.suffix == ".json":
+            before, after = json.loads(path.read_text()), json.loads(other.read_text())
+            keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+            assert not keys - free, (path.name, keys - free)
+        elif path.suffix == ".safetensors":
+            before, after = load_file(path), load_file(other)
+            assert before.keys() == after.keys()
+            assert all(
+                torch.allclose(before[key], after[key], rtol=0, atol=1e-25) for key in before
+            )
+        else:
+            assert path.read_bytes() == other.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_folder_stays_what_it_says(name: str) -> None:
+    """After a step at lr 0 the model of the run, its export, `optrun predict` and the plain
+    libraries say the same, batched and one by one, and every file of the folder is kept.
+    """
+    write_base(name)
+    rows = task_rows(name)
+    write_rows(Path("rows.jsonl"), rows)
+    train(*TASK_WORDS.get(name, [f"task={name}"]), "data.max_length=64")
+    write_rows(Path("asked.jsonl"), [asked(name, row) for row in rows])
+    predictions = []
+    for batch in (1, 8):
+        words = f"training.per_device_eval_batch_size={batch}"
+        out = f"{batch}.jsonl"
+        assert optrun("predict", "run", "data.eval=asked.jsonl", f"out={out}", words) == 0
+        predictions.append([said_of(name, row) for row in read_rows(Path(out))])
+    for folder in ("run/model", "exported"):
+        # Positions of GPT-2 are counted from the begin of a row: padding on the left moves them.
+        folder_is_kept(folder, *(["padding_side"] if name == "embedding of a decoder" else []))
+        alone = [plain_answers(name, folder, [row])[0] for row in rows]
+        for answers in (alone, plain_answers(name, folder, rows)):
+            for said in predictions:
+                for one, other in zip(said, answers, strict=True):
+                    if isinstance(other, str):
+                        assert one == other
+                    else:
+                        assert one == pytest.approx(other.tolist(), abs=2e-5)
+    if isinstance(answers[0], str):
+        assert any(answers)
