@@ -70,7 +70,6 @@ def model_card(
     results = Table(["metric, on the evaluation split", "value"], [False, True])
     for key, number in metrics.items():
         results.rows.append([key.removeprefix("eval/"), value(number)])
-    command = " ".join(str(summary.get("command") or "").splitlines())
     return fill_markdown(
         "card.md",
         "optrun.runner",
@@ -85,8 +84,20 @@ def model_card(
         results=results,
         generalisation=sentence_of(summary),
         usage=_usage(facts),
-        command=relative_names(command),
+        command="\n".join(map(relative_names, _commands(summary))),
     )
+
+
+def _commands(summary: Mapping[str, object]) -> list[str]:
+    """List the commands that give these weights: the first, then each resume that changed a key."""
+    step, resumes = summary.get("global_step"), summary.get("resumes")
+    commands = [summary.get("command")]
+    for resume in resumes if isinstance(resumes, list) else ():
+        begin = lookup(resume, "from_step")
+        is_before = isinstance(step, int) and isinstance(begin, int) and begin < step
+        if is_before and lookup(resume, "changes"):
+            commands.append(lookup(resume, "command"))
+    return [" ".join(str(command).splitlines()) for command in commands if command]
 
 
 def _metadata(

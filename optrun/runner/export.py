@@ -130,7 +130,7 @@ def task_card(config: Mapping[str, object]) -> TaskCard | None:
         schema.PIPELINE_TAG,
         schema.AUTO_CLASS,
         schema.PROCESSOR,
-        schema.usage(task),
+        schema.usage(config),
         classifies=bool(schema.COUNTED_FROM_DATA),
         embeds=schema.EMBEDS,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
+from optrun.base.plain import lookup
 from optrun.config import registry
 from optrun.config.schema.chat_tasks import PreferenceConfig, SftConfig
 from optrun.config.schema.ranges import InnerShare, Positive, WholeNumber, at_least
@@ -139,10 +140,12 @@ class SequenceClassificationConfig(ClassesConfig):
         )
 
     @classmethod
-    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:
-        """Write the snippet by what the labels are."""
-        last = cls._LAST.get(str(values.get("problem_type")))
-        return cls.USAGE if last is None else (*cls.USAGE[:-1], last)
+    def usage(cls, config: Mapping[str, object]) -> tuple[str, ...]:
+        """Write the snippet by what the labels are, with two texts if the model was given two."""
+        call, show = cls.USAGE
+        if lookup(config, "data", "text_pair_column") is not None:
+            call = call.replace('"a text"', '"a text", "a second text"')
+        return call, cls._LAST.get(str(lookup(config, "task", "problem_type")), show)
 
     @property
     def of_numbers(self) -> bool:

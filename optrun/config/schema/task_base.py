@@ -64,8 +64,8 @@ class TaskConfig(Checked):
         return self.name if self.name in found or not found else found[0]
 
     @classmethod
-    def usage(cls, values: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003
-        """Write the lines of the card's snippet, for the values of a run's task."""
+    def usage(cls, config: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003
+        """Write the lines of the card's snippet, for the resolved configuration of a run."""
         return cls.USAGE
 
     @property

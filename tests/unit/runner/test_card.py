@@ -128,3 +128,36 @@ def test_nothing_known_is_still_a_card_and_hostile_names_stay_text() -> None:
     body = text.split("\n---\n", 1)[1]
     assert "\n# " not in body.split("\n", 3)[3]  # the heading is the only one of its level
     assert "<b>" not in re.sub(r"`[^`]*`", "", body)
+
+
+def test_a_prolonged_run_shows_every_command_that_made_its_weights(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    summary, config = parts
+    resumes = [
+        {"from_step": 10, "command": "optrun resume=/x/run", "changes": {}},
+        {
+            "from_step": 20,
+            "command": "optrun resume=/x/run training.max_steps=40",
+            "changes": {"training.max_steps": [20, 40]},
+        },
+        {
+            "from_step": 40,
+            "command": "optrun resume=/x/run training.max_steps=60",
+            "changes": {"training.max_steps": [40, 60]},
+        },
+    ]
+    summary = {**summary, "command": "optrun lr=1", "global_step": 40, "resumes": resumes}
+    text = model_card(summary, config)
+    assert "```sh\noptrun lr=1\noptrun resume=run training.max_steps=40\n```" in text
+
+
+def test_a_model_of_two_texts_is_called_with_two(
+    parts: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    summary, config = parts
+    task = {"name": "sequence_classification", "problem_type": "regression"}
+    config = {**config, "task": task, "data": {"name": "files", "text_pair_column": "b"}}
+    text = model_card(summary, config, task_card(config))
+    assert 'tokenizer("a text", "a second text", return_tensors="pt")' in text
+    assert "print(logits.item())" in text
