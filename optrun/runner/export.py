@@ -28,6 +28,7 @@ from optrun.runner.card import TaskCard, model_card
 from optrun.runner.folders import written_aside
 from optrun.runner.sentence_transformers import write_modules
 from optrun.runner.trained import load_trained, refuse_other_vocabulary
+from optrun.task.pooling import without_pooling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,7 +83,8 @@ def write_model(
             merge(model)
         size = sum(param.numel() * param.itemsize for param in model.parameters())
         refuse_without_room(folder, size, "Make room.")
-        model.save_pretrained(str(folder))
+        with without_pooling(model.config):
+            model.save_pretrained(str(folder))
     if tokenizer is not None:
         save_tokenizer(tokenizer, folder)
     if facts is not None and facts.embeds:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from optrun.task.pooling import KEY, Pooling
+from optrun.task.pooling import Pooling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,11 +37,6 @@ def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None
         }
         for at, name in enumerate(names)
     ]
-    config = folder / "config.json"
-    if config.is_file():  # an adapter has none
-        values = json.loads(config.read_text(encoding="utf-8"))
-        del values[KEY]  # it is for checkpoints: the files below say the same
-        config.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     width = int(model.config.get_text_config().hidden_size)
     modes = ("cls", "mean", "last")
     keys = ("pooling_mode_cls_token", "pooling_mode_mean_tokens", "pooling_mode_lasttoken")

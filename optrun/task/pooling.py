@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -70,6 +71,23 @@ class Pooling:
     def of(cls, config: object) -> Self:
         """Read it from the configuration of a trained model."""
         return cls(**getattr(config, KEY))
+
+
+@contextmanager
+def without_pooling(config: object) -> Iterator[None]:
+    """Take the pooling out of a configuration that is written for others, and put it back.
+
+    Others read the files of sentence-transformers, which say the same.
+    """
+    pooling = getattr(config, KEY, None)
+    if pooling is None:
+        yield
+        return
+    delattr(config, KEY)
+    try:
+        yield
+    finally:
+        setattr(config, KEY, pooling)
 
 
 def folder_pooling(
