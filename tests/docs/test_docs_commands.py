@@ -23,7 +23,7 @@ from tests.preloaded import optrun_preloaded
 from tests.running import optrun, sentence, write_labelled, write_text
 from tests.sweep.forked import fork_jobs
 
-OWN_TESTS = {"docs/quickstart.md", "docs/extending_tasks.md", "docs/extending_training.md"}
+OWN_TESTS = {"docs/quickstart.md", "docs/plugins.md"}
 """Pages whose commands a test of their own runs, as they stand."""
 HARMLESS = {".", "cd", "eval", "export", "git", "python3", "cat", "cp", "mkdir", "optuna-dashboard"}
 RUN, SWEEP = "outputs/2026-01-02/03-04-05", "outputs/sweeps/2026-01-02/03-04-05"

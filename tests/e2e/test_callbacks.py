@@ -20,7 +20,8 @@ from optrun.config.saved import read_config
 from optrun.runner import train as experiment
 from tests.running import TINY_BERT, optrun, records, state, summary, tensors, write_labelled
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending_training.md"
+ROOT = Path(__file__).parents[2]
+PAGES = (ROOT / "docs" / "plugins.md", ROOT / "CONTRIBUTING.md")
 RUN = [
     *(word.replace("num_hidden_layers=2", "num_hidden_layers=1") for word in TINY_BERT),
     "task=sequence_classification",
@@ -340,11 +341,12 @@ def test_early_stopping_is_refused_where_it_cannot_be(go: Go) -> None:
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def written(folder: Path) -> dict[str, str]:
-    """The files of the page, by name."""
+    """Write the files of the pages; return their texts by name."""
     files = {text.split("\n", 1)[0].removeprefix("# "): text for text in blocks("python")}
     for name, text in files.items():
         if "/" not in name:
@@ -354,8 +356,7 @@ def written(folder: Path) -> dict[str, str]:
 
 def test_the_examples_are_short(tmp_path: Path) -> None:
     files = written(tmp_path)
-    assert {"loss_target.py", "csv_tracker.py"} <= set(files)
-    assert max(len(text.splitlines()) for text in files.values()) < 60
+    assert max(len(files[name].splitlines()) for name in ("loss_target.py", "csv_tracker.py")) < 60
 
 
 def test_the_documented_callback_runs_and_is_resumed(go: Go, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The files of docs/extending.md, as they stand there.
+"""The files of docs/plugins.md, as they stand there.
 
 Trained, swept, resumed, explained, reported, exported.
 """
@@ -24,7 +24,7 @@ from tests.faults.runs import cut
 from tests.faults.test_state_file import resealed
 from tests.running import TINY_GPT, optrun, summary, write_text
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
 FILES = dict(
     re.findall(
         r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL
@@ -61,9 +61,8 @@ def forget_all() -> None:
         plugins.forget(name)
 
 
-def test_each_example_is_short() -> None:
-    assert set(FILES) == {"my_optimizers.py", "my_schedules.py"}
-    assert {name: text.count("\n") for name, text in FILES.items() if text.count("\n") >= 60} == {}
+def test_the_optimizer_and_the_schedule_are_short() -> None:
+    assert all(FILES[name].count("\n") < 60 for name in ("my_optimizers.py", "my_schedules.py"))
 
 
 def test_a_run_its_resume_and_what_reads_it(capsys: pytest.CaptureFixture[str]) -> None:
