@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 PARTS = {
     "step": "optimizer_step.py --rounds {rounds}",
+    "host": "host_cost.py",
     "drift": "optimizer_step.py --drift 10000",
     "vocabulary": "chunked_loss.py",
     "peers": "peers.py --repeats {rounds}",

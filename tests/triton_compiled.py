@@ -22,7 +22,14 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
-POINTERS = {"places": "*i64", "chunks": "*i64", "numbers": "*fp64", "sums": "*fp64"}
+POINTERS = {
+    "places": "*i64",
+    "grad_addresses": "*i64",
+    "rows": "*i64",
+    "chunks": "*i64",
+    "numbers": "*fp64",
+    "sums": "*fp64",
+}
 
 
 def compiled(kernel: Any, target: GPUTarget, real: Any) -> str:
@@ -40,7 +47,7 @@ def compiled(kernel: Any, target: GPUTarget, real: Any) -> str:
 
 
 def main() -> None:
-    for name in ("adam", "adamax", "lamb_moments", "lamb_ratios", "lamb_update"):
+    for name in ("adam", "adamax", "lamb_moments", "set_ratios", "lamb_update"):
         for arch, target in TARGETS.items():
             for real in (tl.float32, tl.float64):
                 text = compiled(getattr(device, name), target, real)

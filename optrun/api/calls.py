@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
-from optrun.config.request import CommandLine
+from optrun.config.request import DEFAULT_CONFIG, CommandLine
 
 if TYPE_CHECKING:
     from optrun.launch.single_run import Caller
@@ -40,7 +40,13 @@ def command_line_of(
     folder = None if config_dir is None else str(config_dir)
     options = [*([] if config_name is None else ["-cn", config_name])]
     options += [] if folder is None else ["--config-dir", folder]
-    return CommandLine.of([*options, *overrides], list(overrides), config_name, folder)
+    return CommandLine(
+        argv=[*options, *overrides],
+        config_name=config_name or DEFAULT_CONFIG,
+        names_config=config_name is not None,
+        config_dir=folder,
+        overrides=list(overrides),
+    )
 
 
 def load_plugins(plugins: Sequence[Location]) -> None:

@@ -19,22 +19,16 @@ from optrun.cli.overview import overview
 from optrun.config import keys, store
 from optrun.config.compose_errors import refusal
 from optrun.config.hydra_internals import Hydra
-from optrun.config.request import CommandLine
+from optrun.config.request import DEFAULT_CONFIG
 
 
-def answer(
-    hydra: Hydra,
-    parser: argparse.ArgumentParser,
-    args: argparse.Namespace,
-    command_line: CommandLine,
-) -> bool:
+def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespace) -> bool:
     """Answer `--help`, `--hydra-help` or `-sc`, where one of them is asked for.
 
     Args:
         hydra: Over the user's folders.
         parser: Of the options, which the help shows.
         args: Parsed.
-        command_line: The same, with the recipe or the file that it names.
 
     Returns:
         Whether it was.
@@ -43,13 +37,13 @@ def answer(
         ConfigError: There is no such choice or key, or `-sc` does not take this; Hydra ends with a
             traceback there.
     """
-    config_name = command_line.config_name
+    config_name = args.config_name or DEFAULT_CONFIG
     if args.help and args.overrides:
         sys.stdout.write("\n\n".join(help.explain(hydra, token) for token in args.overrides) + "\n")
     elif args.help:
-        if command_line.config_dir is not None or command_line.names_config:
+        if args.config_dir is not None or args.config_name is not None:
             store.compose(hydra, config_name, [])  # is there such a recipe?
-        sys.stdout.write(overview(command_line.config_dir))
+        sys.stdout.write(overview(args.config_dir))
     elif args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
     elif args.shell_completion:

@@ -68,10 +68,15 @@ class VerbArguments:
 
     def command_line(self) -> CommandLine:
         """Build the command line of a verb that composes a configuration."""
-        from optrun.config.request import CommandLine
+        from optrun.config.request import DEFAULT_CONFIG, CommandLine
 
-        options = self.options
-        return CommandLine.of(self.argv, self.overrides, options.config_name, options.config_dir)
+        return CommandLine(
+            argv=self.argv,
+            config_name=self.options.config_name or DEFAULT_CONFIG,
+            names_config=self.options.config_name is not None,
+            config_dir=self.options.config_dir,
+            overrides=self.overrides,
+        )
 
 
 class GivenOnce(argparse.Namespace):

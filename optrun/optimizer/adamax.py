@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from optrun.base.options import Group, Numbers
 from optrun.config.schema.optimizer import AdamaxConfig
@@ -133,11 +132,12 @@ class Adamax(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        mode, decay = group["weight_decay_mode"], group["weight_decay"]
-        own = {"l1": decay if mode == "l1" else 0.0, "l2": decay if mode == "l2" else 0.0}
-        return {
-            **super()._numbers(group, name, param),
-            **own,
-            **({} if mode == "decoupled" else {"keep": 1.0}),
-        }
+    def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+        mode = group["weight_decay_mode"]
+        decay = group["weight_decay"]
+        numbers = super()._numbers(group, traits, counters)
+        if mode != "decoupled":
+            numbers["keep"] = 1.0
+        numbers["l1"] = decay if mode == "l1" else 0.0
+        numbers["l2"] = decay if mode == "l2" else 0.0
+        return numbers

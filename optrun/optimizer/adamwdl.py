@@ -211,10 +211,15 @@ class AdamWDL(BatchOptimizer):
             )
         return ratios
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        del param
-        lr = group["lr"] * self._ratio(name)
-        weight_decay = group["weight_decay"] if self.decays(name) else 0.0
+    def _traits(self, group: Group, name: str, param: Tensor) -> tuple[float, bool]:
+        del group, param
+        return self._ratio(name), self.decays(name)
+
+    def _numbers(self, group: Group, traits: tuple[float, bool], counters: Numbers) -> Numbers:
+        del counters
+        ratio, decays = traits
+        lr = group["lr"] * ratio
+        weight_decay = group["weight_decay"] if decays else 0.0
         form = self._apart["decay_form"]
         keep = 1.0
         if form != "documented" and group["lr"]:  # nothing moves in a step whose lr is 0

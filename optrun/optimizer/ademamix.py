@@ -6,7 +6,6 @@ import math
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from optrun.base.options import Group, Numbers
 from optrun.config.schema.optimizer import AdEMAMixConfig
@@ -160,10 +159,11 @@ class AdEMAMix(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        step, (beta1, _, beta3) = self.state[param]["step"], group["betas"]
+    def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+        step = counters["step"]
+        beta1, _, beta3 = group["betas"]
         return {
-            **super()._numbers(group, name, param),
+            **super()._numbers(group, traits, counters),
             "alpha": warm_alpha(
                 step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]
             ),

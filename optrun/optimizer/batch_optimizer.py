@@ -5,16 +5,19 @@ A formula over gathered tensors, by the loop or by what is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from optrun.base.options import Group, Numbers
+from optrun.base.options import Group, Numbers, State
 from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.batches import Batch, gather
+from optrun.optimizer.batches import Batch, is_plain, keep_master, usable_gradient, working_dtype
+from optrun.optimizer.groups import names_of
 from optrun.optimizer.kernels.choice import Formula
+from optrun.optimizer.plan import Part, Plan, shared_options
 
 
 class BatchOptimizer(NamedOptimizer):
@@ -23,22 +26,48 @@ class BatchOptimizer(NamedOptimizer):
     FORMULA: ClassVar[Formula]
     MOMENTS: ClassVar[tuple[str, ...]] = ()
     """State tensors of the parameter's shape, zero at first; none: all of `STATE`."""
+    COUNTERS: ClassVar[tuple[str, ...]] = ("step",)
+    """Numbers in the state of a parameter that a step changes."""
 
     _ratios: Sequence[tuple[list[str], Tensor]] = ()
     """What the formula returned in the last step, by the names of its tensors."""
+    _plan: Plan | None = None
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        """Return the numbers of one tensor, whose `step` was counted already.
+    def _take_in_groups(self) -> None:
+        self._plan = None
+        super()._take_in_groups()
 
-        Its rate, and what decay leaves of it.
+    def _traits(self, group: Group, name: str, param: Tensor) -> Hashable:
+        """Return what the numbers of a tensor depend on besides its group and its counters.
+
+        Asked again only when groups, names or `RULES` have changed.
         """
-        del name, param
+        del group, name, param
+        return None
+
+    def _numbers(self, group: Group, traits: Any, counters: Numbers) -> Numbers:
+        """Return the numbers of all tensors of a group that have the same traits and counters.
+
+        Here the rate, and what decay leaves of a weight. Also new values of `counters`, whose
+        `step` counts this step already.
+        """
+        del traits, counters
         return {"lr": group["lr"], "keep": 1.0 - group["lr"] * group["weight_decay"]}
 
     def _sparse(self, group: Group) -> str:
-        """Say what a sparse gradient is to a group, as for `gather`."""
+        """Say what a sparse gradient is to a group, as for `usable_gradient`."""
         del group
         return "refuse"
+
+    def _new_state(self, group: Group, param: Tensor) -> State:
+        """Make the state of a parameter before its first step."""
+        del group
+        dtype = working_dtype(param.dtype)
+        moments = {
+            slot: torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
+            for slot in self.MOMENTS or self.STATE
+        }
+        return {"step": 0, **moments}
 
     def _update(self, batch: Batch) -> Tensor | None:
         """Step a batch in place."""
@@ -55,10 +84,125 @@ class BatchOptimizer(NamedOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        slots = self.MOMENTS or self.STATE
-        found = []
-        for batch in gather(self, slots=slots, per_tensor=self._numbers, sparse=self._sparse):
-            found.append((batch.names, self._update(batch)))
+        ratios_of_batches = []
+        for batch in self._batches():
+            ratios_of_batches.append((batch.names, self._update(batch)))
             batch.done()
-        self._ratios = [(names, ratios) for names, ratios in found if ratios is not None]
+        self._ratios = [
+            (names, ratios) for names, ratios in ratios_of_batches if ratios is not None
+        ]
         return loss
+
+    def _batches(self) -> list[Batch]:
+        """Gather everything that has a gradient, and count the step.
+
+        Raises:
+            RuntimeError: For complex parameters, and for gradients that `usable_gradient` refuses.
+        """
+        params = [param for group in self.param_groups for param in group["params"]]
+        grads = [param.grad for param in params]
+        have_gradient = [grad is not None for grad in grads]
+        keys = shared_options(self)
+        options = [[group.get(key) for key in keys] for group in self.param_groups]
+        batches = None
+        if self._plan is not None and self._plan.holds(params, have_gradient, options):
+            batches = self._batches_by_plan(self._plan, grads)
+        if batches is None:
+            self._plan = Plan(params, have_gradient, options, self._find_parts(grads, options))
+            batches = self._batches_by_plan(self._plan, grads)
+        assert batches is not None
+        return batches
+
+    def _find_parts(self, grads: list[Any], options: list[list[Any]]) -> list[Part]:
+        """Divide the parameters by what they share, and make state that is missing."""
+        parts: dict[tuple[Hashable, ...], Part] = {}
+        slots = self.MOMENTS or self.STATE
+        sharded = any(
+            isinstance(p, DTensor) for group in self.param_groups for p in group["params"]
+        )
+        position = -1
+        for index, group in enumerate(self.param_groups):
+            shared = tuple(tuple(v) if isinstance(v, list) else v for v in options[index])
+            for name, param in zip(names_of(group, index), group["params"], strict=True):
+                position += 1
+                grad = grads[position]
+                if grad is None:
+                    continue
+                if torch.is_complex(param):
+                    raise RuntimeError(
+                        f"parameter {name!r} is complex: {type(self).__name__} takes real tensors."
+                    )
+                state = self.state[param]
+                if not state:
+                    state.update(self._new_state(group, param))
+                plain = not sharded and is_plain(param, grad, [state[slot] for slot in slots])
+                key = (param.device, working_dtype(param.dtype), shared, plain)
+                part = parts.setdefault(key, Part(is_plain=plain))
+                part.append(position, name, param, index, self._traits(group, name, param))
+        for part in parts.values():
+            if part.is_plain:
+                states = [self.state[param] for param in part.params]
+                by_slot = [[state[slot] for state in states] for slot in slots]
+                part.find_memory(by_slot, [grads[position] for position in part.positions])
+        return list(parts.values())
+
+    def _batches_by_plan(self, plan: Plan, grads: list[Any]) -> list[Batch] | None:
+        """Gather the batches of a plan and count the step; None if it holds no more."""
+        gathered = []
+        for part in plan.parts:
+            states = [self.state[param] for param in part.params]
+            if not all(states):
+                return None
+            part_grads = [grads[position] for position in part.positions]
+            batch = self._batch(part, states, part_grads)
+            if batch is None:
+                return None
+            gathered.append((part, states, batch))
+        for part, states, batch in gathered:
+            batch.rows, batch.row_of = self._count(part, states)
+        return [batch for _, _, batch in gathered]
+
+    def _batch(self, part: Part, states: list[State], grads: list[Tensor]) -> Batch | None:
+        """Make the batch of a part, without its numbers; None if the plan holds no more."""
+        slots = self.MOMENTS or self.STATE
+        first = self.param_groups[part.group_of[0]]
+        options = {key: first[key] for key in shared_options(self) if key in first}
+        if part.memory is not None:
+            return part.plain_batch(options, grads, states, slots)
+        batch = Batch(options, state={slot: [] for slot in slots}, shares_memory=part.shares_memory)
+        for index, (param, grad, state) in enumerate(zip(part.params, grads, states, strict=True)):
+            name = part.names[index]
+            group = self.param_groups[part.group_of[index]]
+            usable = usable_gradient(grad, name, type(self).__name__, self._sparse(group))
+            keep_master(state, param, wanted=bool(group.get("master_weights")))
+            batch.append(name, param, usable, state)
+        return batch
+
+    def _count(self, part: Part, states: list[State]) -> tuple[list[Numbers], list[int]]:
+        """Count the step of each tensor; return the numbers there are, and which one each has."""
+        counters = [[state[key] for state in states] for key in self.COUNTERS]
+        if all(values.count(values[0]) == len(values) for values in counters):
+            row_of = part.kind_of
+            first = [values[0] for values in counters]
+            keys = [(kind, *first) for kind in range(len(part.kinds))]
+        else:
+            of_tensors = list(zip(part.kind_of, *counters, strict=True))
+            row_of_key = {key: row for row, key in enumerate(dict.fromkeys(of_tensors))}
+            row_of = [row_of_key[key] for key in of_tensors]
+            keys = list(row_of_key)
+        kinds = list(part.kinds)
+        numbers = []
+        counted = []
+        for kind, *values in keys:
+            index, traits = kinds[kind]
+            group = self.param_groups[index]
+            counts = dict(zip(self.COUNTERS, values, strict=True))
+            if group.get("step_count") == "optimizer":
+                counts["step"] = group["step"]
+            counts["step"] += 1
+            counts.update(self._numbers(group, traits, counts))
+            numbers.append(counts)
+            counted.append({key: counts[key] for key in self.COUNTERS})
+        for state, row in zip(states, row_of, strict=True):
+            state.update(counted[row])
+        return numbers, row_of

@@ -1,9 +1,7 @@
 """Tensors that take one update together.
 
-Gathered over all groups, so that many groups cost what one does.
-
-Groups that differ in `lr` and `weight_decay` alone share a batch, which holds these for each
-tensor; another option is another batch.
+Gathered over all groups, so that many groups cost what one does. Groups that differ in `lr` and
+`weight_decay` alone share a batch; another option is another batch.
 """
 
 from __future__ import annotations
@@ -15,10 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
-from optrun.base.options import Group, Numbers, Options, ParamGroup, State
-from optrun.optimizer.groups import names_of
+from optrun.base.options import Numbers, Options, State
 from optrun.optimizer.numerics import Sharding, has_own_numbers, local, sharding_of
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -28,10 +24,8 @@ LOW_PRECISION = (torch.bfloat16, torch.float16)
 class Batch:
     """What the loop of a paper, its foreach form and the kernels take.
 
-    Lists of equal length, one entry per tensor.
-
-    All tensors lie on one device and have one dtype, float32 or float64. An update changes
-    parameters and state in place.
+    Lists of equal length, one entry per tensor. All tensors lie on one device and have one dtype,
+    float32 or float64. An update changes parameters and state in place.
     """
 
     options: Options
@@ -42,17 +36,30 @@ class Batch:
     parameters."""
     grads: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
-    numbers: list[ParamGroup] = field(default_factory=list)
-    """Of each tensor: its `step`, from 1, its `sharding`, and what the optimizer says of it, such
-    as `lr`."""
+    shardings: list[Sharding] = field(default_factory=list)
+    rows: list[Numbers] = field(default_factory=list)
+    """Numbers that tensors share: `step`, from 1, and what the optimizer says, such as `lr`."""
+    row_of: list[int] = field(default_factory=list)
+    """Which of `rows` each tensor goes by."""
     finish: list[Callable[[], object]] = field(default_factory=list)
     """Write back what was computed on a copy: touched rows, or a float32 copy of a low-precision
     parameter."""
+    grad_addresses: list[int] = field(default_factory=list)
+    """Of a batch whose tensors are all known to be plain memory; else empty."""
+    shares_memory: bool = False
+    """Whether a tensor lies where another one is written."""
+    tables: dict[str, Any] = field(default_factory=dict)
+    """What each kernel keeps of such a batch from step to step."""
 
     @property
     def lists(self) -> tuple[list[Tensor], ...]:
         """Parameters, gradients, and each kind of state."""
         return self.params, self.grads, *self.state.values()
+
+    @property
+    def numbers(self) -> list[Numbers]:
+        """Numbers of each tensor."""
+        return [self.rows[row] for row in self.row_of]
 
     def tensors(self) -> Iterator[tuple[Any, ...]]:
         """Yield each parameter with its gradient, its state and its numbers."""
@@ -60,7 +67,8 @@ class Batch:
 
     def each(self, key: str) -> list[Any]:
         """List a number of every tensor."""
-        return [numbers[key] for numbers in self.numbers]
+        values = [row[key] for row in self.rows]
+        return [values[row] for row in self.row_of]
 
     def shrink(self) -> None:
         """Decay every parameter outside the update, by its number `keep`, all at once."""
@@ -71,9 +79,15 @@ class Batch:
     def some(self, chosen: Sequence[int]) -> Batch:
         """Return a batch of some of the tensors, in the order chosen."""
         params, grads, *states = ([tensors[i] for i in chosen] for tensors in self.lists)
-        numbers, names = [self.numbers[i] for i in chosen], [self.names[i] for i in chosen]
         return Batch(
-            self.options, names, params, grads, dict(zip(self.state, states, strict=True)), numbers
+            self.options,
+            [self.names[i] for i in chosen],
+            params,
+            grads,
+            dict(zip(self.state, states, strict=True)),
+            [self.shardings[i] for i in chosen],
+            self.rows,
+            [self.row_of[i] for i in chosen],
         )
 
     def done(self) -> None:
@@ -84,7 +98,64 @@ class Batch:
     @property
     def whole(self) -> bool:
         """Whether no tensor has pieces on other ranks."""
-        return not any(numbers["sharding"].groups for numbers in self.numbers)
+        if self.grad_addresses:
+            return True
+        return not any(sharding.groups for sharding in self.shardings)
+
+    def append(self, name: str, param: Tensor, grad: Tensor, state: State) -> None:
+        """Append a parameter, as the piece of it that this process has, in its working dtype."""
+        self.names.append(name)
+        if grad.is_sparse:
+            self._append_rows(param, grad, state)
+        else:
+            self._append_dense(param, grad, state)
+
+    def _append_dense(self, param: Tensor, grad: Tensor, state: State) -> None:
+        dtype = working_dtype(param.dtype)
+        if (
+            isinstance(param, DTensor)
+            and isinstance(grad, DTensor)
+            and grad.placements != param.placements
+        ):
+            grad = grad.redistribute(placements=param.placements)
+        piece = local(grad).to(dtype)
+        self.shardings.append(sharding_of(param))
+        self.grads.append(piece if has_own_numbers(piece) else piece.clone())
+        for slot, tensors in self.state.items():
+            tensors.append(local(state[slot]))
+        weights = local(param.detach())
+        if param.dtype == dtype:
+            self.params.append(weights)
+            return
+        work = local(state["master_weight"]) if "master_weight" in state else weights.to(dtype)
+        self.params.append(work)
+        self.finish.append(lambda: weights.copy_(work))
+
+    def _append_rows(self, param: Tensor, grad: Tensor, state: State) -> None:
+        """Append copies of the touched rows, to be written back.
+
+        Nothing here is as large as the table.
+        """
+        rows = grad.indices()[0]
+        dtype = working_dtype(param.dtype)
+        master = state.get("master_weight")
+        table = param.detach() if master is None else master
+        work = table.index_select(0, rows).to(dtype)
+        moments = {slot: state[slot].index_select(0, rows) for slot in self.state}
+        self.shardings.append(Sharding(()))
+        self.grads.append(grad.values().to(dtype))
+        for slot, moment in moments.items():
+            self.state[slot].append(moment)
+        self.params.append(work)
+
+        def write() -> None:
+            for slot, moment in moments.items():
+                state[slot].index_copy_(0, rows, moment)
+            if master is not None:
+                master.index_copy_(0, rows, work)
+            param.detach().index_copy_(0, rows, work.to(param.dtype))
+
+        self.finish.append(write)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -92,72 +163,39 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in LOW_PRECISION else dtype
 
 
-def gather(
-    optimizer: Optimizer,
-    *,
-    slots: Sequence[str],
-    per_tensor: Callable[[Group, str, Tensor], Numbers],
-    sparse: Callable[[Group], str] = lambda _: "refuse",
-) -> list[Batch]:
-    """Gather everything that has a gradient in batches.
+def is_plain(param: Tensor, grad: Tensor, states: Sequence[Tensor]) -> bool:
+    """Tell whether a kernel may take a parameter, its gradient and its state by their addresses.
 
-    Make state that is not there yet, and count the step.
+    State may have been loaded in another dtype, or a model moved without its optimizer: the loop
+    says so.
+    """
+    return param.dtype in (torch.float32, torch.float64) and all(
+        has_own_numbers(tensor)
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and tensor.device == param.device
+        and tensor.dtype is param.dtype
+        and tensor.numel() == param.numel()
+        for tensor in (param, grad, *states)
+    )
+
+
+def usable_gradient(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
+    """Return a gradient as an update takes it: dense, or sparse over its rows.
 
     Args:
-        optimizer: Its groups and state are read; the state is filled.
-        slots: State tensors of the parameter's shape, zero at first.
-        per_tensor: From (group, name, parameter) to the numbers of one tensor.
-        sparse: From a group to what a sparse gradient is to it: "refuse", "densify" (zero rows
-            count), or "rows" (the listed rows alone are updated, at the cost of those rows).
+        grad: As autograd left it.
+        name: Of the parameter, for the message.
+        owner: Class name, for the message.
+        policy: What a sparse gradient is: "refuse", "densify" (zero rows count), or "rows" (the
+            listed rows alone are updated, at the cost of those rows).
 
     Raises:
-        RuntimeError: For a sparse gradient where that is "refuse", for one sparse over more than
-            its rows, and for complex parameters.
+        RuntimeError: For a sparse gradient where that is "refuse", and for one sparse over more
+            than its rows.
     """
-    batches: dict[tuple[Any, ...], Batch] = {}
-    shared = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
-    for group_index, group in enumerate(optimizer.param_groups):
-        if all(param.grad is None for param in group["params"]):
-            continue
-        count_globally = group.get("step_count") == "optimizer"
-        options = {
-            key: group[key] for key in shared if key in group
-        }  # torch adds to the defaults of what is loaded
-        options_key = tuple(
-            tuple(v) if isinstance(v, (list, tuple)) else v for v in options.values()
-        )
-        for name, param in zip(names_of(group, group_index), group["params"], strict=True):
-            grad = param.grad
-            if grad is None:
-                continue
-            if torch.is_complex(param):
-                raise RuntimeError(
-                    f"parameter {name!r} is complex: {type(optimizer).__name__} takes real tensors."
-                )
-            if grad.is_sparse:
-                grad = _sparse(grad, name, type(optimizer).__name__, sparse(group))
-            state = optimizer.state[param]
-            if not state:
-                _fill(state, param, slots)
-            _keep_master(state, param, wanted=bool(group.get("master_weights")))
-            state["step"] = (group["step"] if count_globally else state["step"]) + 1
-            batch = batches.setdefault(
-                (param.device, working_dtype(param.dtype), *options_key),
-                Batch(options, state={slot: [] for slot in slots}),
-            )
-            sharding = Sharding(()) if grad.is_sparse else sharding_of(param)
-            batch.names.append(name)
-            batch.numbers.append(
-                {"step": state["step"], "sharding": sharding, **per_tensor(group, name, param)}
-            )
-            if grad.is_sparse:
-                _append_rows(batch, param, grad, state, slots)
-            else:
-                _append(batch, param, grad, state, slots)
-    return list(batches.values())
-
-
-def _sparse(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
+    if not grad.is_sparse:
+        return grad
     if policy == "refuse":
         raise RuntimeError(
             f"parameter {name!r} has a sparse gradient, which {owner} cannot take. "
@@ -173,15 +211,8 @@ def _sparse(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
     return grad.coalesce()
 
 
-def _fill(state: State, param: Tensor, slots: Sequence[str]) -> None:
-    dtype = working_dtype(param.dtype)
-    state["step"] = 0
-    for slot in slots:
-        state[slot] = torch.zeros_like(param, dtype=dtype, memory_format=torch.preserve_format)
-
-
-def _keep_master(state: State, param: Tensor, *, wanted: bool) -> None:
-    """Make or drop the float32 copy.
+def keep_master(state: State, param: Tensor, *, wanted: bool) -> None:
+    """Make or drop the float32 copy of a 16-bit parameter.
 
     The state may have been saved, and loaded, with the other choice.
     """
@@ -190,52 +221,3 @@ def _keep_master(state: State, param: Tensor, *, wanted: bool) -> None:
         state.pop("master_weight", None)
     elif "master_weight" not in state:
         state["master_weight"] = param.detach().to(dtype=dtype, copy=True)
-
-
-def _append(batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]) -> None:
-    dtype = working_dtype(param.dtype)
-    if (
-        isinstance(param, DTensor)
-        and isinstance(grad, DTensor)
-        and grad.placements != param.placements
-    ):
-        grad = grad.redistribute(placements=param.placements)
-    piece = local(grad).to(dtype)
-    batch.grads.append(piece if has_own_numbers(piece) else piece.clone())
-    for slot in slots:
-        batch.state[slot].append(local(state[slot]))
-    own = local(param.detach())
-    if param.dtype == dtype:
-        batch.params.append(own)
-        return
-    work = local(state["master_weight"]) if "master_weight" in state else own.to(dtype)
-    batch.params.append(work)
-    batch.finish.append(lambda: own.copy_(work))
-
-
-def _append_rows(
-    batch: Batch, param: Tensor, grad: Tensor, state: State, slots: Sequence[str]
-) -> None:
-    """Append copies of the touched rows, to be written back.
-
-    Nothing here is as large as the table.
-    """
-    rows = grad.indices()[0]
-    dtype = working_dtype(param.dtype)
-    master = state.get("master_weight")
-    held = param.detach() if master is None else master
-    work = held.index_select(0, rows).to(dtype)
-    moments = [state[slot].index_select(0, rows) for slot in slots]
-    batch.grads.append(grad.values().to(dtype))
-    for slot, moment in zip(slots, moments, strict=True):
-        batch.state[slot].append(moment)
-    batch.params.append(work)
-
-    def write() -> None:
-        for slot, moment in zip(slots, moments, strict=True):
-            state[slot].index_copy_(0, rows, moment)
-        if master is not None:
-            master.index_copy_(0, rows, work)
-        param.detach().index_copy_(0, rows, work.to(param.dtype))
-
-    batch.finish.append(write)

@@ -33,8 +33,11 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
     Returns:
         k of each tensor, shape (n,), in the dtype of the parameters.
     """
-    o, (beta1, beta2), ratios = batch.options, batch.options["betas"], []
-    for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
+    o = batch.options
+    beta1, beta2 = o["betas"]
+    ratios = []
+    for tensors, sharding in zip(batch.tensors(), batch.shardings, strict=True):
+        param, grad, exp_avg, exp_avg_sq, x = tensors
         if o["l2"]:
             grad = grad + param * o["l2"]
         if o["l1"]:
@@ -50,7 +53,7 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
             param.mul_(x["keep"])
         ratio = torch.ones((), dtype=param.dtype, device=param.device)
         if x["adapt"]:
-            ratio = trust_ratios(o, *norms([param, update], [x["sharding"]] * 2))
+            ratio = trust_ratios(o, *norms([param, update], [sharding] * 2))
         ratios.append(ratio)
         param.sub_(update.mul_(ratio * (x["lr"] * lr_factor)))
     return torch.stack(ratios)
@@ -58,7 +61,8 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
 
 def _multi_tensor_lamb(batch: Batch) -> Tensor:
     """Step as `_single_tensor_lamb`; all norms of all tensors in one collective."""
-    o, (beta1, beta2), shardings = batch.options, batch.options["betas"], batch.each("sharding")
+    o = batch.options
+    beta1, beta2 = o["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
     if o["l2"]:
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, o["l2"])))
@@ -87,7 +91,8 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     adapted = [i for i, adapt in enumerate(batch.each("adapt")) if adapt]
     if adapted:
         both = [params[i] for i in adapted] + [updates[i] for i in adapted]
-        together = norms(both, [shardings[i] for i in adapted] * 2, foreach=True)
+        shardings = [batch.shardings[i] for i in adapted]
+        together = norms(both, shardings * 2, foreach=True)
         ratios[torch.tensor(adapted, device=ratios.device)] = trust_ratios(o, *together.chunk(2))
     rates = [lr * lr_factor for lr, lr_factor in zip(batch.each("lr"), lr_factors, strict=True)]
     scales = ratios * torch.tensor(rates, dtype=ratios.dtype, device=ratios.device)
@@ -240,18 +245,23 @@ class Lamb(BatchOptimizer):
 
     def adapted(self, name: str, group: Group) -> bool:
         """Tell whether the trust ratio applies to a parameter of a group, by its name."""
-        decayed = group["weight_decay"] > 0 and self.decays(name)
-        return name not in self._unadapted and (decayed or group["always_adapt"])
+        decays = group["weight_decay"] > 0 and self.decays(name)
+        return name not in self._unadapted and (decays or group["always_adapt"])
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        del param
-        decay = group["weight_decay"] if self.decays(name) else 0.0
+    def _traits(self, group: Group, name: str, param: Tensor) -> tuple[bool, bool]:
+        del group, param
+        return self.decays(name), name not in self._unadapted
+
+    def _numbers(self, group: Group, traits: tuple[bool, bool], counters: Numbers) -> Numbers:
+        del counters
+        decays, may_adapt = traits
+        decay = group["weight_decay"] if decays else 0.0
         inside = group["weight_decay_mode"] == "adapted"
         return {
             "lr": group["lr"],
             "decay": decay if inside else 0.0,
             "keep": 1.0 if inside else 1.0 - decay * decay_scale(group),
-            "adapt": self.adapted(name, group),
+            "adapt": may_adapt and (decay > 0 or group["always_adapt"]),
         }
 
     def _sparse(self, _group: Group) -> str:

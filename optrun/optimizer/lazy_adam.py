@@ -6,12 +6,13 @@ torch's SparseAdam cannot decay.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from optrun.base.options import Group, ParamGroup
+from optrun.base.options import Group, Numbers, ParamGroup
 from optrun.config.schema.optimizer import LazyAdamConfig
 from optrun.optimizer.adam_update import ADAM, prepared
 from optrun.optimizer.base import Numeric, Params
@@ -138,7 +139,7 @@ class LazyAdam(BatchOptimizer):
             exempt=NAME_RULE,
         )
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> dict[str, object]:
+    def _traits(self, group: Group, name: str, param: Tensor) -> tuple[bool, bool]:
         centre = group["grad_centralization"] and param.dim() >= 2
         if (
             centre
@@ -149,10 +150,15 @@ class LazyAdam(BatchOptimizer):
                 "grad_centralization needs whole rows, and a parameter is placed as"
                 f" {param.placements}: shard over dimension 0, or switch it off for that group."
             )
+        return self.decays(name), centre
+
+    def _numbers(self, group: Group, traits: tuple[bool, bool], counters: Numbers) -> Numbers:
+        del counters
+        decays, centre = traits
         return {
             "lr": group["lr"],
             "keep": 1.0,
-            "l2": group["weight_decay"] if self.decays(name) else 0.0,
+            "l2": group["weight_decay"] if decays else 0.0,
             "centre": centre,
             "loss_scale": group["loss_scale"],
         }
@@ -162,15 +168,21 @@ class LazyAdam(BatchOptimizer):
 
     def _update(self, batch: Batch) -> None:
         """Step as Adam, once the gradients that are to be are unscaled, decayed and centred."""
-        for i, (param, grad, x) in enumerate(
-            zip(batch.params, batch.grads, batch.numbers, strict=True)
-        ):
-            if x["centre"]:
-                batch.grads[i] = centred(
-                    prepared(param, grad, l2=x["l2"], loss_scale=x["loss_scale"])
-                )
-                x |= {"l2": 0.0, "loss_scale": 1.0}
+        if any(row["centre"] for row in batch.rows):
+            batch = _with_centred_grads(batch)
         self.FORMULA.step(batch)
+
+
+def _with_centred_grads(batch: Batch) -> Batch:
+    """Return a batch whose gradients are unscaled, decayed and centred where that is due."""
+    grads = []
+    for param, grad, x in zip(batch.params, batch.grads, batch.numbers, strict=True):
+        if x["centre"]:
+            grad = centred(prepared(param, grad, l2=x["l2"], loss_scale=x["loss_scale"]))
+        grads.append(grad)
+    done = {"l2": 0.0, "loss_scale": 1.0}
+    rows = [{**row, **done} if row["centre"] else row for row in batch.rows]
+    return replace(batch, grads=grads, rows=rows, grad_addresses=[], tables={})
 
 
 def centred(grad: Tensor) -> Tensor:

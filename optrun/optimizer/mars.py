@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group
+from optrun.base.options import Group, Numbers
 from optrun.config.schema.optimizer import MarsConfig
 from optrun.optimizer.adam_update import ADAM
 from optrun.optimizer.base import Numeric, Params
@@ -47,7 +47,7 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
                     grads,
                     last_grads,
                     foreach=foreach,
-                    shardings=some.each("sharding"),
+                    shardings=some.shardings,
                     strengths=some.each("strength"),
                 )
             else:
@@ -146,14 +146,17 @@ class Mars(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> dict[str, object]:
-        beta1, first = group["betas"][0], self.state[param]["step"] == 1
-        strength = 0.0 if first else group["gamma"] * beta1 / (1 - beta1)
-        corrected = group["optimize_1d"] or param.dim() >= 2
+    def _traits(self, group: Group, name: str, param: Tensor) -> bool:
+        del group, name
+        return param.dim() >= 2
+
+    def _numbers(self, group: Group, traits: bool, counters: Numbers) -> Numbers:
+        beta1 = group["betas"][0]
+        is_first = counters["step"] == 1
         return {
-            **super()._numbers(group, name, param),
-            "strength": strength,
-            "corrected": corrected,
+            **super()._numbers(group, traits, counters),
+            "strength": 0.0 if is_first else group["gamma"] * beta1 / (1 - beta1),
+            "corrected": group["optimize_1d"] or traits,
         }
 
 

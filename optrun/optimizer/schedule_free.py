@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers, ParamGroup
+from optrun.base.options import Group, Numbers, ParamGroup, State
 from optrun.config.schema.optimizer import ScheduleFreeConfig
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -111,6 +111,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
     OPTIONS = ScheduleFreeConfig
     FORMULA = Formula(_single_tensor_schedule_free, _multi_tensor_schedule_free, "schedule_free")
     MOMENTS: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq")
+    COUNTERS: ClassVar[tuple[str, ...]] = ("step", "weight_sum", "lr_max", "beta1")
     STATE: ClassVar[tuple[str, ...]] = ("z", "exp_avg_sq", "weight_sum", "lr_max", "beta1")
 
     def __init__(
@@ -180,22 +181,27 @@ class ScheduleFreeAdamW(BatchOptimizer):
                         )
                     )
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        """Take the step's weight into one parameter's average, after `step` was counted."""
-        del name
-        state, lr, (beta1, _) = self.state[param], group["lr"], group["betas"]
-        if state["step"] == 1:
-            state["z"].copy_(state.get("master_weight", param))
-            state.update(weight_sum=0.0, lr_max=0.0, beta1=beta1)
-        state["lr_max"] = max(lr, state["lr_max"])
-        weight = state["step"] ** group["r"] * state["lr_max"] ** group["weight_lr_power"]
-        state["weight_sum"] += weight
-        keep = 1.0 - (weight / state["weight_sum"] if weight else 0.0)
-        before, state["beta1"] = state["beta1"], beta1
+    def _new_state(self, group: Group, param: Tensor) -> State:
+        state = super()._new_state(group, param)
+        state["z"].copy_(param)
+        return {**state, "weight_sum": 0.0, "lr_max": 0.0, "beta1": group["betas"][0]}
+
+    def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+        """Take the weight of the step into the average."""
+        del traits
+        lr = group["lr"]
+        beta1, _ = group["betas"]
+        lr_max = max(lr, counters["lr_max"])
+        weight = counters["step"] ** group["r"] * lr_max ** group["weight_lr_power"]
+        weight_sum = counters["weight_sum"] + weight
+        keep = 1.0 - (weight / weight_sum if weight else 0.0)
         return {
+            "weight_sum": weight_sum,
+            "lr_max": lr_max,
+            "beta1": beta1,
             "lr": lr,
             "decay": group["weight_decay"],
-            "mix": 1.0 - keep * beta1 / before,
+            "mix": 1.0 - keep * beta1 / counters["beta1"],
             "scale": lr * (1.0 - beta1 * keep),
         }
 

@@ -214,10 +214,15 @@ class Soap(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, name: str, param: Tensor) -> Numbers:
-        state = self.state[param]
-        dims = self._preconditioned(param, group)
-        if state["step"] == 1 and dims:
+    def _traits(self, group: Group, name: str, param: Tensor) -> Tensor:
+        """Return the parameter: each has preconditioners of its own."""
+        del group, name
+        return param
+
+    def _numbers(self, group: Group, traits: Tensor, counters: Numbers) -> Numbers:
+        state = self.state[traits]
+        dims = self._preconditioned(traits, group)
+        if counters["step"] == 1 and dims:
             like = local(state["exp_avg"])
             sides = {str(dim): like.shape[dim] for dim in dims}
             state["preconditioners"] = {
@@ -226,7 +231,7 @@ class Soap(BatchOptimizer):
             state["bases"] = {}
         shampoo_beta = group["shampoo_beta"]
         return {
-            **super()._numbers(group, name, param),
+            **super()._numbers(group, traits, counters),
             "preconditioners": state.get("preconditioners", {}),
             "bases": state.get("bases", {}),
             "shampoo_beta": group["betas"][1] if shampoo_beta is None else shampoo_beta,

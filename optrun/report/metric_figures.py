@@ -11,7 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from optrun.report.arms import Contender
+from optrun.base.formatting import rate
+from optrun.report.arms import Arm, Contender
 from optrun.report.collect import Array
 from optrun.report.curves import smooth
 from optrun.report.findings import Findings
@@ -25,7 +26,8 @@ from optrun.report.picture import (
     style_of,
     tell_cut,
 )
-from optrun.report.theme import Chart, Theme, count_axis, legend, log_axis
+from optrun.report.table import value
+from optrun.report.theme import Chart, Theme, count_axis, legend, log_axis, of_series
 
 Axis = Literal["step", "epoch"]
 
@@ -96,7 +98,8 @@ def draw_seed_lines(
     for members in contenders.values():
         for place, line in enumerate(members):
             style = _line_style(line, theme, is_first=place == 0, is_alone=len(members) == 1)
-            ax.plot(line.x, line.y, **style)
+            of_series(ax.plot(line.x, line.y, **style), line.series)
+            figure.mark_line(ax, line.x, line.y, _tooltips(line, axis), series=line.series)
     _limit(ax, lines, mode)
     ends = [
         (members[0].contender, float(np.mean([line.y[-1] for line in members])))
@@ -105,7 +108,7 @@ def draw_seed_lines(
     tell_cut(ax, theme, mode, ends, [float(y) for line in lines for y in line.y])
     if axis == "step":
         count_axis(ax)
-    legend(ax, theme, below=figure)
+    legend(ax, theme, below=figure, series=list(contenders))
     return figure
 
 
@@ -124,6 +127,15 @@ def _line_style(line: SeedLine, theme: Theme, *, is_first: bool, is_alone: bool)
     return style
 
 
+def _tooltips(line: SeedLine, axis: Axis) -> list[str]:
+    """Say where each point lies."""
+    seed = "" if line.seed is None else f", seed {line.seed}"
+    return [
+        f"{line.contender}{seed}, {axis} {x:,.6g}: {value(y)}"
+        for x, y in zip(line.x, line.y, strict=True)
+    ]
+
+
 def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     """Show how the lines end, and as much of the steep beginning as fits."""
     sign = 1.0 if mode == "min" else -1.0
@@ -135,6 +147,14 @@ def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     least = min(early, max(3 * reach([sign * end - best for end in ends]), 0.33 * early))
     lowest = min(float((sign * line.y).min()) for line in lines)
     limit(ax, ends, mode, least=least, edge=[sign * lowest])
+
+
+def _over_seeds(arm: Arm) -> str:
+    """Write the mean of an arm, and the range of its seeds."""
+    if len(arm.finished) < 2:
+        return value(arm.mean)
+    low, high = min(arm.finished), max(arm.finished)
+    return f"{value(arm.mean)} ({value(low)} to {value(high)}, {len(arm.finished)} seeds)"
 
 
 def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) -> Chart:
@@ -160,9 +180,9 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) 
             if finished:
                 ends = [min(finished), max(finished)]
                 look = {"linewidth": 1.1, "alpha": 0.7, "color": colour}
-                ax.plot([dot.x, dot.x], ends, **look)
-        draw_dots(ax, series, row.name, dots, findings.mode, theme, width)
-    legend(ax, theme, below=figure)
+                of_series(ax.plot([dot.x, dot.x], ends, **look), series)
+        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, width)
+    legend(ax, theme, below=figure, series=range(len(rows)))
     return figure
 
 
@@ -174,7 +194,8 @@ def _lr_dots(ax: Axes, row: Contender) -> list[Dot]:
     for lr, arm in basin.points.items():
         if lr in basin.diverged and not low <= arm.mean <= high:
             continue
-        dots.append(Dot(lr, arm.mean, arm is basin.best))
+        told = f"{row.name}, lr {rate(lr)}: {_over_seeds(arm)}"
+        dots.append(Dot(lr, arm.mean, told, arm is basin.best))
     for lr in basin.diverged:
-        dots.append(Dot(lr, math.nan))
+        dots.append(Dot(lr, math.nan, f"{row.name}, lr {rate(lr)}: diverged"))
     return dots

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -21,12 +20,11 @@ from torch.autograd.graph import increment_version
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Options
-from optrun.optimizer.batches import Batch
+from optrun.optimizer.batches import Batch, is_plain
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.rows import ROWS
 from optrun.optimizer.kernels.triton import launch
 from optrun.optimizer.kernels.triton.found import why_not
-from optrun.optimizer.numerics import has_own_numbers
 
 VARIABLE = "OPTRUN_KERNEL"
 NAMES = ("auto", "loop", "foreach", "compiled", "triton")
@@ -77,39 +75,42 @@ class Formula:
         kernel = self.kernel(batch.options, batch.params[0].device.type, whole=batch.whole)
         if kernel in ("loop", "foreach"):
             return self._by(kernel, batch)
-        increment_version(
-            batch.params
-        )  # autograd refuses a graph from before the step; no kernel tells it by itself
-        flat = [_alike(tensors) for tensors in zip(*batch.lists, strict=True)]
-        read = [
-            t
-            for tensors in batch.lists[:2]
-            for t, is_flat in zip(tensors, flat, strict=True)
-            if is_flat
+        # Autograd refuses a graph from before the step; no kernel tells it by itself.
+        increment_version(batch.params)
+        if batch.grad_addresses:
+            return self._by(kernel, batch)
+        if batch.shares_memory:
+            # A kernel steps tensors side by side, and reads none where it writes another.
+            return self._by("loop", batch)
+        plain = [
+            is_plain(param, grad, states) for param, grad, *states in zip(*batch.lists, strict=True)
         ]
-        if _overlap(read):
-            flat = [False] * len(
-                flat
-            )  # a kernel steps tensors side by side, and reads none where it writes another
-        if all(flat):
+        if all(plain):
             return self._by(kernel, batch)
         order: list[int] = []
-        found = []
+        ratios = []
         for name, wanted in ((kernel, True), ("foreach" if kernel == "triton" else "loop", False)):
-            chosen = [i for i, is_flat in enumerate(flat) if is_flat is wanted]
+            chosen = [i for i, tensor_is_plain in enumerate(plain) if tensor_is_plain is wanted]
             if chosen:
                 order += chosen
-                found.append(self._by(name, batch.some(chosen)))
-        parts = [part for part in found if part is not None]
-        return torch.cat(parts)[torch.tensor(order).argsort()] if parts else None
+                ratios.append(self._by(name, batch.some(chosen)))
+        known = [part for part in ratios if part is not None]
+        return torch.cat(known)[torch.tensor(order).argsort()] if known else None
 
     def _by(self, kernel: str, batch: Batch) -> Tensor | None:
         if kernel == "loop" or self.foreach is None:
             return self.loop(batch)
         if kernel == "foreach":
             return self.foreach(batch)
-        step = library.step if kernel == "compiled" else launch.step
-        return step(self.name, batch.lists, ROWS[self.name](batch))
+        table = batch.tables.get(kernel)
+        if table is None:
+            table_of = library.Table if kernel == "compiled" else launch.Table
+            table = table_of(self.name, batch.lists)
+            batch.tables[kernel] = table
+        row = ROWS[self.name]
+        rows = [row(batch.options, numbers) for numbers in batch.rows]
+        addresses = batch.grad_addresses or [grad.data_ptr() for grad in batch.grads]
+        return table.step(addresses, rows, batch.row_of)
 
 
 def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
@@ -169,26 +170,3 @@ def _named(device: str) -> str:
 def why_not_compiled() -> str:
     """Say why no step is taken by the compiled kernel; empty where it is there."""
     return library.library().missing
-
-
-def _alike(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel by addresses may take a parameter, its gradient and its state.
-
-    State may have been loaded in another dtype, or a model moved without its optimizer: the loop
-    says so.
-    """
-    dtype, device, numel = tensors[0].dtype, tensors[0].device, tensors[0].numel()
-    return dtype in (torch.float32, torch.float64) and all(
-        has_own_numbers(tensor)
-        and tensor.is_contiguous()
-        and tensor.device == device
-        and tensor.dtype is dtype
-        and tensor.numel() == numel
-        for tensor in tensors
-    )
-
-
-def _overlap(tensors: Sequence[Tensor]) -> bool:
-    """Tell whether two contiguous tensors share memory."""
-    spans = sorted((tensor.data_ptr(), size) for tensor in tensors if (size := tensor.nbytes))
-    return any(begin + size > after for (begin, size), (after, _) in pairwise(spans))

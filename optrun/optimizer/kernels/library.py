@@ -6,17 +6,22 @@ Where it is missing, the reason is kept for those who ask.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from optrun.optimizer.kernels.build import LIBRARY, SOURCE, digest
-from optrun.optimizer.kernels.rows import ROWS, Rows
+from optrun.optimizer.kernels.rows import ROWS, Row
+
+FORMULAS = list(ROWS)
+"""In the order of step.c."""
 
 
 @dataclass(frozen=True)
@@ -52,38 +57,60 @@ def load(folder: Path) -> Library:
     return Library(loaded, "")
 
 
-def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | None:
-    """Take one step of a formula over tensors in place.
+class Table:
+    """Where the tensors of a batch lie, as step.c reads it.
 
     Args:
         formula: One of `ROWS`.
         lists: Parameters, gradients, each kind of state in the order of its class; of one length,
             on the CPU, contiguous, all float32 or all float64.
-        rows: The numbers of each tensor.
-
-    Returns:
-        LAMB's ratio of each tensor, shape (n,), in the dtype of the parameters; else None.
-
-    Raises:
-        MemoryError: There is no room for the queue; nothing was changed.
     """
-    loaded = library().loaded
-    assert loaded is not None
-    params, count = lists[0], len(rows)
-    places = [tensor.data_ptr() for tensors in lists for tensor in tensors]
-    ratios = (ctypes.c_double * count)()
-    failed = loaded.optrun_step(
-        list(ROWS).index(formula),
-        int(params[0].dtype == torch.float64),
-        ctypes.c_int64(count),
-        (ctypes.c_void_p * len(places))(*places),
-        (ctypes.c_int64 * count)(*(param.numel() for param in params)),
-        (ctypes.c_double * (count * len(rows[0])))(
-            *chain.from_iterable(row.values() for row in rows)
-        ),
-        ratios,
-        torch.get_num_threads(),
-    )
-    if failed:
-        raise MemoryError(f"no memory for the queue of a step over {count} tensors.")
-    return torch.tensor(list(ratios), dtype=params[0].dtype) if formula == "lamb" else None
+
+    def __init__(self, formula: str, lists: Sequence[list[Tensor]]) -> None:
+        params = lists[0]
+        self._formula = formula
+        self._dtype = params[0].dtype
+        self._count = len(params)
+        self._addresses = array("q", [t.data_ptr() for tensors in lists for t in tensors])
+        self._sizes = array("q", [param.numel() for param in params])
+        self._ratios = torch.ones(len(params), dtype=torch.float64, device="cpu")
+
+    def step(self, grads: list[int], rows: Sequence[Row], row_of: list[int]) -> Tensor | None:
+        """Take one step over the tensors in place.
+
+        Args:
+            grads: Addresses of the gradients.
+            rows: Numbers that tensors share.
+            row_of: Which of `rows` each tensor goes by.
+
+        Returns:
+            LAMB's ratio of each tensor, shape (n,), in the dtype of the parameters; else None.
+
+        Raises:
+            MemoryError: There is no room for the queue; nothing was changed.
+        """
+        loaded = library().loaded
+        assert loaded is not None
+        count = self._count
+        self._addresses[count : 2 * count] = array("q", grads)
+        rows_of_tensors = array("q", row_of)
+        numbers = array("d", chain.from_iterable(row.values() for row in rows))
+        failed = loaded.optrun_step(
+            FORMULAS.index(self._formula),
+            int(self._dtype == torch.float64),
+            ctypes.c_int64(count),
+            _pointer(self._addresses),
+            _pointer(self._sizes),
+            _pointer(rows_of_tensors),
+            _pointer(numbers),
+            ctypes.c_void_p(self._ratios.data_ptr()),
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError(f"no memory for the queue of a step over {count} tensors.")
+        return self._ratios.to(self._dtype, copy=True) if self._formula == "lamb" else None
+
+
+def _pointer(numbers: array[Any]) -> ctypes.c_void_p:
+    address, _ = numbers.buffer_info()
+    return ctypes.c_void_p(address)

@@ -1,14 +1,10 @@
-"""The numbers of each tensor that kernels which go by addresses take.
-
-Those of the loops, made ready.
-"""
+"""The numbers that kernels which go by addresses take: those of the loops, made ready."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from optrun.optimizer.batches import Batch
+from optrun.base.options import Numbers, Options
 from optrun.optimizer.lamb_rule import corrections
 from optrun.optimizer.numerics import bias_correction
 
@@ -45,57 +41,50 @@ formula has none."""
 EPS = {"decayed": "eps", "gradient": "eps_gradient", "denominator": "eps_denominator"}
 """Adamax's eps by the form that says where it is added."""
 
-Rows = list[dict[str, float]]
-"""Of each tensor, all of `NUMBERS`."""
+Row = dict[str, float]
+"""All of `NUMBERS` of one tensor, or of several that share them."""
 
 
-def of_adam(batch: Batch) -> Rows:
-    """Collect the numbers of `adam_update._single_tensor_adam`."""
-    o, (beta1, beta2) = batch.options, batch.options["betas"]
-    raw = o.get("eps_form") == "mindspore"
-    shared = {
+def of_adam(o: Options, x: Numbers) -> Row:
+    """Return the numbers of `adam_update._single_tensor_adam`."""
+    beta1, beta2 = o["betas"]
+    scale = x["lr"] / bias_correction(beta1, x["step"])
+    root = math.sqrt(bias_correction(beta2, x["step"]))
+    adds_eps_to_raw = o.get("eps_form") == "mindspore"
+    return {
         **NUMBERS,
         "beta1": beta1,
         "beta2": beta2,
         "eps": o["eps"],
         "nesterov": float(o.get("nesterov", False)),
+        "scale": scale * root if adds_eps_to_raw else scale,
+        "root": 1.0 if adds_eps_to_raw else 1.0 / root,
+        "keep": x["keep"],
+        "l2": x.get("l2", 0.0),
+        "unscale": 1.0 / x.get("loss_scale", 1.0),
     }
-    rows = []
-    for x in batch.numbers:
-        scale, root = (
-            x["lr"] / bias_correction(beta1, x["step"]),
-            math.sqrt(bias_correction(beta2, x["step"])),
-        )
-        row = {
-            **shared,
-            "scale": scale * root if raw else scale,
-            "root": 1.0 if raw else 1.0 / root,
-            "keep": x["keep"],
-        }
-        rows.append({**row, "l2": x.get("l2", 0.0), "unscale": 1.0 / x.get("loss_scale", 1.0)})
-    return rows
 
 
-def of_adamax(batch: Batch) -> Rows:
-    """Collect the numbers of `adamax._single_tensor_adamax`."""
-    o, (beta1, beta2) = batch.options, batch.options["betas"]
-    shared = {**NUMBERS, "beta1": beta1, "beta2": beta2, EPS[o["eps_form"]]: o["eps"]}
-    return [
-        {
-            **shared,
-            "scale": x["lr"] / bias_correction(beta1, x["step"]),
-            "keep": x["keep"],
-            "l1": x["l1"],
-            "l2": x["l2"],
-        }
-        for x in batch.numbers
-    ]
+def of_adamax(o: Options, x: Numbers) -> Row:
+    """Return the numbers of `adamax._single_tensor_adamax`."""
+    beta1, beta2 = o["betas"]
+    return {
+        **NUMBERS,
+        "beta1": beta1,
+        "beta2": beta2,
+        EPS[o["eps_form"]]: o["eps"],
+        "scale": x["lr"] / bias_correction(beta1, x["step"]),
+        "keep": x["keep"],
+        "l1": x["l1"],
+        "l2": x["l2"],
+    }
 
 
-def of_lamb(batch: Batch) -> Rows:
-    """Collect the numbers of `lamb._single_tensor_lamb` where the kernels compute its options."""
-    o, (beta1, beta2) = batch.options, batch.options["betas"]
-    shared = {
+def of_lamb(o: Options, x: Numbers) -> Row:
+    """Return the numbers of `lamb._single_tensor_lamb`."""
+    beta1, beta2 = o["betas"]
+    correction1, correction2, lr_factor = corrections(o, x["step"])
+    return {
         **NUMBERS,
         "beta1": beta1,
         "beta2": beta2,
@@ -106,77 +95,59 @@ def of_lamb(batch: Batch) -> Rows:
         "eps_ratio": o["eps"] if o["eps_in_trust"] else 0.0,
         "min_ratio": o["min_trust"],
         "max_ratio": math.inf if o["max_trust"] is None else o["max_trust"],
+        "scale": x["lr"] * lr_factor,
+        "keep": x["keep"],
+        "root": 1.0 / math.sqrt(correction2),
+        "first": 1.0 / correction1,
+        "decay": x["decay"],
+        "adapt": float(x["adapt"]),
     }
-    rows = []
-    for x in batch.numbers:
-        correction1, correction2, lr_factor = corrections(o, x["step"])
-        row = {
-            **shared,
-            "scale": x["lr"] * lr_factor,
-            "keep": x["keep"],
-            "root": 1.0 / math.sqrt(correction2),
-        }
-        rows.append(
-            {**row, "first": 1.0 / correction1, "decay": x["decay"], "adapt": float(x["adapt"])}
-        )
-    return rows
 
 
-def of_lion(batch: Batch) -> Rows:
-    """Collect the numbers of `lion._single_tensor_lion`."""
-    beta1, beta2 = batch.options["betas"]
-    return [
-        {**NUMBERS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
-        for x in batch.numbers
-    ]
+def of_lion(o: Options, x: Numbers) -> Row:
+    """Return the numbers of `lion._single_tensor_lion`."""
+    beta1, beta2 = o["betas"]
+    return {**NUMBERS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
 
 
-def of_schedule_free(batch: Batch) -> Rows:
-    """Collect the numbers of `schedule_free._single_tensor_schedule_free`."""
-    (_, beta2), rows = batch.options["betas"], []
-    for x in batch.numbers:
-        row = {
-            **NUMBERS,
-            "beta2": beta2,
-            "eps": batch.options["eps"],
-            "rate": x["lr"],
-            "scale": x["scale"],
-        }
-        root = 1.0 / math.sqrt(bias_correction(beta2, x["step"]))
-        rows.append({**row, "root": root, "mix": x["mix"], "decay": x["decay"]})
-    return rows
+def of_schedule_free(o: Options, x: Numbers) -> Row:
+    """Return the numbers of `schedule_free._single_tensor_schedule_free`."""
+    _, beta2 = o["betas"]
+    return {
+        **NUMBERS,
+        "beta2": beta2,
+        "eps": o["eps"],
+        "rate": x["lr"],
+        "scale": x["scale"],
+        "root": 1.0 / math.sqrt(bias_correction(beta2, x["step"])),
+        "mix": x["mix"],
+        "decay": x["decay"],
+    }
 
 
-def of_ademamix(batch: Batch) -> Rows:
-    """Collect the numbers of `ademamix._single_tensor_ademamix`."""
-    (beta1, beta2, _), rows = batch.options["betas"], []
-    for x in batch.numbers:
-        first, root = (
-            1.0 / bias_correction(beta1, x["step"]),
-            1.0 / math.sqrt(bias_correction(beta2, x["step"])),
-        )
-        row = {
-            **NUMBERS,
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": batch.options["eps"],
-            "scale": x["lr"],
-            "root": root,
-        }
-        rows.append(
-            {**row, "first": first, "keep": x["keep"], "alpha": x["alpha"], "beta3": x["beta3"]}
-        )
-    return rows
+def of_ademamix(o: Options, x: Numbers) -> Row:
+    """Return the numbers of `ademamix._single_tensor_ademamix`."""
+    beta1, beta2, _ = o["betas"]
+    return {
+        **NUMBERS,
+        "beta1": beta1,
+        "beta2": beta2,
+        "eps": o["eps"],
+        "scale": x["lr"],
+        "root": 1.0 / math.sqrt(bias_correction(beta2, x["step"])),
+        "first": 1.0 / bias_correction(beta1, x["step"]),
+        "keep": x["keep"],
+        "alpha": x["alpha"],
+        "beta3": x["beta3"],
+    }
 
 
-def of_mars(batch: Batch) -> Rows:
-    """Collect the numbers of `mars._single_tensor_mars`."""
-    plain = of_adam(replace(batch, options={**batch.options, "betas": batch.options["betas_1d"]}))
+def of_mars(o: Options, x: Numbers) -> Row:
+    """Return the numbers of `mars._single_tensor_mars`."""
+    if not x["corrected"]:
+        return of_adam({**o, "betas": o["betas_1d"]}, x)
     clipped = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}
-    return [
-        {**row, **clipped, "strength": x["strength"]} if x["corrected"] else other
-        for row, other, x in zip(of_adam(batch), plain, batch.numbers, strict=True)
-    ]
+    return {**of_adam(o, x), **clipped, "strength": x["strength"]}
 
 
 ROWS = {

@@ -52,7 +52,8 @@ typedef void (*Update)(const Step *, const Job *);
 struct Step {
     void **places;          /* of parameters, of gradients, of each kind of state: of all tensors */
     int64_t tensors;
-    const Numbers *numbers;
+    const Numbers *numbers; /* rows, which tensors share */
+    const int64_t *rows;    /* of each tensor: its row of numbers */
     double *sums;           /* of each chunk: squares of weights, squares of directions */
     double *ratios;         /* of each tensor */
     int64_t *chunks;        /* first chunk of each tensor, and one past the last of all */
@@ -85,7 +86,7 @@ static void set_ratio(Step *step, int64_t tensor)
         weights += step->sums[2 * chunk];
         directions += step->sums[2 * chunk + 1];
     }
-    const Numbers *x = &step->numbers[tensor];
+    const Numbers *x = &step->numbers[step->rows[tensor]];
     const double norm = bounded(fabs(x->keep) * sqrt(weights), x->min_norm, x->max_norm);
     if (x->adapt && norm > 0 && directions > 0)
         step->ratios[tensor] = bounded(norm / (sqrt(directions) + x->eps_ratio), x->min_ratio, x->max_ratio);
@@ -162,15 +163,15 @@ static void fill_queue(Step *step, const int64_t *sizes)
 }
 
 /* Update `tensors` tensors of `sizes` elements in place; ratios are written. Returns 0, or 1 where memory is short. */
-int optrun_step(int formula, int wide, int64_t tensors, void **places, const int64_t *sizes, const double *numbers,
-                double *ratios, int threads)
+int optrun_step(int formula, int wide, int64_t tensors, void **places, const int64_t *sizes, const int64_t *rows,
+                const double *numbers, double *ratios, int threads)
 {
     int64_t chunks = 1;
     for (int64_t tensor = 0; tensor < tensors; tensor++)
         chunks += (sizes[tensor] + CHUNK - 1) / CHUNK;
     const Update *updates = wide ? updates_double[formula] : updates_float[formula];
-    Step step = {.places = places, .tensors = tensors, .numbers = (const Numbers *)numbers, .ratios = ratios,
-                 .updates = {updates[0], updates[1]}};
+    Step step = {.places = places, .tensors = tensors, .numbers = (const Numbers *)numbers, .rows = rows,
+                 .ratios = ratios, .updates = {updates[0], updates[1]}};
     step.jobs = malloc(2 * chunks * sizeof(Job));
     step.sums = malloc(2 * chunks * sizeof(double));
     step.chunks = malloc((tensors + 1) * sizeof(int64_t));
@@ -198,7 +199,7 @@ int optrun_step(int formula, int wide, int64_t tensors, void **places, const int
 
 #define TENSOR(kind) ((REAL *)step->places[(kind) * step->tensors + job->tensor] + job->begin)
 #define GIVEN                                           \
-    const Numbers *x = &step->numbers[job->tensor];     \
+    const Numbers *x = &step->numbers[step->rows[job->tensor]];     \
     REAL *restrict w = TENSOR(0);                       \
     const REAL *restrict grad = TENSOR(1);              \
     REAL *restrict m = TENSOR(2);                       \
@@ -247,7 +248,7 @@ INLINE void OF(adam_as)(const Step *step, const Job *job, const int coupled, con
 
 FAST static void OF(adam)(const Step *step, const Job *job) /* every case a loop without branches */
 {
-    const Numbers *x = &step->numbers[job->tensor];
+    const Numbers *x = &step->numbers[step->rows[job->tensor]];
     if (x->nesterov)
         x->l2 != 0 ? OF(adam_as)(step, job, 1, 1) : OF(adam_as)(step, job, 0, 1);
     else
@@ -392,7 +393,7 @@ INLINE REAL OF(corrected)(REAL last, REAL g, REAL strength) { return OF(lerp)(la
 
 FAST static void OF(mars_norm)(const Step *step, const Job *job)
 {
-    const Numbers *x = &step->numbers[job->tensor];
+    const Numbers *x = &step->numbers[step->rows[job->tensor]];
     const REAL *grad = TENSOR(1), *last = TENSOR(4), strength = x->strength;
     const int64_t n = x->adapt ? job->end - job->begin : 0;
     const REAL *const read[] = {grad, last};

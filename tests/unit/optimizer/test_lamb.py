@@ -13,7 +13,6 @@ from torch import Tensor
 from optrun.config.schema.optimizer import LambConfig
 from optrun.config.schema.ranges import defaults
 from optrun.optimizer import Lamb
-from optrun.optimizer.batches import gather
 from optrun.optimizer.lamb_rule import trust_ratios
 from tests.optimizer_cases import set_grads, toy
 
@@ -255,7 +254,7 @@ def test_groups_that_differ_in_numbers_are_one_batch() -> None:
     optimizer = Lamb(groups, lr=0.1)
     for param in params.values():
         param.grad = torch.ones(2)
-    batches = gather(optimizer, slots=("exp_avg",), per_tensor=optimizer._numbers)
+    batches = optimizer._batches()
     assert [len(batch.params) for batch in batches] == [30]
 
 

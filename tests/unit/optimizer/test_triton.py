@@ -5,6 +5,7 @@ In an environment without Triton on a stand-in for its language.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -167,7 +168,7 @@ def tensors(*sizes: int) -> list[torch.nn.Parameter]:
 @pytest.mark.parametrize(
     ("make", "launches"),
     [
-        (Lamb, ["lamb_moments", "lamb_ratios", "lamb_update"]),
+        (Lamb, ["lamb_moments", "set_ratios", "lamb_update"]),
         (Adamax, ["adamax"]),
         (AdamWDL, ["adam"]),
     ],
@@ -181,7 +182,7 @@ def test_few_launches_and_the_same_bits_beside_whatever(
 ) -> None:
     use("triton")
     seen: list[str] = []
-    for name in ("adam", "adamax", "lamb_moments", "lamb_ratios", "lamb_update"):
+    for name in ("adam", "adamax", "lamb_moments", "set_ratios", "lamb_update"):
         monkeypatch.setattr(device, name, Launches(name, getattr(device, name), seen))
     sizes = (LONG, 3, BLOCK)
     groups = [{"params": [param], "lr": 0.1 / (1 + i)} for i, param in enumerate(tensors(*sizes))]
@@ -206,24 +207,23 @@ def test_whole_vectors_are_loaded_where_all_addresses_allow_it(
     monkeypatch.setattr(device, "adam", Asked())
     whole = torch.ones(9)
     for one in (whole, whole[1:], whole[4:]):
-        launch.step("adam", [[whole], [whole], [whole], [one]], [trials.ROW])
-    assert told == [True, False, True]
+        for grad, moment in ((one, whole), (whole, one)):
+            table = launch.Table("adam", [[whole], [grad], [whole], [moment]])
+            table.step([grad.data_ptr()], [trials.ROW], [0])
+    assert told == [True, True, False, False, True, True]
 
 
 def test_tables_are_made_on_the_cpu_whatever_the_default_device_is() -> None:
-    sizes = (9, 0, 5)
+    tensors = [torch.ones(size) for size in (CHUNK + 1, 0, 5)]
     with torch.device("meta"):
-        chunks = launch._chunks(sizes, 8, "cpu")
-        places, numbers = launch._table(
-            [[1, 2, 3, 4]] * 3, sizes, 8, [trials.ROW] * 3, torch.device("cpu")
-        )
-    assert chunks.tolist() == [[0, 0], [0, 8], [2, 0]]
-    assert places.view(3, 6).tolist() == [
-        [1, 2, 3, 4, 9, 0],
-        [1, 2, 3, 4, 0, 2],
-        [1, 2, 3, 4, 5, 2],
+        table = launch.Table("lamb", [tensors] * 4)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    assert table._chunks.tolist() == [[0, 0], [0, CHUNK], [2, 0]]
+    assert table._places.tolist() == [
+        [addresses[0], addresses[0], addresses[0], 0, CHUNK + 1, 0],
+        [addresses[1], addresses[1], addresses[1], 0, 0, 2],
+        [addresses[2], addresses[2], addresses[2], 0, 5, 2],
     ]
-    assert numbers.view(3, -1)[2].tolist() == list(trials.ROW.values())
 
 
 def test_nothing_to_step(use: Kernel) -> None:
@@ -296,29 +296,35 @@ def test_a_device_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     monkeypatch.setattr(trials, "SIZES", (LONG, 5, 0))
     assert trials.trial(cpu) == ""
-    step = launch.step
+    step = launch.Table.step
+    steps_of_lamb = []
 
-    def fails(formula: str, lists: Any, rows: Any) -> None:
+    def fails(table: launch.Table, *_: Any) -> None:
         raise OSError("no compiler\nat all")
 
-    def differs(formula: str, lists: Any, rows: Any) -> None:
-        step(formula, lists, rows)
-        differs.times += 1
-        if formula == "lamb" and differs.times % 2 == 0:
-            lists[0][0][7] += 1e-7
+    def idles(table: launch.Table, *_: Any) -> None:
+        """Change nothing."""
 
-    differs.times = 0
-    for wrong, said in (
+    def steps_all_but_lamb(table: launch.Table, *numbers: Any) -> None:
+        if table._formula != "lamb":
+            step(table, *numbers)
+
+    def differs(table: launch.Table, *numbers: Any) -> None:
+        step(table, *numbers)
+        if table._formula == "lamb":
+            steps_of_lamb.append(table)
+            if len(steps_of_lamb) == 2:
+                address = int(table._places[0, 0])
+                ctypes.c_float.from_address(address).value += 1e-7
+
+    for wrong, message in (
         (fails, "they fail there: OSError: no compiler"),
-        (lambda formula, lists, rows: None, "they compute another adam there"),
-        (
-            lambda formula, lists, rows: formula == "lamb" or step(formula, lists, rows),
-            "they compute another lamb there",
-        ),
+        (idles, "they compute another adam there"),
+        (steps_all_but_lamb, "they compute another lamb there"),
         (differs, "they compute other bits of lamb there the second time"),
     ):
-        monkeypatch.setattr(launch, "step", wrong)
-        assert trials.trial(cpu) == said
+        monkeypatch.setattr(launch.Table, "step", wrong)
+        assert trials.trial(cpu) == message
 
 
 @pytest.mark.slow
@@ -337,5 +343,5 @@ def test_they_compile_for_devices_that_are_not_here() -> None:
     assert len(rows) == 5 * 3 * 2
     for row in rows:
         assert row["atomics"] == 0, f"{row}: sums would be added in any order"
-        loads = row["vector loads"] > 0 or row["kernel"] == "lamb_ratios"
+        loads = row["vector loads"] > 0 or row["kernel"] == "set_ratios"
         assert loads, f"{row}: whole blocks are loaded as vectors"

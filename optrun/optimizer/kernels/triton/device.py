@@ -33,13 +33,19 @@ OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 Sums are added in an order that warps decide, too; multiply-adds are not fused, as in step.c.
 """
 
-PLACES = ("params", "grads", "firsts", "seconds", "size", "chunks")
-"""What is told of each tensor besides `NUMBERS`: four addresses, elements, which chunk is its
-first."""
+MOST_STATES = 3
+"""Kinds of state that a formula has at most."""
+PLACES = ("params", "firsts", "seconds", "thirds", "size", "chunks")
+"""What is told of each tensor besides `NUMBERS`: addresses of the parameter and of each kind of
+state, elements, which chunk is its first."""
+TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update")}
+"""Formulas that need a norm of a whole tensor before they can move a weight."""
 
 # Triton takes constants of a file only as these.
 _PLACES, _NUMBERS = tl.constexpr(len(PLACES)), tl.constexpr(len(NUMBERS))
-_PARAMS, _GRADS, _FIRSTS, _SECONDS, _SIZE, _CHUNKS = (tl.constexpr(at) for at in range(len(PLACES)))
+_PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = (
+    tl.constexpr(at) for at in range(len(PLACES))
+)
 _AT = {name: tl.constexpr(at) for at, name in enumerate(NUMBERS)}
 _SCALE, _KEEP, _ROOT, _FIRST, _UNSCALE = (
     _AT[name] for name in ("scale", "keep", "root", "first", "unscale")
@@ -106,6 +112,8 @@ def _coupled(g, w, l1, l2):
 @triton.jit
 def adam(
     places,
+    grad_addresses,
+    rows,
     numbers,
     chunks,
     REAL: tl.constexpr,
@@ -116,10 +124,10 @@ def adam(
     """Step as `adam_update._single_tensor_adam`."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
     size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(place + _GRADS, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
     beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2)
@@ -148,6 +156,8 @@ def adam(
 @triton.jit
 def adamax(
     places,
+    grad_addresses,
+    rows,
     numbers,
     chunks,
     REAL: tl.constexpr,
@@ -158,10 +168,10 @@ def adamax(
     """Step as `adamax._single_tensor_adamax`."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
     size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(place + _GRADS, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
     beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2).to(REAL)
@@ -197,6 +207,8 @@ def _direction(first, second, w, correction, root, eps, decay):
 @triton.jit
 def lamb_moments(
     places,
+    grad_addresses,
+    rows,
     numbers,
     chunks,
     sums,
@@ -211,10 +223,10 @@ def lamb_moments(
     """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
     size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(place + _GRADS, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
     beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2)
@@ -245,12 +257,19 @@ def lamb_moments(
 
 
 @triton.jit
-def lamb_ratios(
-    places, numbers, sums, ratios, REAL: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+def set_ratios(
+    places,
+    rows,
+    numbers,
+    sums,
+    ratios,
+    REAL: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Compute the trust ratio of each tensor, from the sums of its chunks."""
     tensor = tl.program_id(0)
-    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
     chunks = (tl.load(place + _SIZE) + CHUNK - 1) // CHUNK
     own = sums + 2 * tl.load(place + _CHUNKS)
     weights = tl.full((BLOCK,), 0.0, tl.float64)
@@ -271,6 +290,8 @@ def lamb_ratios(
 @triton.jit
 def lamb_update(
     places,
+    _grad_addresses,
+    rows,
     numbers,
     chunks,
     ratios,
@@ -285,7 +306,7 @@ def lamb_update(
     """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tensor * _NUMBERS
+    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
     size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)

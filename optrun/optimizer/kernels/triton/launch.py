@@ -1,20 +1,21 @@
 """The papers' formulas by the Triton kernels.
 
-Nothing here waits for the device: what a step needs to know goes there in two copies from pinned
-memory, and LAMB's ratios stay there.
+Nothing here waits for the device. What does not change from step to step stays there; addresses of
+gradients and numbers go there in one copy, and LAMB's ratios stay there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
-from optrun.optimizer.kernels.rows import Rows
+from optrun.optimizer.kernels.rows import NUMBERS, Row
 
 FORMULAS = ("adam", "adamax", "lamb")
 """Those of `ROWS` that have kernels here."""
@@ -22,55 +23,127 @@ ALIGNMENT = 16
 """Bytes of the widest load of a thread."""
 
 
-def step(formula: str, lists: Sequence[list[Tensor]], rows: Rows) -> Tensor | None:
-    """Take one step of a formula over tensors in place.
+class Table:
+    """Where the tensors of a batch lie, on their device.
 
     Args:
         formula: One of `FORMULAS`.
-        lists: Parameters, gradients, first moments, second moments or running maxima; of one
-            length, on one device, contiguous, all float32 or all float64.
-        rows: The numbers of each tensor.
-
-    Returns:
-        LAMB's ratio of each tensor, shape (n,), in the dtype and on the device of the parameters;
-        else None.
-
-    Raises:
-        RuntimeError: A CUDA graph is being captured.
+        lists: Parameters, gradients, each kind of state in the order of its class; of one length,
+            on one device, contiguous, all float32 or all float64.
     """
-    from optrun.optimizer.kernels.triton import device as kernels
 
-    params = lists[0]
-    where, dtype = params[0].device, params[0].dtype
-    if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            "a CUDA graph would repeat the learning rate and the step number of the step it"
-            " captured: optrun's optimizers are not capturable."
-        )
-    sizes = tuple(param.numel() for param in params)
-    addresses = [[tensor.data_ptr() for tensor in tensors] for tensors in zip(*lists, strict=True)]
-    places, numbers = _table(addresses, sizes, kernels.CHUNK, rows, where)
-    chunks = _chunks(sizes, kernels.CHUNK, where.type).to(where, non_blocking=True)
-    common = {
-        "REAL": kernels.REALS[dtype],
-        "CHUNK": kernels.CHUNK,
-        "BLOCK": kernels.BLOCK,
-        **kernels.OPTIONS,
-    }
-    aligned = all(address % ALIGNMENT == 0 for own in addresses for address in own)
-    grid = (len(chunks),)
-    with _current(where):
-        if not len(chunks):  # no device launches nothing
-            return torch.ones(len(params), dtype=dtype, device=where) if formula == "lamb" else None
-        if formula != "lamb":
-            getattr(kernels, formula)[grid](places, numbers, chunks, ALIGNED=aligned, **common)
+    def __init__(self, formula: str, lists: Sequence[list[Tensor]]) -> None:
+        from optrun.optimizer.kernels.triton import device as kernels
+
+        params, _, *states = lists
+        self._kernels = kernels
+        self._formula = formula
+        self._dtype = params[0].dtype
+        self._device = params[0].device
+        self._count = len(params)
+        sizes = tuple(param.numel() for param in params)
+        counts = [-(-size // kernels.CHUNK) for size in sizes]
+        self._chunk_count = sum(counts)
+        addresses = [[tensor.data_ptr() for tensor in tensors] for tensors in (params, *states)]
+        self._aligned = _are_aligned(chain.from_iterable(addresses))
+        absent = [[0] * len(params)] * (kernels.MOST_STATES + 1 - len(addresses))
+        first_chunks = [0, *accumulate(counts[:-1])]
+        columns = [*addresses, *absent, sizes, first_chunks]
+        places = torch.tensor(columns, dtype=torch.int64, device="cpu").t().contiguous()
+        self._places = _sent(places, self._device)
+        self._chunks = _sent(_chunks(sizes, kernels.CHUNK), self._device)
+        self._pinned: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def step(self, grads: list[int], rows: Sequence[Row], row_of: list[int]) -> Tensor | None:
+        """Take one step over the tensors in place.
+
+        Args:
+            grads: Addresses of the gradients.
+            rows: Numbers that tensors share.
+            row_of: Which of `rows` each tensor goes by.
+
+        Returns:
+            LAMB's ratio of each tensor, shape (n,), in the dtype and on the device of the
+            parameters; else None.
+
+        Raises:
+            RuntimeError: A CUDA graph is being captured.
+        """
+        device, kernels = self._device, self._kernels
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a CUDA graph would repeat the learning rate and the step number of the step it"
+                " captured: optrun's optimizers are not capturable."
+            )
+        if not self._chunk_count:  # no device launches nothing
+            ones = torch.ones(self._count, dtype=self._dtype, device=device)
+            return ones if self._formula == "lamb" else None
+        numbers = array("d", chain.from_iterable(row.values() for row in rows))
+        message = array("q", chain(grads, row_of))
+        message.frombytes(numbers.tobytes())
+        with _current(device):
+            sent = self._send(message)
+            constants = {
+                "REAL": kernels.REALS[self._dtype],
+                "CHUNK": kernels.CHUNK,
+                "BLOCK": kernels.BLOCK,
+                **kernels.OPTIONS,
+            }
+            aligned = self._aligned and _are_aligned(grads)
+            return self._launch(sent, {**constants, "ALIGNED": aligned})
+
+    def _launch(self, sent: Tensor, constants: dict[str, object]) -> Tensor | None:
+        """Launch the kernels of the formula."""
+        kernels, count, device = self._kernels, self._count, self._device
+        grads = sent[:count]
+        rows = sent[count : 2 * count]
+        numbers = sent[2 * count :].view(torch.float64)
+        tables = (self._places, grads, rows, numbers)
+        grid = (self._chunk_count,)
+        if self._formula not in kernels.TWO_PASSES:
+            getattr(kernels, self._formula)[grid](*tables, self._chunks, **constants)
             return None
-        sums = torch.empty(2 * len(chunks), dtype=torch.float64, device=where)
-        ratios = torch.empty(len(params), dtype=dtype, device=where)
-        kernels.lamb_moments[grid](places, numbers, chunks, sums, ALIGNED=aligned, **common)
-        kernels.lamb_ratios[(len(params),)](places, numbers, sums, ratios, **common)
-        kernels.lamb_update[grid](places, numbers, chunks, ratios, ALIGNED=aligned, **common)
-    return ratios
+        first, second = kernels.TWO_PASSES[self._formula]
+        sums = torch.empty(2 * self._chunk_count, dtype=torch.float64, device=device)
+        ratios = torch.empty(count, dtype=self._dtype, device=device)
+        of_ratios = {key: value for key, value in constants.items() if key != "ALIGNED"}
+        getattr(kernels, first)[grid](*tables, self._chunks, sums, **constants)
+        kernels.set_ratios[(count,)](self._places, rows, numbers, sums, ratios, **of_ratios)
+        getattr(kernels, second)[grid](*tables, self._chunks, ratios, **constants)
+        return ratios if self._formula == "lamb" else None
+
+    def _send(self, message: array[int]) -> Tensor:
+        """Copy a message to the device, from memory that was pinned once."""
+        values = torch.frombuffer(message, dtype=torch.int64)
+        if self._device.type != "cuda":
+            return values.clone()
+        pinned, copied = self._free_pinned_memory()
+        pinned[: len(values)].copy_(values)
+        sent = pinned[: len(values)].to(self._device, non_blocking=True)
+        copied.record()
+        return sent
+
+    def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
+        """Return pinned memory that no copy reads any more; more of it if the device is behind."""
+        for pinned, copied in self._pinned:
+            if copied.query():
+                return pinned, copied
+        longest = self._count * (2 + len(NUMBERS))
+        pinned = torch.empty(longest, dtype=torch.int64, device="cpu", pin_memory=True)
+        self._pinned.append((pinned, torch.cuda.Event()))
+        return self._pinned[-1]
+
+
+def _are_aligned(addresses: Iterable[int]) -> bool:
+    return all(address % ALIGNMENT == 0 for address in addresses)
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """Copy a table to a device, where it stays."""
+    if device.type != "cuda":
+        return values.clone()
+    # The allocator keeps pinned memory from others until the copy is through.
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _current(where: torch.device) -> AbstractContextManager[object]:
@@ -79,7 +152,7 @@ def _current(where: torch.device) -> AbstractContextManager[object]:
 
 
 @lru_cache(maxsize=32)
-def _chunks(sizes: tuple[int, ...], chunk: int, kind: str) -> Tensor:
+def _chunks(sizes: tuple[int, ...], chunk: int) -> Tensor:
     """List for each chunk its tensor and its first element: shape (chunks, 2), int64, on the CPU.
 
     Read-only.
@@ -87,30 +160,4 @@ def _chunks(sizes: tuple[int, ...], chunk: int, kind: str) -> Tensor:
     counts = torch.tensor([-(-size // chunk) for size in sizes], device="cpu")
     tensors = torch.arange(len(sizes), device="cpu").repeat_interleave(counts)
     begins = torch.arange(len(tensors), device="cpu") - (counts.cumsum(0) - counts)[tensors]
-    made = torch.stack([tensors, chunk * begins], dim=1)
-    return made.pin_memory() if kind == "cuda" else made
-
-
-def _table(
-    addresses: Sequence[Sequence[int]],
-    sizes: Sequence[int],
-    chunk: int,
-    rows: Rows,
-    where: torch.device,
-) -> tuple[Tensor, Tensor]:
-    """Copy everything that a step knows of each tensor at once.
-
-    `device.PLACES`, int64, and its numbers, float64.
-    """
-    counts = [-(-size // chunk) for size in sizes]
-    firsts = [0, *accumulate(counts[:-1])]
-    own = [[*four, size, first] for four, size, first in zip(addresses, sizes, firsts, strict=True)]
-    places = torch.tensor(own, dtype=torch.int64, device="cpu")
-    numbers = torch.tensor([list(row.values()) for row in rows], dtype=torch.float64, device="cpu")
-    together = torch.cat([places.flatten(), numbers.view(torch.int64).flatten()])
-    if (
-        where.type == "cuda"
-    ):  # the allocator keeps pinned memory from others until the copy is through
-        together = together.pin_memory()
-    moved = together.to(where, non_blocking=True)
-    return moved[: places.numel()], moved[places.numel() :].view(torch.float64)
+    return torch.stack([tensors, chunk * begins], dim=1)

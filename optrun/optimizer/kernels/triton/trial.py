@@ -47,7 +47,8 @@ def _wrong(formula: str, device: torch.device) -> str:
     ]
     again = [[tensor.clone() for tensor in tensors] for tensors in lists]
     for each in (lists, again):
-        launch.step(formula, each, [ROW] * len(SIZES))
+        grads = [grad.data_ptr() for grad in each[1]]
+        launch.Table(formula, each).step(grads, [ROW], [0] * len(SIZES))
     for (param, _, first, second), wanted in zip(zip(*lists, strict=True), truth, strict=True):
         for tensor, true in zip((param, first, second), wanted, strict=True):
             if not torch.allclose(tensor.double(), true, rtol=NEAR, atol=NEAR):
