@@ -62,8 +62,8 @@ class CheckpointMetadata:
     generation_config: PlainDict | None = None
     """How the model generates, as transformers writes it. None: it does not."""
     adapter: PlainDict | None = None
-    """`base`, a digest of the frozen weights, which are not saved; `target_modules`,
-    `target_parameters` and `modules_to_save`: what it was put into. None: all weights are saved."""
+    """`base`, a digest of the frozen weights, which are not saved; `target_modules`
+    and `modules_to_save`: what it was put into. None: all weights are saved."""
     reference: str | None = None
     """Digest of the weights that preferences are measured against: those that training started
     from. None: no task of the kind, or a loss without a reference."""

@@ -127,8 +127,7 @@ def inject(
 
     _refuse_running_statistics(model)
     saved = _modules_to_save(config, model, auto_class, list(new))
-    parameters = _target_parameters(config, model, saved)
-    targets = _targets(config, model, saved, auto_class, parameters)
+    targets = _targets(config, model, saved, auto_class)
     notes = []
     if quantization is not None:
         aside = [*saved, *head_modules(model)]
@@ -137,7 +136,6 @@ def inject(
             for path in linear_modules(model)
             if not any(_inside(path, above) for above in aside)
         ]
-        frozen = [path for path in frozen if path not in _holders(parameters)]
         notes.append(quantize(quantization, model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
@@ -150,7 +148,6 @@ def inject(
             lora = peft.LoraConfig(
                 **{name: getattr(config, name) for name in names},
                 target_modules=list(targets),
-                target_parameters=parameters or None,
                 modules_to_save=saved or None,
                 bias=config.bias.value,
                 rank_pattern=dict(config.rank_pattern),
@@ -168,7 +165,7 @@ def inject(
         if param.requires_grad:  # what trains is float32, whatever it stands beside
             param.data = param.data.float()
     places = _places(model)
-    _refuse_other_places(places, Places(targets, saved, parameters))
+    _refuse_other_places(places, Places(targets, saved))
     setattr(model, _MARK, Injected(_names(model, places), places, base))
     unread = (
         "; so does what its weights lack, which are not read here"
@@ -214,13 +211,16 @@ def without_factors(model: nn.Module) -> Iterator[None]:
     layers = [
         each for each in model.modules() if isinstance(each, BaseTunerLayer | ModulesToSaveWrapper)
     ]
+    trains = {param: param.requires_grad for param in model.parameters()}
     for layer in layers:
         layer.enable_adapters(False)
     try:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)
+            layer.enable_adapters(True)  # which lets every factor train, frozen ones too
+        for param, requires_grad in trains.items():
+            param.requires_grad_(requires_grad)
 
 
 def merge(model: nn.Module) -> None:
@@ -235,10 +235,7 @@ def merge(model: nn.Module) -> None:
         parent, _, leaf = path.rpartition(".")
         if isinstance(module, BaseTunerLayer):
             module.merge(safe_merge=True)
-            if (
-                leaf != "base_layer"
-            ):  # a second parameter of a module, whose wrapper stands inside the first one's
-                setattr(model.get_submodule(parent), leaf, module.get_base_layer())
+            setattr(model.get_submodule(parent), leaf, module.get_base_layer())
         elif isinstance(module, ModulesToSaveWrapper):
             setattr(model.get_submodule(parent), leaf, module.modules_to_save[ADAPTER])
     for left in ("peft_config", _MARK):
@@ -292,54 +289,18 @@ def _modules_to_save(
     return [*saved, *holders]
 
 
-def _target_parameters(
-    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str]
-) -> list[str]:
-    """List the parameters that get factors of their own.
-
-    Raises:
-        ConfigError: A name that fits none, or one that factors cannot stand beside.
-    """
-    key, asked = "adapter.target_parameters", config.target_parameters
-    if asked is None:
-        return []
-    axes = {name: param.ndim for name, param in model.named_parameters()}
-    stacked = [name for name, count in axes.items() if count == 3]
-    found, shared = matched(key, asked, axes, stacked or None, "parameter"), shared_modules(model)
-    for name in found:
-        holder, why = name.rpartition(".")[0], ""
-        if axes[name] not in (2, 3):
-            why = f"has {axes[name]} axis, and factors stand beside 2 or 3"
-        elif any(_inside(name, path) for path in saved):
-            why = "trains whole, with its module"
-        elif other := shared.get(holder):
-            why = f"is the weight of {other}, too"
-        elif any(
-            _inside(other, holder) for other in _holders(axes) - {holder}
-        ):  # a merge could not unwrap these
-            why = f"stands beside modules in {holder}"
-        if why:
-            raise ConfigError(f"{key}={list(asked)}: {name} {why}. Name others.")
-    return found
-
-
-def _holders(parameters: Iterable[str]) -> set[str]:
-    return {name.rpartition(".")[0] for name in parameters}
-
-
 def _targets(
     config: LoraConfig,
     model: PreTrainedModel,
     saved: Sequence[str],
     auto_class: str,
-    parameters: Sequence[str],
 ) -> list[str]:
     """List the modules that get factors, without the excluded ones.
 
     Raises:
         ConfigError: A name, a layer or a pattern that fits none of them.
     """
-    found = _asked_targets(config, model, saved, auto_class, _holders(parameters))
+    found = _asked_targets(config, model, saved, auto_class)
     if config.exclude_modules is not None:
         out = set(matched("adapter.exclude_modules", config.exclude_modules, found))
         found = [path for path in found if path not in out]
@@ -357,15 +318,13 @@ def _targets(
         found = [path for path in found if numbers.get(path) in wanted]
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, key):
-            places = [*found, *parameters]
-            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in places):
-                near = near_names(
-                    pattern, list(dict.fromkeys(path.rpartition(".")[2] for path in places))
-                )
+            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in found):
+                leaves = dict.fromkeys(path.rpartition(".")[2] for path in found)
+                near = near_names(pattern, list(leaves))
                 raise ConfigError(
                     f"adapter.{key}={pattern}: no module with factors has such a name. {near}"
                 )
-    if not found and not parameters:
+    if not found:
         raise ConfigError(
             f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors"
             " beside. Leave one in."
@@ -378,11 +337,8 @@ def _asked_targets(
     model: PreTrainedModel,
     saved: Sequence[str],
     auto_class: str,
-    holders: set[str],
 ) -> list[str]:
     key, asked = "adapter.target_modules", config.target_modules
-    if asked == []:  # the schema allows it beside parameters alone
-        return []
     if asked in (None, "all-linear"):
         aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
         targets = [
@@ -390,8 +346,7 @@ def _asked_targets(
             for path in linear_modules(model)
             if not any(_inside(path, above) for above in aside)
         ]
-        targets = [path for path in targets if path not in holders]
-        if not targets and not holders:
+        if not targets:
             shown = "null" if asked is None else asked
             raise ConfigError(
                 f"{key}={shown}: {type(model).__name__} has no linear module besides its head. Name"
@@ -412,12 +367,6 @@ def _asked_targets(
         )
     shared = shared_modules(model)
     for path in found:
-        if path in holders:
-            raise ConfigError(
-                f"{key}={asked}: {path} holds one of"
-                f" adapter.target_parameters={config.target_parameters}, and would get factors"
-                " twice. Leave one of them out."
-            )
         if path in shared:
             raise ConfigError(
                 f"{key}={asked}: {path} shares its weight with {shared[path]}: factors beside one"
@@ -446,15 +395,12 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 def _places(model: nn.Module) -> Places:
     """Find where peft put its layers, under the names from before."""
-    from peft.tuners.lora import ParamWrapper
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    places = Places([], [], [])
+    places = Places([], [])
     for path, module in model.named_modules():
-        if isinstance(module, ParamWrapper):
-            places.parameters.append(f"{path}.{module.parameter_name}".replace("base_layer.", ""))
-        elif isinstance(module, BaseTunerLayer):
+        if isinstance(module, BaseTunerLayer):
             places.targets.append(path)
         elif isinstance(module, ModulesToSaveWrapper):
             places.saved.append(path)
@@ -470,7 +416,6 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
     for key, there, asked in (
         ("target_modules", found.targets, wanted.targets),
         ("modules_to_save", found.saved, wanted.saved),
-        ("target_parameters", found.parameters, wanted.parameters),
     ):
         other = set(there) ^ set(asked)
         if other:
@@ -493,12 +438,10 @@ def _names(model: nn.Module, places: Places) -> frozenset[str]:
 
 
 def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
-    beside = " and ".join(
-        f"{len(paths)} {what}{'s'[: len(paths) - 1]}"
-        f" ({', '.join(kinds[:6])}{', ...' if len(kinds) > 6 else ''})"
-        for what, paths in (("module", places.targets), ("parameter", places.parameters))
-        if (kinds := list(dict.fromkeys(path.rpartition(".")[2] for path in paths)))
-    )
+    kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
+    plural = "" if len(places.targets) == 1 else "s"
+    shown = ", ".join([*kinds[:6], *(["..."] if len(kinds) > 6 else [])])
+    beside = f"{len(places.targets)} module{plural} ({shown})"
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
     sizes = tensor_sizes(model)
     copies = sum(

@@ -31,17 +31,15 @@ _NO_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 
 @dataclass(frozen=True)
 class Places:
-    """Dotted names of modules, and of parameters.
+    """Dotted names of modules.
 
     Attributes:
         targets: Modules with factors.
         saved: Modules that train whole.
-        parameters: Parameters with factors of their own.
     """
 
     targets: list[str]
     saved: list[str]
-    parameters: list[str]
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
@@ -140,7 +138,6 @@ def matched(
     asked: str | Sequence[str],
     modules: Iterable[str],
     shown: Iterable[str] | None = None,
-    kind: str = "module",
 ) -> list[str]:
     r"""List the modules that names or one regular expression stand for, as peft reads them.
 
@@ -149,7 +146,6 @@ def matched(
         asked: What was given.
         modules: All there are.
         shown: Those that a message suggests; None: all.
-        kind: What they are where they are no modules, for messages.
 
     Returns:
         In the order of the model.
@@ -177,7 +173,7 @@ def matched(
         fitting = {name for name in every if name == end or name.endswith(f".{end}")}
         if not fitting:
             raise ConfigError(
-                f"{key}={list(asked)}: {end} is the name of no {kind}, nor the end of one."
+                f"{key}={list(asked)}: {end} is the name of no module, nor the end of one."
                 f" {_ends(end, near)}"
             )
         taken |= fitting

@@ -44,7 +44,6 @@ def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
     return {
         "base": base_digest(model),
         "target_modules": list(adapter.places.targets),
-        "target_parameters": list(adapter.places.parameters),
         "modules_to_save": list(adapter.places.saved),
         "quantization": quantized(model),
     }
@@ -160,8 +159,6 @@ def rebuilt(
     adapter = replace(
         config.adapter,
         target_modules=list(facts["target_modules"]),
-        target_parameters=facts.get("target_parameters")
-        or None,  # older checkpoints have no such key
         modules_to_save=list(facts["modules_to_save"]),
         exclude_modules=None,
         layers_to_transform=None,

@@ -13,7 +13,7 @@ from optrun.config.schema.chat_tasks import PreferenceConfig, SftConfig
 from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
-from optrun.task.chat_template import ChatTemplate, Span, TemplateFailed, shared, writers
+from optrun.task.chat_template import OTHER_TEMPLATE, ChatTemplate, Span, TemplateFailed, shared
 from optrun.task.tokens import begin_of_text, encoded, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
@@ -143,23 +143,7 @@ def unwritten(
 
     A row whose answers cannot be found in its text is refused likewise.
     """
-    way = written_by(template, row, marks=error.lacks_marks)
-    return ConfigError(f"{template.origin}: {place(split, row)} {error}. {way}")
-
-
-def written_by(template: ChatTemplate, row: Chat, *, marks: bool = False) -> str:
-    """Name what writes a row that a template does not.
-
-    Each of those that come with optrun is tried.
-    """
-    names = writers(template.tokenizer, row.turns, row.tools)
-    if not names:
-        return (
-            "None of the templates that come with optrun writes it: give a jinja file of your own, "
-            "task.chat_template=FILE.jinja."
-        )
-    how = "written with marks" if marks else "written"
-    return f"It is {how} by task.chat_template={'|'.join(names)}, or by a jinja file of your own."
+    return ConfigError(f"{template.origin}: {place(split, row)} {error}. {OTHER_TEMPLATE}")
 
 
 def place(split: Split, row: Chat | Plain) -> str:

@@ -19,10 +19,11 @@ from optrun.data.examples import Example, Examples, Selected, encode
 from optrun.data.kept import kept, nothing_marked
 from optrun.data.source import Split
 from optrun.task.base import Task, TextKind
-from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten, written_by
+from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten
 from optrun.task.chat_template import (
     KEY,
     NAMES,
+    OTHER_TEMPLATE,
     ChatTemplate,
     TemplateFailed,
     no_template,
@@ -205,7 +206,7 @@ class ChatTask(Task):
                 if key in _LEARNT_KEYS:
                     raise ConfigError(
                         f"{template.origin} does not read {key} in {place(split, row)}: nothing of"
-                        f" it would be learnt. {written_by(template, row)} Or leave the key out."
+                        f" it would be learnt. {OTHER_TEMPLATE} Or leave the key out."
                     )
                 self.notes.append(f"{template.origin} does not read {key} of the turns")
 
@@ -226,7 +227,7 @@ class ChatTask(Task):
             if not known:
                 raise ConfigError(
                     f"{template.origin} does not know the role {role!r} in {place(split, row)}:"
-                    f" nothing of what it says is written. {written_by(template, row)} Or leave"
+                    f" nothing of what it says is written. {OTHER_TEMPLATE} Or leave"
                     " such turns out."
                 )
 

@@ -25,6 +25,7 @@ _FOLDER = Path(__file__).parent / "templates"
 NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.jinja")))
 """Templates that come with optrun, each with generation marks."""
 KEY = "task.chat_template"
+OTHER_TEMPLATE = f"Give another: {KEY}={'|'.join(NAMES)}, or a jinja file of your own."
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _CONTROL = re.compile(r"<\|[\w-]+\|>")
 _QUOTED = re.compile(r"""['"](\w+)['"]""")
@@ -39,13 +40,9 @@ Span = tuple[int, int]
 class TemplateFailed(Exception):
     """A template cannot render a conversation; or what the assistant says in it cannot be found."""
 
-    lacks_marks = False
-
 
 class UnmarkedAnswers(TemplateFailed):
     """A template without generation marks changes what was there before where more follows."""
-
-    lacks_marks = True
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,11 @@ class ChatTemplate:
     Args:
         tokenizer: Has `chat_template`.
         origin: How messages call it, such as `task.chat_template=chatml`.
-        own: Its text, where it is only tried; None: it is the one in use.
         is_own: Whether it came with the tokenizer.
     """
 
     tokenizer: PreTrainedTokenizerBase
     origin: str
-    own: str | None = None
     is_own: bool = False
 
     @property
@@ -214,8 +209,6 @@ class ChatTemplate:
         return re.search(rf"\b{re.escape(key)}\b", self._of(tools)) is not None
 
     def _of(self, tools: Tools) -> str:
-        if self.own is not None:
-            return self.own
         found: str = self.tokenizer.get_chat_template(None, tools)
         return found
 
@@ -325,22 +318,6 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
             where = f"line {error.__cause__.lineno}: {error.__cause__.message}"
             raise ConfigError(f"{KEY}={wanted}: no jinja template: {where}") from error
     return template
-
-
-def writers(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Message], tools: Tools = None
-) -> list[str]:
-    """List optrun's templates that write a conversation, with what each role says."""
-    return [
-        name for name in NAMES if _writes(ChatTemplate(tokenizer, name, _read(name)), turns, tools)
-    ]
-
-
-def _writes(template: ChatTemplate, turns: Sequence[Message], tools: Tools) -> bool:
-    try:
-        return all(template.knows(turns, tools, role) for role in {turn["role"] for turn in turns})
-    except TemplateFailed:
-        return False
 
 
 def _read(wanted: str) -> str:

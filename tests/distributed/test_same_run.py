@@ -60,23 +60,6 @@ CASES = {
     "lora": Case(
         [*SENTENCES, "adapter=lora", "adapter.lora_dropout=0.1", "adapter.loraplus_lr_ratio=4"]
     ),
-    "experts": Case(
-        [
-            "data=files",
-            "model=from_config",
-            "model.model_type=qwen3_moe",
-            "model.vocab_size=320",
-            "data.max_length=16",
-            (
-                "model.config={hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2,"
-                " num_key_value_heads: 1, intermediate_size: 32, moe_intermediate_size: 24,"
-                " num_experts: 4, num_experts_per_tok: 2}"
-            ),
-            "adapter=lora",
-            "adapter.target_parameters=[experts.gate_up_proj,experts.down_proj]",
-            "task.sample_tokens=0",
-        ]
-    ),
     "adamwdl": Case([*SENTENCES, "optimizer=adamwdl", "task.metrics=[f1]"]),
     "mup": Case(
         [*TINY_GPT, "data=files", "optimizer=lamb", "lr=1e-2", "parametrization=mup", *BASE]
@@ -144,11 +127,11 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_adapter_on_two_ranks(tmp_path: Path) -> None:
-    """Factors, of stacked experts too, and a head that trains whole.
+    """Factors, and a head that trains whole.
 
     Under FSDP the frozen base is divided, too.
     """
-    check(tmp_path, 2, ["ddp", "fsdp"], ["lora", "experts"])
+    check(tmp_path, 2, ["ddp", "fsdp"], ["lora"])
 
 
 @pytest.mark.slow
@@ -181,7 +164,7 @@ def test_a_divided_model_goes_on_on_another_number_of_ranks(tmp_path: Path, name
         (
             2,
             ["ddp", "fsdp"],
-            [name for name in CASES if name not in ("lora", "experts", "soap-double")],
+            [name for name in CASES if name not in ("lora", "soap-double")],
         ),
         (4, ["fsdp", "hsdp"], ["layerwise-lamb", "muon", "double"]),
     ],

@@ -192,7 +192,7 @@ def test_another_start_is_refused(place: Path, capsys: pytest.CaptureFixture[str
             ["adapter=lora", "adapter.layers_to_transform=x"],
             ["adapter.layers_to_transform=x", "number of a layer"],
         ),
-        (["target_parameters=[a]"], ["adapter.target_parameters"]),
+        (["adapter=lora", "adapter.target_parameters=[a]"], ["adapter.target_modules"]),
         (["loss_type=ipo"], ["task.loss_type"]),
     ],
 )

@@ -7,6 +7,7 @@ by which it labels. Here the model's own is used: by prefix, or each answer as w
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -126,14 +127,19 @@ def folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "chat_templates"
 
 
+def template_of(tokenizer: Any, path: Path) -> ChatTemplate:
+    """A template in use by a copy of a tokenizer."""
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = path.read_text(encoding="utf-8")
+    return ChatTemplate(tokenizer, path.stem)
+
+
 def test_what_is_learnt_beside_trl(tokenizer: Any) -> None:
     found = {}
     for path in sorted(folder().glob("*_training.jinja")):
         name = path.stem.removesuffix("_training")
-        own = ChatTemplate(
-            tokenizer, name, (path.parent / f"{name}.jinja").read_text(encoding="utf-8")
-        )
-        marked = ChatTemplate(tokenizer, f"{name} of TRL", path.read_text(encoding="utf-8"))
+        own = template_of(tokenizer, path.parent / f"{name}.jinja")
+        marked = template_of(tokenizer, path)
         kinds = []
         for turns, tools in CHATS.values():
             try:
@@ -161,7 +167,7 @@ def test_an_answer_is_learnt_behind_what_it_is_asked_with(tokenizer: Any) -> Non
     example.
     """
     for path in sorted(folder().glob("*.jinja")):
-        own = ChatTemplate(tokenizer, path.stem, path.read_text(encoding="utf-8"))
+        own = template_of(tokenizer, path)
         if own.marked:
             continue
         try:

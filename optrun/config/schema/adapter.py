@@ -59,11 +59,6 @@ class LoraConfig(AdapterConfig):
     all-linear: every linear module (transformers' Conv1D among them) but the head."""
     exclude_modules: Any = None
     """Those of them that get no factors, by names, their ends, or one regular expression."""
-    target_parameters: list[str] | None = None
-    """Names of parameters with two or three axes, or ends of names at a dot, that get factors
-    by themselves, such as the experts stacked in mlp.experts.gate_up_proj; each expert has its
-    own, of rank `r`.
-    """
     layers_to_transform: Any = None
     """Numbers of the layers that get factors, one or a list; null: all."""
     rank_pattern: dict[str, int] = field(default_factory=dict)
@@ -91,12 +86,9 @@ class LoraConfig(AdapterConfig):
     def __post_init__(self) -> None:
         """Refuse ranks and beginnings that are none, and names that cannot be names."""
         super().__post_init__()
-        if self.target_modules != [] or self.target_parameters is None:
-            _expect_names("adapter.target_modules", self.target_modules, pattern=True)
+        _expect_names("adapter.target_modules", self.target_modules, pattern=True)
         _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
         _expect_names("adapter.exclude_modules", self.exclude_modules, pattern=True)
-        if self.target_parameters is not None:
-            self._expect_plain_factors()
         layers, given = self.layers_to_transform, self.init_lora_weights
         listed = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
         numbers = isinstance(listed, list | tuple) and bool(listed)
@@ -120,35 +112,6 @@ class LoraConfig(AdapterConfig):
             given != "orthogonal" or self.r % 2 == 0,
             "r",
             "an even rank with init_lora_weights=orthogonal",
-        )
-
-    def _expect_plain_factors(self) -> None:
-        """Refuse beside parameters what needs the module that a matrix belongs to, as peft does."""
-        self.expect(
-            bool(self.target_parameters), "target_parameters", "a list of parameter names, or null"
-        )
-        alone = "with adapter.target_parameters"
-        self.expect(
-            self.lora_dropout == 0,
-            "lora_dropout",
-            f"0 {alone}",
-            "Factors are added to the parameter itself.",
-        )
-        self.expect(
-            not self.use_dora, "use_dora", f"false {alone}", "DoRA scales what a module computes."
-        )
-        self.expect(
-            self.layers_to_transform is None,
-            "layers_to_transform",
-            f"null {alone}",
-            "It tells modules apart alone: name the parameters with their layers, such as"
-            " 0.mlp.experts.down_proj.",
-        )
-        self.expect(
-            isinstance(self.init_lora_weights, bool) or self.init_lora_weights == "gaussian",
-            "init_lora_weights",
-            f"true, false or gaussian {alone}",
-            "The others read the weight of a module.",
         )
 
     @property

@@ -19,7 +19,14 @@ from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.adapter import SCHEMAS, LoraConfig
 from optrun.config.schema.model import SCHEMAS as MODELS
-from optrun.model.adapter import base_tensors, inject, injected, merge, require_adapter
+from optrun.model.adapter import (
+    base_tensors,
+    inject,
+    injected,
+    merge,
+    require_adapter,
+    without_factors,
+)
 from optrun.model.adapter_places import head_modules, linear_modules
 from optrun.model.quantization import quantization_of, require_quantization
 from optrun.model.weights import load_model_tensors, model_tensors
@@ -418,11 +425,6 @@ def test_what_is_frozen_must_not_be_random() -> None:
         ("lora_dropout", 1.0, ["adapter.lora_dropout=1.0", "[0, 1)"]),
         ("target_modules", [], ["adapter.target_modules=[]", "a list of module names"]),
         ("target_modules", "a(", ["adapter.target_modules=a(", "not a regular expression"]),
-        (
-            "target_parameters",
-            [],
-            ["adapter.target_parameters=[]", "a list of parameter names, or null"],
-        ),
         ("loraplus_lr_ratio", -1.0, ["adapter.loraplus_lr_ratio=-1.0", "above 0"]),
         ("default_lr_factor", 0.0, ["adapter.default_lr_factor=0.0", "above 0"]),
     ],
@@ -577,3 +579,15 @@ def test_a_missing_package_for_quantised_weights_is_named(monkeypatch: pytest.Mo
     ):
         require_quantization(config)
     require_quantization(choice("model", MODELS, "pretrained", {"path": "x"}))
+
+
+def test_a_factor_that_is_frozen_stays_so_beside_the_base() -> None:
+    """`without_factors` puts back which parameters train."""
+    model = small(SEQUENCE, "bert", COMMON)
+    inject(lora(), model, SEQUENCE)
+    frozen = next(name for name, _ in model.named_parameters() if "lora_A" in name)
+    model.get_parameter(frozen).requires_grad_(False)
+    before = {name: param.requires_grad for name, param in model.named_parameters()}
+    with without_factors(model):
+        pass
+    assert {name: param.requires_grad for name, param in model.named_parameters()} == before
