@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
-from optrun.config.request import DEFAULT_CONFIG, CommandLine
+from optrun.config.request import CommandLine
 
 if TYPE_CHECKING:
     from optrun.launch.single_run import Caller
@@ -40,13 +40,7 @@ def command_line_of(
     folder = None if config_dir is None else str(config_dir)
     options = [*([] if config_name is None else ["-cn", config_name])]
     options += [] if folder is None else ["--config-dir", folder]
-    return CommandLine(
-        argv=[*options, *overrides],
-        config_name=config_name or DEFAULT_CONFIG,
-        names_config=config_name is not None,
-        config_dir=folder,
-        overrides=list(overrides),
-    )
+    return CommandLine.of([*options, *overrides], list(overrides), config_name, folder)
 
 
 def load_plugins(plugins: Sequence[Location]) -> None:

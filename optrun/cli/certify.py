@@ -85,7 +85,7 @@ def run(arguments: VerbArguments) -> int:
         raise ConfigError("--seed: does not go with optrun certify transfer; give seeds=0-2.")
     refuse_url("--out", options.out)
     if options.out is not None:
-        _refuse_existing(Path(options.out), with_picture=claim == "transfer")
+        _refuse_existing(Path(options.out))
     from optrun.cli.certificate import Desk
 
     code: int = importlib.import_module(f"optrun.cli.certify_{claim}").run(
@@ -94,15 +94,13 @@ def run(arguments: VerbArguments) -> int:
     return code
 
 
-def _refuse_existing(out: Path, *, with_picture: bool) -> None:
+def _refuse_existing(out: Path) -> None:
     """Refuse to write over a file, before anything is computed.
 
     Raises:
-        ConfigError: The certificate, or the picture beside it, is there already.
+        ConfigError: The certificate is there already.
     """
-    for path in (out, out.with_suffix(".png")) if with_picture else (out,):
-        if os.path.lexists(path):
-            raise ConfigError(
-                f"--out {out}: {path} exists already, and nothing is overwritten. Choose another"
-                " name."
-            )
+    if os.path.lexists(out):
+        raise ConfigError(
+            f"--out {out} exists already, and nothing is overwritten. Choose another name."
+        )

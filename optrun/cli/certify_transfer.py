@@ -53,7 +53,6 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     )
 
     from optrun.certify.transfer import certify
-    from optrun.report.coordinates_figure import draw_coordinates
 
     for note in replaced:
         desk.say(note)
@@ -75,14 +74,13 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     }
     path = desk.publish(facts, always=True)
     assert path is not None
-    picture = draw_coordinates([check.to_dict() for check in checks], path.with_suffix(".png"))
     config = request.config
     models = sum(len(check.sizes) for check in checks) * len(seeds)
     desk.say(
         f"parametrization={config.parametrization.name} optimizer={config.optimizer.name}"
         f" lr={config.lr:g}: {models} models of {steps} steps, {time.monotonic() - began:.0f} s"
     )
-    desk.say(f"written to {path} and {picture}")
+    desk.say(f"written to {path}")
     if not failures:
         desk.say("certified: nothing grows or dies with the size", "bold green")
         return EXIT_DONE

@@ -21,6 +21,10 @@ def parser() -> argparse.ArgumentParser:
     made = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
+        if re.match(r"ambiguous option: --config(=| )", message):
+            raise ConfigError(
+                "--config: no such option. A YAML file of your own is given as -cn FILE.yaml"
+            )
         raise ConfigError(f"{message}. `optrun --hydra-help` lists the options.")
 
     made.error = refuse  # type: ignore[method-assign]
@@ -124,6 +128,10 @@ def _refuse_bare(token: str, after: str) -> None:
         and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from"))
     ):
         raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
+    if token.endswith((".yaml", ".yml")):
+        raise ConfigError(
+            f"{token!r}: expected key=value. Did you mean optrun -cn {shlex.quote(token)}?"
+        )
     if os.path.isfile(token):  # noqa: PTH113 - Path raises where a word is too long for a name
         raise ConfigError(
             f"{token!r}: expected key=value. Did you mean optrun start {shlex.quote(token)}?"

@@ -19,16 +19,22 @@ from optrun.cli.overview import overview
 from optrun.config import keys, store
 from optrun.config.compose_errors import refusal
 from optrun.config.hydra_internals import Hydra
-from optrun.config.request import DEFAULT_CONFIG
+from optrun.config.request import CommandLine
 
 
-def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespace) -> bool:
+def answer(
+    hydra: Hydra,
+    parser: argparse.ArgumentParser,
+    args: argparse.Namespace,
+    command_line: CommandLine,
+) -> bool:
     """Answer `--help`, `--hydra-help` or `-sc`, where one of them is asked for.
 
     Args:
         hydra: Over the user's folders.
         parser: Of the options, which the help shows.
         args: Parsed.
+        command_line: The same, with the recipe or the file that it names.
 
     Returns:
         Whether it was.
@@ -37,13 +43,13 @@ def answer(hydra: Hydra, parser: argparse.ArgumentParser, args: argparse.Namespa
         ConfigError: There is no such choice or key, or `-sc` does not take this; Hydra ends with a
             traceback there.
     """
-    config_name = args.config_name or DEFAULT_CONFIG
+    config_name = command_line.config_name
     if args.help and args.overrides:
         sys.stdout.write("\n\n".join(help.explain(hydra, token) for token in args.overrides) + "\n")
     elif args.help:
-        if args.config_dir is not None or args.config_name is not None:
+        if command_line.config_dir is not None or command_line.names_config:
             store.compose(hydra, config_name, [])  # is there such a recipe?
-        sys.stdout.write(overview(args.config_dir))
+        sys.stdout.write(overview(command_line.config_dir))
     elif args.hydra_help:
         hydra.hydra_help(config_name=config_name, args_parser=parser, args=args)
     elif args.shell_completion:

@@ -68,15 +68,10 @@ class VerbArguments:
 
     def command_line(self) -> CommandLine:
         """Build the command line of a verb that composes a configuration."""
-        from optrun.config.request import DEFAULT_CONFIG, CommandLine
+        from optrun.config.request import CommandLine
 
-        return CommandLine(
-            argv=self.argv,
-            config_name=self.options.config_name or DEFAULT_CONFIG,
-            names_config=self.options.config_name is not None,
-            config_dir=self.options.config_dir,
-            overrides=self.overrides,
-        )
+        options = self.options
+        return CommandLine.of(self.argv, self.overrides, options.config_name, options.config_dir)
 
 
 class GivenOnce(argparse.Namespace):

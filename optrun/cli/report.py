@@ -9,6 +9,7 @@ _AGAIN = "While a sweep runs, type optrun report DIR again, or look at its study
 _INSTEAD = {
     "watch": _AGAIN,
     "port": _AGAIN,
+    "target": "eval/loss of every step stands in metrics.jsonl, with its time.",
     "objectives": "report.csv has score, speed and memory of every run, to weigh them.",
 }
 
@@ -29,7 +30,6 @@ outputs/reports/DATE/TIME; or in out). Reads files only.
   matters   the smallest difference of it that counts; else one standard deviation between seeds
   by        configuration keys that tell contenders apart; else all that differ, but lr and the
             optimizer's own
-  target    the level of the metric to which steps and time are counted, as in target=4.5
 """,
         keys={
             "out": "DIR",
@@ -37,7 +37,6 @@ outputs/reports/DATE/TIME; or in out). Reads files only.
             "metric": "NAME",
             "matters": "D",
             "by": "KEY,KEY",
-            "target": "LEVEL",
         },
         instead=_INSTEAD,
     )
@@ -57,9 +56,6 @@ def run(arguments: VerbArguments) -> int:
     from optrun.report.build import report
 
     try:
-        target = read_number(
-            "target", typed.get("target"), "a number, a level of the metric, as in target=4.5"
-        )
         matters = read_number(
             "matters",
             typed.get("matters"),
@@ -74,7 +70,6 @@ def run(arguments: VerbArguments) -> int:
         baseline=typed.get("baseline"),
         metric=typed.get("metric"),
         by=arguments.listed("by"),
-        target=target,
         matters=matters,
         console=Console(),
     )

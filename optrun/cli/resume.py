@@ -123,7 +123,6 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
     _tell_variables(kept, target.run.config, changes.overrides)
-    changes = _without_experiment(changes, target.run)
     changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
@@ -202,24 +201,6 @@ def _names_trunk(value: object, begun: str | None) -> bool:
     if not trunk.folder.is_relative_to(folder.resolve()):
         return False
     return named is None or named.digest == trunk.digest
-
-
-def _without_experiment(changes: CommandLine, run: RunDir) -> CommandLine:
-    """Drop an `experiment` that says again what the run began with.
-
-    Raises:
-        ConfigError: It is another one, whose values would be left unread.
-    """
-    experiment = changes.override(store.EXPERIMENT)
-    if experiment is None:
-        return changes
-    if experiment.input_line not in _begun(run).get("overrides", []):
-        raise ConfigError(
-            f"{experiment.input_line}: the run in {run.path} goes on with the configuration it has,"
-            " and its summary.json does not say that it began with this. Leave it out, and give"
-            " what should change as key=value."
-        )
-    return changes.without(store.EXPERIMENT)
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:

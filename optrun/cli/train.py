@@ -18,7 +18,7 @@ from optrun.cli.messages import guarded
 from optrun.config import overrides, store
 from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
-from optrun.config.request import DEFAULT_CONFIG, CommandLine
+from optrun.config.request import CommandLine
 from optrun.distributed.join import Launched, launched
 from optrun.runner.forks.command_line import Forks, whole_command_line
 from optrun.sweeper.command import is_sweep as is_sweep
@@ -56,16 +56,10 @@ def run(argv: list[str]) -> int:
         return _follow(found, argv, args)
     if found is not None:
         _refuse_alone(found, args)
-    hydra = store.open_hydra(args.config_dir)
-    if hydra_services.answer(hydra, parser, args):
+    command_line = CommandLine.of(argv, args.overrides, args.config_name, args.config_dir)
+    hydra = store.open_hydra(command_line.config_dir)
+    if hydra_services.answer(hydra, parser, args, command_line):
         return EXIT_DONE
-    command_line = CommandLine(
-        argv=argv,
-        config_name=args.config_name or DEFAULT_CONFIG,
-        names_config=args.config_name is not None,
-        config_dir=args.config_dir,
-        overrides=args.overrides,
-    )
     resumes = command_line.resume is not None
     sweeps = args.multirun or (not resumes and is_sweep(hydra, command_line))
     if args.cfg or args.info:

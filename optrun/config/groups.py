@@ -47,9 +47,6 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "tracking": tracking.SCHEMAS,
     "distributed": distributed.SCHEMAS,
 }
-EXPERIMENT = "experiment"
-"""Group of the user's own folder; its files have no schema of their own, and change any key of a
-run."""
 CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
 """Those, and of Hydra's own groups the one that has schemas."""
 
@@ -106,11 +103,6 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
     if str(name).startswith("["):
         return ConfigError(
             f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}."
-        )
-    if group == EXPERIMENT and not options:
-        return ConfigError(
-            f"{group}={name}: no such file. Write DIR/experiment/{name}.yaml, and add --config-dir"
-            " DIR."
         )
     answer = other_choice(group, str(name))
     if answer is not None and answer.startswith(NOT_OFFERED):

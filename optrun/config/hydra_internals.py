@@ -8,7 +8,7 @@ what is relied on, so that a new Hydra is one file to look at.
 
 from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
-from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from omegaconf._utils import get_omega_conf_dumper
@@ -19,7 +19,6 @@ __all__ = [
     "ConfigLoaderImpl",
     "ConfigRepository",
     "Hydra",
-    "IConfigRepository",
     "create_config_search_path",
     "get_args_parser",
     "get_omega_conf_dumper",

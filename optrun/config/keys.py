@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
@@ -71,9 +71,7 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
             base, prefix, throw_on_missing=False
         )  # also in a list: `param_groups.rules.0`
         if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
-            return (
-                None if is_dataclass(node._metadata.element_type) else prefix
-            )  # of schemas: `tracking.trackers`
+            return prefix
     return None
 
 
@@ -120,10 +118,6 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
         return ConfigError(
             f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE."
         )
-    above, _, missing = head.rpartition(".")
-    if above == "tracking.trackers" and above in keys and head not in keys:
-        listed = ",".join([*map(str, base.tracking.trackers), missing])
-        return ConfigError(f"{head}: not chosen. Name it in the list: tracking=[{listed}].")
     mapping = f"{group}.{inner[0]}" if len(inner) > 1 and group in GROUPS else ""
     if mapping and mapping not in keys and choices_with(group, inner[0]):
         return unknown_key(base, mapping)  # a mapping that another choice has

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -88,8 +88,6 @@ def takes_text(key: str) -> bool:
     schemas: list[type] = [RunConfig]
     if group in ("hydra.sweeper", *GROUPS):
         schemas = list(CHOICES[group.replace(".", "/")].values())
-    elif group.startswith("tracking.trackers."):
-        schemas = [GROUPS["tracking"].get(group.rpartition(".")[2], RunConfig)]
     elif group.startswith("callbacks."):
         row = registry.find("callback", group.removeprefix("callbacks."))
         schemas = [] if row is None else [row.schema]
@@ -176,3 +174,23 @@ def quote_path(path: Path | str, mark: str = "'") -> str:
     pieces = str(path).split(mark)
     escaped = [piece + "\\" * (len(piece) - len(piece.rstrip("\\"))) for piece in pieces]
     return mark + f"\\{mark}".join(escaped) + mark
+
+
+def in_grammar(value: object) -> str:
+    r"""Write a value in Hydra's grammar.
+
+    Example:
+        >>> print(in_grammar({"a": [1, 2.5, True, None, "text", "a\\b"]}))
+        {a:[1,2.5,true,null,'text','a\b']}
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return quote_path(value)
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(in_grammar, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{in_grammar(item)}" for key, item in value.items()) + "}"
+    return repr(value)

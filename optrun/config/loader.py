@@ -6,11 +6,9 @@ Composes the choices of a command line once, and puts values into copies of that
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.default_element import ResultDefault
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
 from hydra.errors import ConfigCompositionException
@@ -18,10 +16,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.base.errors import ConfigError
 from optrun.config import registry
 from optrun.config.groups import GROUPS
-from optrun.config.hydra_internals import ConfigLoaderImpl, IConfigRepository, get_overrides_dirname
+from optrun.config.hydra_internals import ConfigLoaderImpl, get_overrides_dirname
 from optrun.config.literal import parse_token
 from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import Repository
@@ -70,11 +67,6 @@ class Loader(ConfigLoaderImpl):
             assign_values(cfg, values, parsed)
         return cfg
 
-    def _compose_config_from_defaults_list(
-        self, defaults: list[ResultDefault], repo: IConfigRepository
-    ) -> DictConfig:
-        return super()._compose_config_from_defaults_list(_trackers_apart(defaults), repo)
-
     def get_group_options(
         self,
         group_name: str,
@@ -89,54 +81,6 @@ class Loader(ConfigLoaderImpl):
         return [
             option for option in options if not option.endswith(("_schema", "_config_"))
         ]  # and Hydra's dummy
-
-
-def _trackers_apart(defaults: list[ResultDefault]) -> list[ResultDefault]:
-    """Put each of several choices of `tracking` below `tracking.trackers`.
-
-    Hydra would merge them into one.
-
-    Raises:
-        ConfigError: One stands twice, or is `none`.
-    """
-    within = [each for each in defaults if each.package == "tracking"]
-    chosen = [each.config_path or "" for each in within if not _above(each).startswith("tracking/")]
-    if len(chosen) < 2:
-        return defaults
-    refuse_listed("tracking", [path.rpartition("/")[2] for path in chosen])
-    above = {each.config_path: _above(each) for each in within}
-    placed: list[ResultDefault] = []
-    for each in defaults:
-        if each not in within:
-            placed.append(each)
-            continue
-        if each is within[0]:
-            several = ResultDefault("tracking/several", _above(each), "tracking", is_self=True)
-            placed += [replace(several, config_path="tracking/several_schema"), several]
-        path = each.config_path or ""
-        while above[path].startswith("tracking/"):
-            path = above[path]
-        placed.append(replace(each, package=f"tracking.trackers.{path.rpartition('/')[2]}"))
-    return placed
-
-
-def _above(default: ResultDefault) -> str:
-    return default.parent or ""
-
-
-def refuse_listed(group: str, names: Sequence[str]) -> None:
-    """Refuse a list of choices with one twice, or with one that cannot stand beside others.
-
-    Raises:
-        ConfigError: Naming it.
-    """
-    given = f"{group}=[{','.join(names)}]"
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"{given}: {twice} is given twice. Name each once.")
-    lone = next((name for name in names if name in ("none", "several") and len(names) > 1), None)
-    if lone is not None:
-        raise ConfigError(f"{given}: {lone} goes with no other. Leave it out of the list.")
 
 
 def is_value(override: Override) -> bool:

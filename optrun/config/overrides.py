@@ -26,7 +26,6 @@ from optrun.config.keys import (
     unknown_key,
 )
 from optrun.config.literal import parse_token, quote_path
-from optrun.config.loader import refuse_listed
 from optrun.config.schema.optimizer_base import refuse_few_bits
 from optrun.config.schema.run import RunConfig
 from optrun.config.types import expected_type, in_yaml, number_meant
@@ -130,9 +129,7 @@ def _fits(token: str) -> bool:
         return False
     group, _, name = override.key_or_group.partition(".")
     if not name and group in store.GROUPS:
-        return {each for value in values_of(override) for each in names_in(group, value)} <= set(
-            store.GROUPS[group]
-        )
+        return set(values_of(override)) <= set(store.GROUPS[group])
     schemas = [RunConfig] if group not in store.GROUPS else list(store.GROUPS[group].values())
     owners = [schema for schema in schemas if (name or group) in schema.__dataclass_fields__]
     return not owners or any(_takes(schema, name or group, override) for schema in owners)
@@ -181,11 +178,7 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     if branch is None or branch.value() is None:
         refuse_names(overrides)  # those of a trunk stand among the overrides of a branch
     parsed = [_without_glob(hydra, override) for override in overrides]
-    groups = [
-        override
-        for override in parsed
-        if override.key_or_group in (*store.GROUPS, store.EXPERIMENT)
-    ]
+    groups = [override for override in parsed if override.key_or_group in store.GROUPS]
     for override in groups:
         _check_choice(hydra, override, sweep=sweep)
     of_hydra = [override for override in parsed if override.key_or_group.startswith("hydra/")]
@@ -292,25 +285,6 @@ def values_of(override: Override) -> list[Any]:
     return list(map(str, override.sweep_string_iterator()))
 
 
-def names_in(group: str, value: str) -> list[str]:
-    """List the choices that a value of a group names.
-
-    One, or those of a list where a run may have several.
-
-    Raises:
-        ConfigError: A list has one twice, or one that cannot stand beside others.
-
-    Example:
-        >>> names_in("tracking", "[tensorboard,wandb]"), names_in("task", "sft")
-        (['tensorboard', 'wandb'], ['sft'])
-    """
-    if group not in ("tracking", store.EXPERIMENT) or not re.fullmatch(r"\[.+\]", value):
-        return [value]
-    names = [name.strip(" '\"") for name in value[1:-1].split(",")]
-    refuse_listed(group, names)
-    return names
-
-
 def _typed_values(override: Override) -> list[object]:
     """List every value of an override; of an interval, which only a search walks, its two ends."""
     if not override.is_sweep_override():
@@ -330,23 +304,15 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
         raise ConfigError(
             f"{override.input_line}: {group} is a choice of names, not a range of numbers."
         )
-    known = None if override.is_delete() or override.is_add() else store.GROUPS.get(group, {})
-    given = [name for value in values_of(override) for name in names_in(group, value)]
-    unknown = given if known is None else [value for value in given if value not in known]
-    options = list(hydra.config_loader.get_group_options(group)) if unknown else []
-    if known is None:
-        needs = "may have" if group == store.EXPERIMENT else "needs"
+    if override.is_delete() or override.is_add():
+        options = hydra.config_loader.get_group_options(group)
         raise ConfigError(
-            f"{override.input_line}: a run {needs} one {group}. Write {group}=NAME;"
+            f"{override.input_line}: a run needs one {group}. Write {group}=NAME;"
             f" {did_you_mean('', options)}"
         )
+    unknown = [value for value in values_of(override) if value not in store.GROUPS[group]]
+    options = hydra.config_loader.get_group_options(group) if unknown else []
     for value in unknown:
-        inner = value.rpartition("/")[0] if group == store.EXPERIMENT else ""
-        if inner:  # Hydra lists one folder at a time
-            options += [
-                f"{inner}/{name}"
-                for name in hydra.config_loader.get_group_options(f"{group}/{inner}")
-            ]
         if value not in options:
             if group == "optimizer":
                 refuse_few_bits(group, str(value))

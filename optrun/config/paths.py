@@ -1,4 +1,4 @@
-"""Where the folders lie that are shipped with the package."""
+"""Where the folders lie that are shipped with the package, and the file that `-cn` names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from optrun.base.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+VALUES_FILES: dict[str, Path] = {}
+"""The file of values that the last command line names with `-cn`, by its stem; for messages."""
 
 
 def shipped(folder: str, mark: str) -> Path:

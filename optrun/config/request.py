@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
+from optrun.config.paths import VALUES_FILES
 from optrun.config.schema.run import RunConfig
 from optrun.config.tokens import key_of
 
@@ -33,6 +34,46 @@ class CommandLine:
     """`--config-dir`: a folder of choices and recipes of the user's own."""
     overrides: Sequence[str] = ()
     """The `key=value` arguments among them."""
+
+    @classmethod
+    def of(
+        cls,
+        argv: Sequence[str],
+        overrides: Sequence[str],
+        config_name: str | None = None,
+        config_dir: str | None = None,
+    ) -> Self:
+        """Build a command line, with the values of the file that `-cn` names, if it is one.
+
+        Args:
+            argv: Arguments after `optrun`.
+            overrides: The `key=value` arguments among them.
+            config_name: The value of `-cn`: a recipe, or a YAML file of the user's own.
+            config_dir: The value of `--config-dir`.
+
+        Raises:
+            ConfigError: There is no such file, or it cannot be read.
+        """
+        VALUES_FILES.clear()
+        if config_name is None:
+            return cls(argv=argv, config_dir=config_dir, overrides=overrides)
+        from optrun.config import values_file  # needs Hydra
+
+        path = values_file.find_values_file(config_name)
+        values = {"defaults": ()} if path is None else values_file.read_values_file(path)
+        if path is None or "defaults" in values:
+            name, folder = config_name, config_dir
+            if path is not None and config_dir is None:
+                name, folder = path.stem, str(path.parent)
+            return cls(
+                argv=argv,
+                config_name=name,
+                names_config=True,
+                config_dir=folder,
+                overrides=overrides,
+            )
+        lines = values_file.file_overrides(path, values, overrides)
+        return cls(argv=argv, config_dir=config_dir, overrides=[*lines, *overrides])
 
     @cached_property
     def parsed(self) -> list[Override]:

@@ -102,7 +102,12 @@ def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
     if OmegaConf.select(cfg, "model.trust_remote_code") and not is_typed(
         "model.trust_remote_code", typed
     ):
-        raise ConfigError(
-            "model.trust_remote_code=true stands in a configuration file; it counts only on the"
-            " command line, where the person who runs it sees it."
-        )
+        raise trust_refusal()
+
+
+def trust_refusal() -> ConfigError:
+    """Make the refusal of a file that allows the code of a model."""
+    return ConfigError(
+        "model.trust_remote_code=true stands in a configuration file; it counts only on the"
+        " command line, where the person who runs it sees it."
+    )

@@ -30,10 +30,9 @@ from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
-from optrun.config.overrides import assign, names_in, parse, quoted, refuse_names, refuse_twice
+from optrun.config.overrides import assign, parse, quoted, refuse_names, refuse_twice
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.schema.run import RunConfig
-from optrun.config.schema.tracking import SeveralConfig
 
 _TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
 _LOCAL_TRACKERS = ("none", "tensorboard")
@@ -101,37 +100,13 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
                 " optrun."
             )
         chosen[group] = schemas[saved_kind(group, schemas, section)]
-        typed_section = _without_kind(section)
-        if chosen[group] is SeveralConfig:
-            trackers = section.get("trackers", {})
-            if not _are_named(trackers):
-                raise ConfigError(
-                    f"{where}: {group}.trackers={trackers}: expected NAME: {{KEY: VALUE}} of each,"
-                    " its name there."
-                )
-            for name, tracker in trackers.items():
-                chosen[f"{group}.trackers.{name}"] = schemas[saved_kind(group, schemas, tracker)]
-            typed_section["trackers"] = {
-                name: _without_kind(tracker) for name, tracker in trackers.items()
-            }
-        sections[group] = typed_section
+        sections[group] = {key: value for key, value in section.items() if key != KIND}
     try:
         merged = OmegaConf.merge(_tree(tuple(chosen.items())), sections)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
     assert isinstance(merged, DictConfig)
     return merged
-
-
-def _are_named(trackers: object) -> bool:
-    """Tell whether these are trackers by name, each with its choice in it."""
-    return isinstance(trackers, Mapping) and all(
-        isinstance(tracker, Mapping) and "name" in tracker for tracker in trackers.values()
-    )
-
-
-def _without_kind(section: Mapping[str, object]) -> PlainDict:
-    return {key: value for key, value in section.items() if key != KIND}
 
 
 @cache
@@ -204,21 +179,14 @@ def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
 def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
     group, value = override.key_or_group, override.get_value_element_as_str()
     options = hydra.config_loader.get_group_options(group)
-    for name in names_in(group, value):
-        if name not in options:
-            raise no_such_choice(group, name, options)
+    if value not in options:
+        raise no_such_choice(group, value, options)
     chosen = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
     kinds = [kind_of(group, store.GROUPS[group], tree[group]) for tree in (chosen, cfg)]
     same_name = OmegaConf.to_container(chosen[group]).get("name") in (cfg[group].name, "???")  # type: ignore[union-attr]
-    if kinds[0] == kinds[1] and same_name and set(_trackers(chosen)) == set(_trackers(cfg)):
+    if kinds[0] == kinds[1] and same_name:
         return  # the choice that stands already, with the values that were given to it then
     OmegaConf.update(cfg, group, chosen[group], merge=False)
-
-
-def _trackers(cfg: DictConfig) -> DictConfig:
-    """Find the nodes of several trackers; empty for one."""
-    chosen = cfg.get("tracking")
-    return chosen.trackers if OmegaConf.get_type(chosen) is SeveralConfig else OmegaConf.create({})
 
 
 def plain(cfg: DictConfig) -> PlainDict:
@@ -238,9 +206,6 @@ def plain(cfg: DictConfig) -> PlainDict:
     for group, schemas in store.GROUPS.items():
         if group in values:
             values[group] = with_kind(group, schemas, cfg[group], values[group])
-    for name, node in _trackers(cfg).items():
-        own = values["tracking"]["trackers"]
-        own[name] = with_kind("tracking", store.GROUPS["tracking"], node, own[name])
     resolved = {str(key): value for key, value in values.items()}
     noted: list[str] = []
     resolved = {

@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.config import default_warmup, dialects
 from optrun.config.compose_errors import interpolation, refusal
-from optrun.config.groups import EXPERIMENT as EXPERIMENT
 from optrun.config.groups import GROUPS as GROUPS
 from optrun.config.groups import complete_choices
 from optrun.config.hydra_internals import Hydra, create_config_search_path

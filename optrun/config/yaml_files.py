@@ -21,10 +21,10 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.base.bounded_yaml import UnboundedYamlError, yaml_text
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes, read_text
-from optrun.config.groups import EXPERIMENT, GROUPS
+from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigRepository
 from optrun.config.literal import reads_otherwise, takes_text
-from optrun.config.paths import config_dir
+from optrun.config.paths import VALUES_FILES, config_dir
 from optrun.config.registered import publish_chosen
 
 READ: dict[str, Path] = {}
@@ -78,93 +78,61 @@ class Repository(ConfigRepository):
         except UnboundedYamlError as error:
             raise ConfigError(f"{shown(path)}: not read: {error}.") from error
         except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
         if result is not None:
             _refuse_misplaced(path, config_path, result)
         return result
 
 
-def _unreadable(path: Path, error: Exception) -> ConfigError:
+def unreadable(path: Path, error: Exception) -> ConfigError:
     """Say what makes a file unreadable, with the line where there is one."""
+    line = None
+    problem = str(error).splitlines()[0].rstrip(".")
     if isinstance(error, yaml.MarkedYAMLError):
-        mark, problem = error.problem_mark or error.context_mark, str(error.problem)
-        if "'\\t'" in problem:
-            problem = "a tab indents here; YAML takes spaces"
-        elif problem.startswith("but "):
-            problem = f"{error.context}, {problem}"
-        return ConfigError(
-            f"{shown(path, mark.line + 1 if mark else None)}: no valid YAML: {problem}."
-        )
-    if isinstance(error, UnicodeDecodeError):
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else None
+        problem = f"no valid YAML: {error.problem}"
+        if "'\\t'" in str(error.problem):
+            problem = "no valid YAML: a tab indents here; YAML takes spaces"
+    elif isinstance(error, UnicodeDecodeError):
         line = read_bytes(path, follow=True)[: error.start].count(b"\n") + 1
-        return ConfigError(
-            f"{shown(path, line)}: not UTF-8, because of byte 0x{error.object[error.start]:02x}."
-        )
-    if isinstance(error, OmegaConfBaseException) and error.full_key:
-        position = shown(path, line_of(path, error.full_key))
-        return ConfigError(
-            f"{position}: {error.full_key}={error.value}: {str(error).splitlines()[0]}."
-        )
-    if isinstance(error, OSError):
-        return ConfigError(f"{shown(path)}: cannot be read: {error.strerror}.")
-    problem = str(error).splitlines()[0]
-    if "default" in problem:
-        problem = (
-            problem
-            if "must be a list" not in problem
-            else "expected a list, such as [config, _self_]"
-        )
-        return ConfigError(f"{shown(path, line_of(path, 'defaults'))}: defaults: {problem}.")
-    return ConfigError(f"{shown(path)}: no valid YAML: {problem}.")
+        problem = f"not UTF-8, because of byte 0x{error.object[error.start]:02x}"
+    elif isinstance(error, yaml.YAMLError):
+        problem = f"no valid YAML: {problem}"
+    elif isinstance(error, OSError):
+        problem = f"cannot be read: {error.strerror}"
+    return ConfigError(f"{shown(path, line)}: {problem}.")
 
 
 def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> None:
-    """Refuse a file without a mapping, and a choice whose header leaves its group."""
-    if not isinstance(result.config, DictConfig):
-        raise ConfigError(
-            f"{shown(path)}: expected keys and values, such as lr: 1e-3; this is a list."
-        )
+    """Refuse a file without keys and values, and names of choices where they mean nothing."""
     if is_shipped(path):
         return
-    if not isinstance(_tree(path), yaml.MappingNode):
+    if not isinstance(result.config, DictConfig) or not isinstance(_tree(path), yaml.MappingNode):
         raise ConfigError(
-            f"{shown(path)}: no keys and values in it. A recipe begins with `defaults: [config,"
+            f"{shown(path)}: expected keys and values. A recipe begins with `defaults: [config,"
             " _self_]`, a choice with one to change, such as `defaults: [lamb, _self_]`."
         )
-    group, package = _group(config_path), result.header["package"]
-    if (group in GROUPS or not group) and package not in (None, "_group_", group or "_global_"):
-        belong = (
-            f"a choice of {group} belong below {group}" if group else "a recipe belong at the top"
-        )
-        raise ConfigError(
-            f"{shown(path, 1)}: @package {package}: the values of {belong}. Leave it out."
-        )
-    if group.split("/")[0] == EXPERIMENT and package != "_global_":
-        raise ConfigError(
-            f"{shown(path, 1)}: begin with the line `# @package _global_`: its values are those of"
-            " a run."
-        )
-    _refuse_names_and_numerals(path, config_path)
-    if "hydra" in result.config and not isinstance(result.config._get_node("hydra"), DictConfig):
-        raise ConfigError(
-            f"{shown(path, line_of(path, 'hydra'))}: hydra: expected a mapping, such as {{key:"
-            " value}."
-        )
+    _refuse_names(path, config_path)
+    refuse_numerals(path, config_path)
 
 
-def _refuse_names_and_numerals(path: Path, config_path: str) -> None:
-    """Refuse the name of a choice in a recipe, and a text that YAML reads as a number.
-
-    The name would be written down while the same is trained; `1_0` would become `10`.
-    """
-    is_choice = _group(config_path) in GROUPS
-    for key, node, line in entries(path, config_path):
+def _refuse_names(path: Path, config_path: str) -> None:
+    """Refuse the name of a choice in a recipe: it would be written down, the same be trained."""
+    if _group(config_path) in GROUPS:
+        return
+    for key, _, line in entries(path, config_path):
         group, _, leaf = key.rpartition(".")
-        if leaf == "name" and group in GROUPS and not is_choice:
+        if leaf == "name" and group in GROUPS:
             raise ConfigError(
                 f"{shown(path, line)}: {key}: the name of a choice is no key. Choose it in the"
                 f" defaults list: `- override {group}: NAME`."
             )
+
+
+def refuse_numerals(path: Path, config_path: str) -> None:
+    """Refuse a text that YAML reads as a number or a truth value: `1_0` would become `10`."""
+    for key, node, line in entries(path, config_path):
         if isinstance(node, yaml.ScalarNode) and takes_text(key) and _is_rewritten(node):
             raise ConfigError(
                 f"{shown(path, line)}: {key}: {node.value}: YAML reads this as a number or a truth"
@@ -187,7 +155,7 @@ def is_shipped(path: Path) -> bool:
 
 def users_files() -> dict[str, Path]:
     """Find the files of the last composition that are the user's, the recipe first."""
-    return {name: path for name, path in READ.items() if not is_shipped(path)}
+    return VALUES_FILES | {name: path for name, path in READ.items() if not is_shipped(path)}
 
 
 def shown(path: Path, line: int | None = None) -> str:
@@ -227,7 +195,6 @@ def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node,
                 yield from walk(value, f"{prefix}{number}.")
 
     group = _group(config_path).replace("/", ".")
-    group = "" if group.split(".")[0] == EXPERIMENT else group
     yield from walk(_tree(path), f"{group}." if group else "")
 
 
@@ -256,19 +223,6 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
         ),
         None,
     )
-
-
-def mentioned(name: str) -> str | None:
-    """Locate a name in the defaults list of a user's file."""
-    for path in users_files().values():
-        for key, value, line in entries(path):
-            piece = (
-                f"{key.rsplit('.', 1)[-1]}"
-                f" {value.value if isinstance(value, yaml.ScalarNode) else ''}"
-            )
-            if key.startswith("defaults.") and name in re.split(r"[\s@]+/?", piece):
-                return shown(path, line)
-    return None
 
 
 def location(message: str) -> str | None:

@@ -48,8 +48,6 @@ _SIGN_SECONDS = 1.0
 """Between two signs of life of who makes an entry."""
 _TOLD_SECONDS = 5.0
 """After so long the user is told whom this process waits for."""
-_SILENT_SECONDS = 300.0
-"""After so long without a sign of life nobody waits for another process to make an entry."""
 _discarded: list[str] = []
 _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -149,103 +147,71 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     with contextlib.suppress(OSError):  # a cache that cannot be read: told, or gone around, below
         if folder.is_dir() and _damage(folder, key) is None:
             return folder
-    with _alone(folder):
+    with _locked(folder):
         return _whole_or_made(folder, key, make)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes an entry.
-
-    The kernel frees the lock when its holder ends.
+def _locked(folder: Path) -> Iterator[None]:
+    """Wait until no other process makes an entry; the kernel frees the lock when its holder ends.
 
     Nothing depends on it but time: where there are no locks, two processes make the same, and the
     first rename counts.
     """
     with contextlib.ExitStack() as stack:
-        held = None
         with contextlib.suppress(OSError):  # no locks on this disk, or nothing can be written
             folder.parent.mkdir(parents=True, exist_ok=True)
             path = folder.parent / f".making-{folder.name[:16]}.lock"
             lock = stack.enter_context(path.open("a+")).fileno()
-            if _wait_for(lock, folder):
-                held = lock
-                os.ftruncate(lock, 0)
-                os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
-                stack.callback(path.unlink, missing_ok=True)
-        stack.enter_context(_signs_of_life(folder, held))
+            _wait_for(lock, folder)
+            os.ftruncate(lock, 0)
+            os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
+            stack.callback(path.unlink, missing_ok=True)
+        stack.enter_context(_signs_of_life(folder))
         yield
 
 
-def _wait_for(lock: int, folder: Path) -> bool:
-    """Take a lock, unless its holder gives no sign of life, as one that is stopped.
-
-    Returns:
-        Whether it was taken.
+def _wait_for(lock: int, folder: Path) -> None:
+    """Take a lock; after some seconds the user is told who holds it.
 
     Raises:
         OSError: There are no locks on this disk.
     """
-    sign, begun, told = 0, time.monotonic(), False
-    since = begun
-    while (now := time.monotonic()) - since < _SILENT_SECONDS:
+    begun = time.monotonic()
+    is_told = False
+    while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
         except BlockingIOError:
             alive()
-        changed = os.fstat(lock).st_mtime_ns
-        if changed != sign:
-            sign, since = changed, now
-        if now - begun > _TOLD_SECONDS and not told:
-            told = True
+        else:
+            return
+        if time.monotonic() - begun > _TOLD_SECONDS and not is_told:
+            is_told = True
+            holder = os.pread(lock, 200, 0).decode("utf-8", "replace") or "another process"
             tell(
-                f"waiting for {_holder(lock)}, which makes what is needed here, too:"
-                f" {folder.parent.name}"
+                f"waiting for {holder}, which makes what is needed here, too: {folder.parent.name}"
             )
         time.sleep(_LOOK_SECONDS)
-    tell(
-        f"{_holder(lock)} has given no sign of life for {_SILENT_SECONDS:g} s: {folder.parent.name}"
-        " are made here"
-    )
-    return False
-
-
-def _holder(lock: int) -> str:
-    """Read who holds a lock."""
-    return os.pread(lock, 200, 0).decode("utf-8", "replace") or "another process"
 
 
 @contextlib.contextmanager
-def _signs_of_life(folder: Path, lock: int | None) -> Iterator[None]:
-    """Give signs of life while an entry is made.
-
-    To processes that wait for it, and to the watcher of this one.
-
-    The former are told that this process is not stopped. The latter hears of bytes that are
-    written, as by a library that calls nobody; who writes nothing has to be `alive` itself.
-
-    Args:
-        folder: The entry.
-        lock: Held meanwhile; None: there is none.
-    """
+def _signs_of_life(folder: Path) -> Iterator[None]:
+    """Tell the watcher of this process of bytes that a library writes, which calls nobody."""
     over = threading.Event()
 
-    def give() -> None:
+    def watch() -> None:
         written = 0
         while not over.wait(_SIGN_SECONDS):
-            before, written = written, 0
+            before = written
+            written = 0
             with contextlib.suppress(OSError):  # files come and go
-                if lock is not None:
-                    os.utime(lock)
-                written = sum(
-                    path.stat().st_size
-                    for path in folder.parent.glob(f".making-{folder.name[:16]}-*/**/*")
-                )
+                parts = folder.parent.glob(f".making-{folder.name[:16]}-*/**/*")
+                written = sum(path.stat().st_size for path in parts)
             if written != before:
                 alive()
 
-    thread = threading.Thread(target=give, name="optrun-cache", daemon=True)
+    thread = threading.Thread(target=watch, name="optrun-cache", daemon=True)
     thread.start()
     try:
         yield

@@ -1,10 +1,7 @@
-"""Examples of several sources in one order, drawn by counter with given probabilities, or by turns.
+"""Examples of several sources in one order, drawn with given probabilities, or by turns.
 
-What is drawn, and when an epoch ends, are those of `datasets.interleave_datasets`; the numbers it
-is drawn by are our
-own: how many of a block of draws fall to each source is one multinomial draw, and in which order a
-shuffle of the block. That is the same distribution as one draw after another, and any place of it
-can be looked up at once.
+What is drawn, and when an epoch ends, are those of `datasets.interleave_datasets`. The draws of an
+epoch are made once, with ten bytes each, so that any place of it can be looked up at once.
 """
 
 from __future__ import annotations
@@ -21,10 +18,8 @@ from optrun.data.parts import spans
 from optrun.data.randomness import generator
 from optrun.data.source import Source
 
-_BLOCK = 4096
-"""Draws that are looked up together."""
-_AT_ONCE = 1024
-"""Blocks whose counts are drawn together."""
+_AT_ONCE = 1 << 16
+"""Sources that are drawn together."""
 
 
 @dataclass
@@ -63,92 +58,58 @@ class Draws:
         seed: int,
     ) -> None:
         self.sizes = np.array(sizes, dtype=np.int64)
-        self._probabilities = None if probabilities is None else np.array(probabilities)
-        self._seed = seed
-        self._once = strategy == "all_exhausted_without_replacement"
-        first = strategy == "first_exhausted"
-        if self._probabilities is None:
-            draws = len(sizes) * (min(sizes) if first else max(sizes))  # whole rounds
-            turns = np.arange(-(-draws // _BLOCK) + 1)[:, None] * _BLOCK
-            self._before = np.maximum(-(-(turns - np.arange(len(sizes))) // len(sizes)), 0)
+        ends_with_first = strategy == "first_exhausted"
+        if probabilities is None:
+            rounds = min(sizes) if ends_with_first else max(sizes)
+            sources = np.tile(np.arange(len(sizes), dtype=np.int16), rounds)
         else:
-            self._before = self._counts(self._probabilities, first=first)
-            draws = 0 if self._once else self._end(self._probabilities > 0, first=first)
-        kept = np.minimum(self._before, self.sizes) if self._once else self._before
-        self._ends = kept.sum(axis=1)
-        self._length = int(self._ends[-1]) if self._once else draws
+            sources = self._draw(np.array(probabilities), seed, ends_with_first=ends_with_first)
+        numbers = np.empty(len(sources), dtype=np.int64)
+        for source in range(len(sizes)):
+            places = np.flatnonzero(sources == source)
+            numbers[places] = np.arange(len(places))
+        if strategy == "all_exhausted_without_replacement":
+            is_new = numbers < self.sizes[sources]
+            sources = sources[is_new]
+            numbers = numbers[is_new]
+        self._sources = sources
+        self._numbers = numbers
 
-    def _counts(self, probabilities: np.ndarray, *, first: bool) -> np.ndarray:
-        """Count draws from each source before each block, up to the one that ends the epoch.
-
-        (blocks + 1, sources).
-        """
-        randomness = generator(self._seed, "mixture")
-        total = np.zeros((1, len(self.sizes)), dtype=np.int64)
+    def _draw(self, probabilities: np.ndarray, seed: int, *, ends_with_first: bool) -> np.ndarray:
+        """Draw sources up to the last example of the first source to end, or of the last one."""
+        randomness = generator(seed, "mixture")
+        is_drawn = probabilities > 0
+        drawn: list[np.ndarray] = []
+        totals = np.zeros(len(self.sizes), dtype=np.int64)
         while True:
-            done = (total >= self.sizes)[:, probabilities > 0]
-            ended = np.flatnonzero(done.any(axis=1) if first else done.all(axis=1))
-            if len(ended):
-                return total[: ended[0] + 1]
-            more = randomness.multinomial(_BLOCK, probabilities, size=_AT_ONCE)
-            total = np.concatenate([total, total[-1] + np.cumsum(more, axis=0)])
-
-    def _end(self, drawn: np.ndarray, *, first: bool) -> int:
-        """Find one past the draw that ends the epoch, which lies in the last block."""
-        block = len(self._before) - 2
-        sources, numbers = self._block(block)
-        taken = numbers == self.sizes[sources] - 1
-        earlier = [
-            int(self._before[block, source]) >= self.sizes[source]
-            for source in range(len(self.sizes))
-        ]
-        places = [
-            0 if earlier[source] else int(np.flatnonzero(taken & (sources == source))[0]) + 1
-            for source in np.flatnonzero(drawn)
-            if earlier[source] or (taken & (sources == source)).any()
-        ]
-        return block * _BLOCK + (min(places) if first else max(places))
+            has_ended = (totals >= self.sizes)[is_drawn]
+            if has_ended.any() if ends_with_first else has_ended.all():
+                break
+            more = randomness.choice(len(self.sizes), size=_AT_ONCE, p=probabilities)
+            totals += np.bincount(more, minlength=len(self.sizes))
+            drawn.append(more.astype(np.int16))
+        sources = np.concatenate(drawn)
+        ends = []
+        for source in np.flatnonzero(is_drawn & (totals >= self.sizes)):
+            places = np.flatnonzero(sources == source)
+            ends.append(int(places[self.sizes[source] - 1]) + 1)
+        return sources[: min(ends) if ends_with_first else max(ends)]
 
     def __len__(self) -> int:
-        return self._length
-
-    def _block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the source of each draw of a block, and how many were drawn from it before."""
-        if self._probabilities is None:
-            sources = np.arange(block * _BLOCK, (block + 1) * _BLOCK) % len(self.sizes)
-        else:
-            counts = self._before[block + 1] - self._before[block]
-            sources = np.repeat(np.arange(len(self.sizes)), counts)
-            sources = sources[
-                generator(self._seed, "mixture block", block).permutation(len(sources))
-            ]
-        numbers = np.empty(len(sources), dtype=np.int64)
-        for source in range(len(self.sizes)):
-            own = np.flatnonzero(sources == source)
-            numbers[own] = self._before[block, source] + np.arange(len(own))
-        if not self._once:
-            return sources, numbers
-        kept = numbers < self.sizes[sources]
-        return sources[kept], numbers[kept]
+        return len(self._sources)
 
     def __getitem__(self, places: slice) -> tuple[np.ndarray, np.ndarray]:
         """Source of each place, and how many were drawn from it before.
 
-        Shape (places,) each, int64.
+        Shape (places,) each, an integer type.
         """
-        begin, end, _ = places.indices(len(self))
-        found = np.zeros((2, max(0, end - begin)), dtype=np.int64)
-        filled = 0
-        for block, first, last in spans(self._ends[1:], begin, end):
-            for side, values in zip(found, self._block(block), strict=True):
-                side[filled : filled + last - first] = values[first:last]
-            filled += last - first
-        return found[0], found[1]
+        return self._sources[places], self._numbers[places]
 
     def passes(self) -> np.ndarray:
         """Count how often an epoch begins each source; shape (sources,), int64."""
-        turns: np.ndarray = np.maximum(1, -(-self._before[-1] // self.sizes))
-        return turns
+        totals = np.bincount(self._sources, minlength=len(self.sizes))
+        begun: np.ndarray = np.maximum(1, -(-totals // self.sizes))
+        return begun
 
 
 class MixedExamples:

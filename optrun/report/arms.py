@@ -2,7 +2,7 @@
 
 Which settings differ, which runs differ in the seed alone, what is compared.
 
-What an arm came to is here, too: its scores, and when it reached a level of the metric.
+The scores of an arm are here, too.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from optrun.artifacts.provenance import (
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate
 from optrun.report.alike import shortened
-from optrun.report.collect import NOT_STARTED, Run, Setting, comparable
-from optrun.report.statistics import Comparison, censored_median
+from optrun.report.collect import Run, Setting, comparable
+from optrun.report.statistics import Comparison
 
 _BESIDE_THE_POINT = {
     "seed",
@@ -383,57 +383,3 @@ def describe(settings: Mapping[str, Setting]) -> str:
         parts += [*named, rate(value) if isinstance(value, float) else str(value)]
     line = plain(" ".join(parts))
     return line if len(line) <= 80 else line[:79] + "…"
-
-
-def first_reached(run: Run, metric: str, mode: str, target: float) -> tuple[float, float] | None:
-    """Find step and seconds of the first evaluation at least as good as the target; step 0.
-
-    The untrained model.
-    """
-    steps, values = run.series(metric)
-    good = steps[np.isfinite(values) & (values <= target if mode == "min" else values >= target)]
-    return (float(good[0]), float(run.between("time", good[:1])[0])) if len(good) else None
-
-
-@dataclass(frozen=True)
-class TimeToTarget:
-    """When the runs of one arm first reached a level.
-
-    Medians over all that were begun, a seed once.
-    """
-
-    reached: int
-    runs: int
-    """Runs that were begun."""
-    steps: float
-    """Optimizer steps; infinite where half of the runs never reach it, NaN where nothing is known.
-    """
-    seconds: float
-    """Since the start of the run."""
-
-
-def time_to_target(arm: Arm, metric: str, mode: str, target: float) -> TimeToTarget:
-    """Take median steps and seconds to a target over the seeds of an arm; NaN: there is no target.
-
-    A run that ended or diverged before never reaches it, as in AlgoPerf (Dahl et al. 2023). One
-    that was cut or runs still is censored where it stands. Steps are whole evaluation intervals.
-    """
-    runs = [run for run in arm.counted if run.status != NOT_STARTED]
-    if not runs or math.isnan(target):
-        return TimeToTarget(0, len(runs), math.nan, math.nan)
-    points = [first_reached(run, metric, mode, target) for run in runs]
-    happened = np.array([point is not None for point in points])
-    times = np.array([point or _stands(run) for point, run in zip(points, runs, strict=True)])
-    return TimeToTarget(
-        int(happened.sum()), len(runs), *(censored_median(column, happened) for column in times.T)
-    )
-
-
-def _stands(run: Run) -> tuple[float, float]:
-    """Find step and seconds where a run stands that has not reached a target.
-
-    Infinite where it never will.
-    """
-    if run.finished or run.diverged:
-        return math.inf, math.inf
-    return float(run.global_step), float(run.between("time", np.array([float(run.global_step)]))[0])

@@ -28,11 +28,11 @@ from optrun.report.confirmed import (
     next_command,
     planned_options,
 )
-from optrun.report.figures import all_pictures, drawn_names
+from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
 from optrun.report.sweep_folder import dated_folder, look, tuned_keys
-from optrun.report.table import CSV_MARK, Table, filled, to_csv, to_rich, value
+from optrun.report.table import CSV_MARK, Table, filled, to_rich, value
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png, to_svg
 from optrun.report.verdict import SweepVerdict, is_tested, judge
@@ -68,7 +68,7 @@ class Report:
     """What confirmations beneath the directories found together, or the one that the directory is.
     """
     files: list[Path] = field(default_factory=list)
-    """Pages, then pictures, then the data of the pictures."""
+    """Pages, then pictures."""
 
     @property
     def findings(self) -> Findings:
@@ -83,7 +83,6 @@ def report(
     baseline: str | None = None,
     metric: str | None = None,
     by: Sequence[str] = (),
-    target: float | None = None,
     matters: float | None = None,
     console: Console | None = None,
     brief: bool = False,
@@ -100,7 +99,6 @@ def report(
             that of each. A confirmation is judged by its plan where none of these three is given.
         by: Configuration keys that separate contenders; default: all that differ, but for lr and
             the optimizer's own.
-        target: Level of the metric for steps and time to it; default: they are not counted.
         matters: The smallest difference that counts; default: that of the runs' configuration, else
             one standard deviation between seeds.
         console: Where the table is printed; None prints nothing.
@@ -131,13 +129,13 @@ def report(
             " summary.json)"
         )
     question: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
-    typed = question | {"by": ",".join(by), "target": target}
+    typed = question | {"by": ",".join(by)}
     line = [
         *map(str, dirs),
         *(f"{key}={given}" for key, given in typed.items() if given not in (None, "")),
     ]
     sweeps, own = [run.path.parent for run in runs], read(dirs[0]) if len(dirs) == 1 else None
-    compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps), target=target)
+    compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps))
     question = question if own is None else planned_options([own], runs, **question)
     comparison = compare(**question)
     asked = _looks(dirs, comparison) if own is None else looks_at(dirs[0], own)
@@ -277,10 +275,8 @@ def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
 
     Returns:
         `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders;
-        `warnings`, of which three stand open; `sections`, open, in both files; `switches`, the
-        names of the contenders of the pictures;
-        `folds`, folded, in HTML alone; `commands` that make the runs again; `tested`, how the
-        verdict came about.
+        `warnings`, of which three stand open; `sections`, open, in both files; `folds`, folded, in
+        HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
     """
     comparison = made.comparison
     runs, single = comparison.runs, len(comparison.runs) == 1
@@ -308,7 +304,6 @@ def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
         "table": opened[0].table,
         "warnings": made.warnings,
         "sections": opened[1:],
-        "switches": [] if single else drawn_names(comparison),
         "folds": folds,
         "commands": [*_commands(comparison), ("report", "", made.command)],
         "tested": "" if single else _tested(judged, made.verdict),
@@ -368,14 +363,11 @@ def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iter
     """
     # The pictures are markup of our own.
     inline = [
-        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title)), path)
-        for one, path in drawn.items()
+        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title))) for one in drawn
     ]
     colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
     yield fill_html("report.html", pictures=inline, **colours, **content)
-    yield fill_markdown(
-        "report.md", pictures=[(*pair, pair[1]) for pair in drawn.items()], **content
-    )
+    yield fill_markdown("report.md", pictures=list(drawn.items()), **content)
 
 
 def _write(
@@ -384,7 +376,7 @@ def _write(
     """Write all files, none of them over a person's own."""
     images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
     pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
-    files = [*pages, *images.values(), *(path.with_suffix(".csv") for path in images.values())]
+    files = [*pages, *images.values()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in files:
@@ -397,7 +389,6 @@ def _write(
             replace_text(path, text)
         for picture, path in images.items():
             figure = picture.draw(LIGHT)
-            replace_text(path.with_suffix(".csv"), to_csv(("what", "x", "y"), figure.rows()))
             look = {
                 "ha": "left",
                 "fontsize": 12,

@@ -90,7 +90,7 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
         at = grid[0, :] if not place else grid[place, 0] if stacked else grid[1, place - 1]
         ax = figure.add_subplot(at)
         style_axes(ax, theme, title=name, xlabel="optimizer step")
-        _draw_panel(figure, ax, run, logged, theme)
+        _draw_panel(ax, run, logged, theme)
     return figure
 
 
@@ -142,7 +142,7 @@ def _rates(run: Run) -> list[str]:
     return sorted(distinct.values(), key=lambda name: -float(np.nanmax(run.series(name)[1])))
 
 
-def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
+def _draw_panel(ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
     """Draw metrics of a common scale.
 
     What was logged at every step is thin, with a thick line through it.
@@ -175,9 +175,6 @@ def _draw_panel(figure: Chart, ax: Axes, run: Run, names: Sequence[str], theme: 
             ax.plot(x, smooth(y, max(1.0, len(y) / 60)), **style)
         else:
             ax.plot(x, y, marker="o" if len(y) < 40 else None, markersize=4.0, **style)
-        figure.mark_line(
-            ax, x, y, [f"{name}, step {at:,.0f}: {each:.4g}" for at, each in zip(x, y, strict=True)]
-        )
     judged = next((name for name in lines if name.startswith("eval/")), "")
     if judged and (best := run.best(judged, metric_mode(judged))) is not None:
         colour = theme.series[list(lines).index(judged) % len(theme.series)]

@@ -7,14 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from optrun.report.picture import SHOWN, WIDTH, reach, short_name, style_of
+from optrun.report.picture import WIDTH, reach, short_name, style_of
 from optrun.report.statistics import Comparison, Scores
-from optrun.report.theme import Chart, Theme, of_series, style_axes
+from optrun.report.theme import Chart, Theme, style_axes
 
 LINES = 16
 """So many contenders have a line each; more are in the table."""
@@ -87,11 +85,11 @@ def draw_differences(
     if math.isfinite(matters):
         ax.axvspan(-matters, matters, color=theme.muted, alpha=0.13, linewidth=0, zorder=0)
     for index, each in enumerate(found):
-        _draw_line(figure, ax, index, each, theme)
+        _draw_line(ax, index, each, theme)
     return figure
 
 
-def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Text:
+def _write_above(ax: Axes, x: float, index: int, text: str, theme: Theme) -> None:
     """Write above a line, where it takes no room.
 
     The name on the left (0), the verdict on the right (1).
@@ -99,7 +97,7 @@ def _beside(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Text:
     box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
     side, colour, size = ("right", theme.muted, 7.5) if x else ("left", theme.ink, 8.5)
     look: dict[str, Any] = {"ha": side, "va": "center", "color": colour, "fontsize": size}
-    return ax.text(x, 0.33 - index, text, bbox=box, transform=ax.get_yaxis_transform(), **look)
+    ax.text(x, 0.33 - index, text, bbox=box, transform=ax.get_yaxis_transform(), **look)
 
 
 def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
@@ -122,50 +120,46 @@ def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _draw_line(figure: Chart, ax: Axes, index: int, each: Difference, theme: Theme) -> None:
-    versus, y, (left, right), verdict = each.versus, -index, ax.get_xlim(), str(each.versus.verdict)
-    style, series = (
-        style_of(theme, each.series, linewidth=0),
-        each.series if each.series < SHOWN else None,
-    )
-    x, told = min(max(versus.difference, left), right), f"{versus.difference:+.4g}"
-    tested, inside = not math.isnan(versus.low), x == versus.difference
-    out = verdict.startswith(("ruled out", "worse"))
-    look: dict[str, Any] = {
-        "markersize": 7.5,
-        "markeredgewidth": 1.6,
-        "zorder": 4,
-        "clip_on": False,
-    }
-    if not inside:
+def _draw_line(ax: Axes, index: int, line: Difference, theme: Theme) -> None:
+    """Draw the mean, its interval and the seeds of one contender, with name and verdict above."""
+    versus = line.versus
+    verdict = str(versus.verdict)
+    left, right = ax.get_xlim()
+    style = style_of(theme, line.series, linewidth=0)
+    is_out = verdict.startswith(("ruled out", "worse"))
+    x = min(max(versus.difference, left), right)
+    look: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4}
+    if x != versus.difference:
         look["marker"] = ">" if x == right else "<"
-        side, away = ("right", -8) if x == right else ("left", 8)
-        label = ax.annotate(
-            told, (x, y), xytext=(away, 0), textcoords="offset points", ha=side, va="center"
-        )
-        label.set(fontsize=8, color=theme.ink)
-    elif out:
+        _write_value(ax, x, -index, versus.difference, theme)
+    elif is_out:
         look["markerfacecolor"] = theme.paper
-    artists: list[Artist] = [*ax.plot(x, y, **(style | look))]
-    artists.append(_beside(ax, 0.0, index, short_name(versus.name), theme))
-    artists.append(_beside(ax, 1.0, index, verdict.partition(",")[0], theme))
-    if tested and inside:
+    ax.plot(x, -index, clip_on=False, **(style | look))
+    _write_above(ax, 0.0, index, short_name(versus.name), theme)
+    _write_above(ax, 1.0, index, verdict.partition(",")[0], theme)
+    if x == versus.difference and not math.isnan(versus.low):
         bar = [max(versus.low, left), min(versus.high, right)]
-        artists += ax.plot(
-            bar, [y, y], color=style["color"], linewidth=5, alpha=0.22 if out else 0.42, zorder=2
-        )
-    over = f" [{versus.low:+.4g}, {versus.high:+.4g}]" if tested else ""
-    figure.mark(ax, x, y, f"{versus.name}: {told}{over}, {verdict}", series=series)
-    for seed, gap in each.seeds.items() if versus.name != versus.reference else ():
+        alpha = 0.22 if is_out else 0.42
+        ax.plot(bar, [-index] * 2, color=style["color"], linewidth=5, alpha=alpha, zorder=2)
+    if versus.name == versus.reference:
+        return
+    for seed, gap in line.seeds.items():
         if left <= gap <= right:
-            small = (
-                {"marker": "x", "markersize": 4.5}
-                if seed in each.lost
-                else {"marker": "o", "markersize": 2.6}
-            )
-            artists += ax.plot(gap, y - 0.14, **(style | small), alpha=0.8, zorder=3)
-            note = ", diverged" if seed in each.lost else ""
-            figure.mark(
-                ax, gap, y - 0.14, f"{versus.name}, seed {seed}: {gap:+.4g}{note}", series=series
-            )
-    of_series(artists, each.series)
+            small = {"marker": "o", "markersize": 2.6}
+            if seed in line.lost:
+                small = {"marker": "x", "markersize": 4.5}
+            ax.plot(gap, -index - 0.14, **(style | small), alpha=0.8, zorder=3)
+
+
+def _write_value(ax: Axes, x: float, y: float, difference: float, theme: Theme) -> None:
+    """Write a value that lies outside beside its arrowhead."""
+    is_right = difference > x
+    label = ax.annotate(
+        f"{difference:+.4g}",
+        (x, y),
+        xytext=(-8 if is_right else 8, 0),
+        textcoords="offset points",
+        ha="right" if is_right else "left",
+        va="center",
+    )
+    label.set(fontsize=8, color=theme.ink)

@@ -18,15 +18,6 @@ _WITHIN = ("differences", "metric", "basin")
 """Pictures of each of several workloads, by name."""
 
 
-def drawn_names(comparison: Comparison) -> list[str]:
-    """List the contenders that the page can switch off: the same ones in every picture, or none."""
-    names = [
-        [row.name for row in drawn_rows(_ordered(each, comparison).rows)]
-        for each in comparison.workloads
-    ]
-    return names[0] if all(each == names[0] for each in names) else []
-
-
 def all_pictures(comparison: Comparison) -> list[Picture]:
     """List the pictures of a report: of its one workload, or over several and then of each."""
     if not comparison.several:

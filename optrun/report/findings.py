@@ -59,8 +59,6 @@ class Findings:
     """None where nothing is ranked."""
     floor: float
     """The metric before the first step: the median over runs; NaN where it was not evaluated."""
-    target: float
-    """Level of the metric for steps and time to target; NaN where none was asked for."""
     incomparable: str = ""
     """Why nothing is ranked although there are scores; empty where that is not so."""
     name: str = ""
@@ -113,8 +111,6 @@ class Question(TypedDict, total=False):
     """Configuration keys that separate contenders; none: see `arms.compared`."""
     tuned: Collection[str]
     """Keys that separate none unless they stand in `by`, or nothing else does."""
-    target: float | None
-    """Level of the metric for steps and time to it; None: they are not counted."""
     matters: float | None
     """The smallest difference that counts; None: that of the configuration, else what another seed
     changes."""
@@ -133,7 +129,8 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is
             none here.
     """
-    by, baseline, target = asked.get("by", ()), asked.get("baseline"), asked.get("target")
+    by = asked.get("by", ())
+    baseline = asked.get("baseline")
     name, mode = choose_metric(runs, asked.get("metric"))
     described = [run for run in runs if run.described]
     respell(described)
@@ -190,7 +187,6 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         rows=contenders,
         judgement=judgement,
         floor=float(np.median(before)) if before else math.nan,
-        target=math.nan if target is None else target,
         incomparable=apart,
     )
 

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from optrun.base.formatting import rate
-from optrun.report.arms import Arm, Contender
+from optrun.report.arms import Contender
 from optrun.report.collect import Array
 from optrun.report.curves import smooth
 from optrun.report.findings import Findings
@@ -26,8 +25,7 @@ from optrun.report.picture import (
     style_of,
     tell_cut,
 )
-from optrun.report.table import value
-from optrun.report.theme import Chart, Theme, count_axis, legend, log_axis, of_series
+from optrun.report.theme import Chart, Theme, count_axis, legend, log_axis
 
 Axis = Literal["step", "epoch"]
 
@@ -98,8 +96,7 @@ def draw_seed_lines(
     for members in contenders.values():
         for place, line in enumerate(members):
             style = _line_style(line, theme, is_first=place == 0, is_alone=len(members) == 1)
-            of_series(ax.plot(line.x, line.y, **style), line.series)
-            figure.mark_line(ax, line.x, line.y, _tooltips(line, axis), series=line.series)
+            ax.plot(line.x, line.y, **style)
     _limit(ax, lines, mode)
     ends = [
         (members[0].contender, float(np.mean([line.y[-1] for line in members])))
@@ -108,7 +105,7 @@ def draw_seed_lines(
     tell_cut(ax, theme, mode, ends, [float(y) for line in lines for y in line.y])
     if axis == "step":
         count_axis(ax)
-    legend(ax, theme, below=figure, series=list(contenders))
+    legend(ax, theme, below=figure)
     return figure
 
 
@@ -127,15 +124,6 @@ def _line_style(line: SeedLine, theme: Theme, *, is_first: bool, is_alone: bool)
     return style
 
 
-def _tooltips(line: SeedLine, axis: Axis) -> list[str]:
-    """Say where each point lies."""
-    seed = "" if line.seed is None else f", seed {line.seed}"
-    return [
-        f"{line.contender}{seed}, {axis} {x:,.6g}: {value(y)}"
-        for x, y in zip(line.x, line.y, strict=True)
-    ]
-
-
 def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     """Show how the lines end, and as much of the steep beginning as fits."""
     sign = 1.0 if mode == "min" else -1.0
@@ -147,14 +135,6 @@ def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     least = min(early, max(3 * reach([sign * end - best for end in ends]), 0.33 * early))
     lowest = min(float((sign * line.y).min()) for line in lines)
     limit(ax, ends, mode, least=least, edge=[sign * lowest])
-
-
-def _over_seeds(arm: Arm) -> str:
-    """Write the mean of an arm, and the range of its seeds."""
-    if len(arm.finished) < 2:
-        return value(arm.mean)
-    low, high = min(arm.finished), max(arm.finished)
-    return f"{value(arm.mean)} ({value(low)} to {value(high)}, {len(arm.finished)} seeds)"
 
 
 def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) -> Chart:
@@ -180,9 +160,9 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) 
             if finished:
                 ends = [min(finished), max(finished)]
                 look = {"linewidth": 1.1, "alpha": 0.7, "color": colour}
-                of_series(ax.plot([dot.x, dot.x], ends, **look), series)
-        draw_dots(figure, ax, series, row.name, dots, findings.mode, theme, width)
-    legend(ax, theme, below=figure, series=range(len(rows)))
+                ax.plot([dot.x, dot.x], ends, **look)
+        draw_dots(ax, series, row.name, dots, findings.mode, theme, width)
+    legend(ax, theme, below=figure)
     return figure
 
 
@@ -194,8 +174,7 @@ def _lr_dots(ax: Axes, row: Contender) -> list[Dot]:
     for lr, arm in basin.points.items():
         if lr in basin.diverged and not low <= arm.mean <= high:
             continue
-        told = f"{row.name}, lr {rate(lr)}: {_over_seeds(arm)}"
-        dots.append(Dot(lr, arm.mean, told, arm is basin.best))
+        dots.append(Dot(lr, arm.mean, arm is basin.best))
     for lr in basin.diverged:
-        dots.append(Dot(lr, math.nan, f"{row.name}, lr {rate(lr)}: diverged"))
+        dots.append(Dot(lr, math.nan))
     return dots

@@ -21,7 +21,6 @@ from optrun.report.theme import (
     Theme,
     above,
     number_axis,
-    of_series,
     ring,
     style_axes,
 )
@@ -52,7 +51,7 @@ class Picture:
 def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
     """Pick the contenders that are drawn.
 
-    Their place in this list is their colour, marker and switch everywhere.
+    Their place in this list is their colour and marker everywhere.
     """
     return [row for row in rows if row.arm.runs][:SHOWN]
 
@@ -170,12 +169,10 @@ class Dot:
     x: float
     y: float
     """NaN: it diverged."""
-    told: str
     chosen: bool = False
 
 
 def draw_dots(
-    figure: Chart,
     ax: Axes,
     series: int,
     label: str,
@@ -189,8 +186,7 @@ def draw_dots(
     A ring around the chosen one, on the worse edge what lies outside.
 
     Args:
-        figure: With `ax`, whose limits are set.
-        ax: Where.
+        ax: Where; its limits are set.
         series: The contender.
         label: In the legend.
         dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a
@@ -202,15 +198,13 @@ def draw_dots(
     style, edge = style_of(theme, series, linewidth=0), 0.985 if mode == "min" else 0.015
     known = [dot for dot in dots if math.isfinite(dot.y)]
     look = style | {"linewidth": width, "label": short_name(label)}
-    artists = ax.plot([dot.x for dot in known], [dot.y for dot in known], **look)
+    ax.plot([dot.x for dot in known], [dot.y for dot in known], **look)
     low, high = ax.get_ylim()
     for dot in dots:
         if low <= dot.y <= high:
-            figure.mark(ax, dot.x, dot.y, dot.told, series=series)
-            artists += ring(ax, dot.x, dot.y, style["color"]) if dot.chosen else []
+            if dot.chosen:
+                ring(ax, dot.x, dot.y, style["color"])
             continue
         marker = "x" if math.isnan(dot.y) else "^" if mode == "min" else "v"
         look = style | {"marker": marker, "markersize": 6, "markeredgewidth": 1.8, "clip_on": False}
-        artists += ax.plot(dot.x, edge, transform=ax.get_xaxis_transform(), **look)
-        figure.mark(ax, dot.x, edge, dot.told, series=series, transform=ax.get_xaxis_transform())
-    of_series(artists, series)
+        ax.plot(dot.x, edge, transform=ax.get_xaxis_transform(), **look)

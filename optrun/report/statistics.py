@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -494,51 +494,3 @@ def seeds_for(
 
     seeds = MIN_SEEDS + bisect.bisect_left(range(MIN_SEEDS, most + 1), -abs(difference), key=unseen)
     return seeds if seeds <= most else None
-
-
-def censored_median(times: Array, happened: NDArray[np.bool_]) -> float:
-    """Estimate the median of times of which some are only known to be longer.
-
-    Args:
-        times: Shape (n,), n >= 1: when it happened, or until when it had not; infinite: it never
-            does.
-        happened: Shape (n,).
-
-    Returns:
-        Where the Kaplan-Meier estimate falls to 1/2; where it is 1/2 for a while, the middle of
-        that while. Infinite where it stays above; NaN where the time of an event is not known.
-
-    Source: Kaplan and Meier 1958, Nonparametric estimation from incomplete observations, section 2.
-    """
-    from scipy import stats
-
-    if np.isnan(times[happened]).any():
-        return math.nan
-    known = np.where(
-        np.isfinite(times), times, np.nanmax(times[np.isfinite(times)], initial=0.0) + 1
-    )
-    curve = stats.ecdf(stats.CensoredData.right_censored(known, ~happened)).sf
-    below = curve.quantiles[curve.probabilities < 0.5 - 1e-9]
-    half = curve.quantiles[np.abs(curve.probabilities - 0.5) <= 1e-9]
-    upper = float(below[0]) if len(below) else math.inf
-    return (float(half[0]) + upper) / 2 if len(half) else upper
-
-
-def expected_best(means: Sequence[float], number: int, mode: str) -> float:
-    """Compute the best of so many configurations, drawn at random of those that were tried.
-
-    NaN where too few were.
-
-    Source: Dodge et al. 2019, Show Your Work, eq. 4: sum_i v_i (F(v_i)^k - F(v_(i-1))^k).
-
-    Example:
-        >>> [round(expected_best([1.0, 2.0, 3.0], 2, mode), 4) for mode in ("max", "min")]
-        [2.4444, 1.5556]
-    """
-    from scipy import stats
-
-    if not 0 < number <= len(means):
-        return math.nan
-    sign = 1.0 if mode == "max" else -1.0
-    curve = stats.ecdf(sign * np.asarray(means, dtype=np.float64)).cdf
-    return sign * float(curve.quantiles @ np.diff(curve.probabilities**number, prepend=0.0))

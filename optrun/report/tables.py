@@ -15,11 +15,11 @@ from optrun.artifacts.samples import read_samples
 from optrun.base.formatting import duration, plain, rate, size
 from optrun.config.schema.metric import metric_mode
 from optrun.report.alike import shortened
-from optrun.report.arms import Arm, Contender, describe, time_to_target
+from optrun.report.arms import Arm, Contender, describe
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import Comparison as Compared
-from optrun.report.statistics import Scores, Verdict, expected_best
+from optrun.report.statistics import Scores, Verdict
 from optrun.report.table import NONE, Table, to_csv, value
 from optrun.report.workloads import Comparison
 
@@ -52,11 +52,10 @@ def ranking_table(findings: Findings) -> Table:
 
     What it is, what it came to, and what it cost to find.
     """
-    judged, target, tuned = findings.judgement, findings.target, findings.tuned_keys
-    same = min((len(_tried(row)) for row in findings.ranked), default=0)
-    unequal = any(len(_tried(row)) > same for row in findings.ranked)
+    judged = findings.judgement
+    tuned = findings.tuned_keys
+    several = len(findings.rows) > 1
     against = f"difference [{100 * judged.confidence:.3g} %]" if judged else "difference"
-    best_of, several = f"expected best of {same}", len(findings.rows) > 1
     columns: list[tuple[bool, Column[Contender]]] = [
         (True, ("#", True, lambda row: str(row.rank or NONE))),
         (True, ("contender", False, lambda row: row.name)),
@@ -66,14 +65,6 @@ def ranking_table(findings: Findings) -> Table:
         (True, ("seeds", True, lambda row: seeds(row.arm))),
         (several, (against, True, lambda row: difference(row.versus))),
         (True, ("diverged", True, lambda row: _lost(_runs(row)))),
-        (
-            not math.isnan(target),
-            (f"steps to {at_least(target, findings.mode)}", True, partial(_to_target, findings)),
-        ),
-        (
-            bool(tuned) and unequal,
-            (best_of, True, lambda row: _known(expected_best(_tried(row), same, findings.mode))),
-        ),
         (True, ("tried", True, _effort)),
         (True, ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)]))),
     ]
@@ -255,24 +246,6 @@ def _best(run: Run, metric: str, mode: str) -> str:
     return NONE if found is None else f"{value(found[0])} at {found[1]:,}"
 
 
-def _to_target(findings: Findings, row: Contender) -> str:
-    """Format median steps and time to the target.
-
-    Infinite where half of the runs never reach it.
-    """
-    found = time_to_target(row.arm, findings.metric, findings.mode, findings.target)
-    if math.isnan(found.steps):
-        return NONE
-    told = "never" if math.isinf(found.steps) else f"{found.steps:,.0f}"
-    told += f" in {duration(found.seconds)}" if math.isfinite(found.seconds) else ""
-    return told if found.reached == found.runs else f"{told} ({found.reached} of {found.runs})"
-
-
-def _tried(row: Contender) -> list[float]:
-    """List the means of a contender's configurations that came to an outcome."""
-    return [arm.mean for arm in row.arms if arm.scores]
-
-
 def _runs(row: Contender) -> list[Run]:
     return [run for arm in row.arms for run in arm.runs if run.status != NOT_STARTED]
 
@@ -311,11 +284,6 @@ def _shown(setting: object) -> str:
 
 def _known(number: float) -> str:
     return NONE if math.isnan(number) else value(number)
-
-
-def at_least(level: float, mode: str) -> str:
-    """Format a level as what has to be reached."""
-    return f"{'≤' if mode == 'min' else '≥'} {value(level)}"
 
 
 def mean_sd(arm: Arm) -> str:

@@ -14,13 +14,12 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -29,18 +28,12 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
-from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
 from optrun.artifacts.atomic import replace_bytes
 from optrun.base.formatting import count, rate
 
 Array = NDArray[np.float64]
-
-SERIES, KEY = "s", "k"
-"""What a group of an inline picture may be: a contender's artists, its entry in the legend."""
-
-_MARKS = 40
 
 SOFTWARE = "optrun report"
 """Written into every picture; a file that carries it may be replaced by a newer one."""
@@ -114,28 +107,12 @@ PAGE = Theme(
 )
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A point that tells its value."""
-
-    axes: Axes
-    transform: Transform
-    """From x and y to the display."""
-    x: float
-    y: float
-    text: str
-    series: int | None
-    """Whose it is."""
-    shown: bool = True
-    """Whether the page has it; the data beside the picture has all."""
-
-
 class Chart(Figure):
-    """A figure with marks; `to_svg` writes them into the page, a PNG file has none.
+    """A figure whose labels do not overlap.
 
     Args:
         width: Inches.
-        height: Likewise; labels do not overlap.
+        height: Likewise.
         theme: Its colours.
     """
 
@@ -143,58 +120,6 @@ class Chart(Figure):
         self.engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
         super().__init__(figsize=(width, height), layout=self.engine, facecolor=theme.paper)
         FigureCanvasAgg(self)
-        self.marks: list[Mark] = []
-
-    def mark(
-        self,
-        ax: Axes,
-        x: float,
-        y: float,
-        text: str,
-        *,
-        series: int | None = None,
-        transform: Transform | None = None,
-    ) -> None:
-        """Let a point tell its value.
-
-        Args:
-            ax: Where it lies.
-            x: In coordinates of the data.
-            y: Likewise.
-            text: What it tells.
-            series: The contender, counted as the page counts them; None: of nobody.
-            transform: Of x and y; None: that of the data.
-        """
-        self.marks.append(
-            Mark(
-                ax,
-                ax.transData if transform is None else transform,
-                float(x),
-                float(y),
-                text,
-                series,
-            )
-        )
-
-    def mark_line(
-        self, ax: Axes, x: Array, y: Array, told: Sequence[str], *, series: int | None = None
-    ) -> None:
-        """Let points of a line tell their values, on the page all of few, evenly many of more."""
-        shown = set(np.linspace(0, len(x) - 1, min(len(x), _MARKS)).astype(int).tolist())
-        for index in np.flatnonzero(np.isfinite(y)).tolist():
-            self.marks.append(
-                Mark(ax, ax.transData, x[index], y[index], told[index], series, index in shown)
-            )
-
-    def rows(self) -> Iterable[tuple[str, float, float]]:
-        """List the marks: what each tells, and where it lies."""
-        return [(mark.text, mark.x, mark.y) for mark in self.marks]
-
-
-def of_series(artists: Artist | Iterable[Artist], series: int, kind: str = SERIES) -> None:
-    """Say whose artists these are, so that the page can hide or show them together."""
-    for artist in [artists] if isinstance(artists, Artist) else artists:
-        artist.set_gid(f"{kind}-{series}")
 
 
 def css_variables(theme: Theme) -> str:
@@ -271,10 +196,8 @@ def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None)
     )
 
 
-def legend(
-    ax: Axes, theme: Theme, *, series: Sequence[int] = (), below: Chart | None = None
-) -> None:
-    """Add a legend without a box, over paper; `series` says whose its entries are.
+def legend(ax: Axes, theme: Theme, *, below: Chart | None = None) -> None:
+    """Add a legend without a box, over paper.
 
     With `below` it stands under the panels of this figure, in as many columns as its longest label
     leaves room for.
@@ -290,8 +213,6 @@ def legend(
         longest = max(map(len, labels))
         columns = 3 if longest < 15 else 2 if longest < 27 else 1
         box = below.legend(handles, labels, loc="outside lower left", ncols=columns, **look)
-    for index, handle, text in zip(series, box.legend_handles, box.get_texts(), strict=False):
-        of_series([text] if handle is None else [handle, text], index, KEY)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
 
 
@@ -371,14 +292,12 @@ def to_svg(figure: Chart, *, name: str, label: str) -> str:
     """Render the figure as an inline `<svg>` element that asks for nothing outside itself.
 
     Args:
-        figure: Drawn with the theme `PAGE`. The marks of a `Chart` become circles with a `<title>`,
-            which a browser shows on hover without any script.
+        figure: Drawn with the theme `PAGE`.
         name: Unique in the page; keeps the ids of several pictures apart.
         label: What a screen reader says.
 
     Returns:
-        One `<svg>` element: text stays text, colours are CSS variables, size follows the page. What
-        belongs to contender 3 has the class `s3`, its entry in the legend `k3`.
+        One `<svg>` element: text stays text, colours are CSS variables, size follows the page.
     """
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters(figure):
@@ -389,26 +308,8 @@ def to_svg(figure: Chart, *, name: str, label: str) -> str:
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="([sk])-(\d+)"', r'<g class="\1\2"', text)  # of a group's id what is ours
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     for variable, colour in variables(PAGE).items():
         text = text.replace(colour, f"var(--{variable})")
     text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
-    text = text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()
-    return text.removesuffix("</svg>") + _circles(figure) + "</svg>"
-
-
-def _circles(figure: Chart) -> str:
-    """Write marks that lie inside their axes, where the last layout has put them."""
-    found, points = [], 72 / figure.dpi
-    for mark in figure.marks:
-        x, y = mark.transform.transform((mark.x, mark.y))
-        if not mark.shown or not mark.axes.bbox.padded(2).contains(x, y):
-            continue
-        series = "" if mark.series is None else f" s{mark.series}"
-        at = f'cx="{x * points:.1f}" cy="{(figure.bbox.height - y) * points:.1f}"'
-        found.append(
-            f'<circle class="m{series}" {at}'
-            f' r="6"><title>{html.escape(mark.text)}</title></circle>\n'
-        )
-    return "".join(found)
+    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()

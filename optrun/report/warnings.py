@@ -12,7 +12,6 @@ from itertools import chain
 
 from optrun.artifacts.forks import MORE_TRUNKS, Fork
 from optrun.base.formatting import rate
-from optrun.report.arms import describe
 from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS
@@ -24,10 +23,6 @@ _COARSE = 5.0
 """A grid whose values beside the best lr are further apart than this factor may have missed the
 best between them.
 """
-_ALIKE = 1.4
-"""So much may runs of one configuration differ in speed before their times say nothing."""
-_TELLING_SECONDS = 10.0
-"""A shorter run is slow or quick by how it started; its speed says nothing of the machine."""
 _KINDS = (
     "edge",
     "coarse",
@@ -47,8 +42,6 @@ _KINDS = (
     "tuning",
     "repeated",
     "metric",
-    "hardware",
-    "speed",
     "files",
 )
 """The gravest first."""
@@ -165,7 +158,7 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
 def _versions(findings: Findings) -> Iterable[Warning]:
     """Warn where ranked runs differ in what should be alike.
 
-    Task, data, code, hardware, luck, speed.
+    Task, data, code, luck.
     """
     runs = [
         run
@@ -186,24 +179,6 @@ def _versions(findings: Findings) -> Iterable[Warning]:
         yield _warn("data")
     if differing := list(_different_code(runs)):
         yield _warn("code", listed="; ".join(differing))
-    if len(_distinct(repr(run.summary.get("hardware")) for run in runs)) > 1:
-        yield _warn("hardware")
-    worst, slowest = _ALIKE, None
-    for arm in findings.arms:  # alike but for the seed
-        long = [
-            run
-            for run in arm.runs
-            if run.finished and (run.wall_seconds or 0.0) >= _TELLING_SECONDS
-        ]
-        speeds = [speed for run in long if (speed := run.perf("tokens_per_second"))]
-        if speeds and max(speeds) > worst * min(speeds):
-            worst, slowest = max(speeds) / min(speeds), arm
-    if slowest is not None:
-        yield _warn(
-            "speed",
-            slowest=describe(slowest.settings) or "one configuration",
-            factor=f"{worst:.1f}",
-        )
 
 
 def _different_code(runs: Sequence[Run]) -> Iterable[str]:

@@ -91,15 +91,11 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
             it; `matters` is in units of the score.
 
     Raises:
-        ConfigError: As `findings.find`; a baseline that no workload has; `target` over several
-            workloads.
+        ConfigError: As `findings.find`; a baseline that no workload has.
     """
-    metric, baseline, target, by = (
-        asked.get("metric"),
-        asked.get("baseline"),
-        asked.get("target"),
-        asked.get("by", ()),
-    )
+    metric = asked.get("metric")
+    baseline = asked.get("baseline")
+    by = asked.get("by", ())
     parts = split(runs) if len(runs) > 1 else {}
     find_in = partial(find, tuned=asked.get("tuned", ()))
     between = dict.fromkeys(
@@ -117,11 +113,6 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
     names = Counter(row.name for each in several for row in each.ranked)
     if sum(count > 1 for count in names.values()) < 2:
         return Comparison.of(find(runs, **asked))
-    if target is not None:
-        raise ConfigError(
-            f"target={target}: {len(several)} workloads have a metric each, and no level in common."
-            " Leave it out, or make a report of each workload by itself."
-        )
     if baseline is not None and baseline not in names:
         raise ConfigError(
             f"baseline={baseline}: nothing compared here has this name."

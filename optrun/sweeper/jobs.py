@@ -141,9 +141,7 @@ class Composer:
         every = self.whole(tokens)
         for token, override in zip(every, parse(self.hydra, every), strict=True):
             # A mapping is left to Hydra, which merges it into what is there.
-            whole = override.key_or_group in (*store.GROUPS, store.EXPERIMENT) or isinstance(
-                override.value(), dict
-            )
+            whole = override.key_or_group in store.GROUPS or isinstance(override.value(), dict)
             simple = override.type == OverrideType.CHANGE and not whole
             (changes.append(override) if simple else settled.append(token))
         try:

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from optrun.base.plain import PlainMapping
 from optrun.base.reading import read_json
 from optrun.config import registry
 from optrun.config.kind import kind_of
-from optrun.config.schema.tracking import SCHEMAS, SeveralConfig, TrackingConfig
+from optrun.config.schema.tracking import SCHEMAS, TrackingConfig
 
 _MLFLOW_PARAMS = 100
 """How many parameters MLflow takes in one request."""
@@ -202,26 +202,6 @@ class MlflowTracker:
         self._library.end_run(_MLFLOW_STATUS.get(status, "FAILED"))
 
 
-class SeveralTrackers:
-    """`tracking=[tensorboard,wandb]`.
-
-    Each gets every record, and the failure of one concerns no other.
-    """
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = trackers
-
-    def log(self, record: PlainMapping) -> None:
-        """Pass on a record."""
-        for tracker in self._trackers:
-            tracker.log(record)
-
-    def close(self, status: str) -> None:
-        """Pass on the end."""
-        for tracker in self._trackers:
-            tracker.close(status)
-
-
 class Tolerant:
     """A tracker whose failure does not end the run: a note says so once, and nothing more is sent.
 
@@ -265,13 +245,6 @@ def require_tracker(config: TrackingConfig) -> None:
         ConfigError: With the command that installs it.
     """
     kind_of("tracking", SCHEMAS, config)
-    if isinstance(config, SeveralConfig):
-        if not config.trackers:
-            raise ConfigError(
-                "tracking=several: names no tracker. Write tracking=[tensorboard,wandb]."
-            )
-        for each in config.trackers.values():
-            require_tracker(each)
     if config.package is not None and importlib.util.find_spec(config.package) is None:
         raise _not_installed(config.package)
 
@@ -299,15 +272,6 @@ def build_tracker(
         ConfigError: Its package is not installed, or it cannot start.
     """
     kind = kind_of("tracking", SCHEMAS, config)
-    if isinstance(config, SeveralConfig):
-        built: list[Tracker] = []
-        try:
-            for each in config.trackers.values():
-                built.append(build_tracker(each, run_dir, run_name, values, start=start, note=note))
-        except ConfigError:
-            SeveralTrackers(built).close("failed")
-            raise
-        return SeveralTrackers(built)
     run = TrackedRun(run_dir, run_name, values, start)
     options = {
         field.name: getattr(config, field.name) for field in fields(config) if field.name != "name"

@@ -290,9 +290,7 @@ def test_nothing_is_written_through_a_link(
         assert go("verify", "run")[0] == 4
 
 
-@pytest.mark.parametrize(
-    "name", ["report.html", "report.csv", "report-train-loss.png", "report-basin.csv"]
-)
+@pytest.mark.parametrize("name", ["report.html", "report.csv", "report-train-loss.png"])
 def test_what_a_killed_report_leaves_is_no_damage_and_goes(run: RunDir, name: str) -> None:
     left = run.path / f".{name}.4242.tmp"
     left.write_text("half")

@@ -1,7 +1,7 @@
 """Where metrics go besides `metrics.jsonl`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from optrun.config import registry
@@ -63,14 +63,6 @@ class MlflowConfig(TrackingConfig):
     experiment: str
 
 
-@dataclass(kw_only=True)
-class SeveralConfig(TrackingConfig):
-    """`tracking=[tensorboard,wandb]`: each gets every record."""
-
-    trackers: dict[str, TrackingConfig] = field(default_factory=dict)
-    """Name of a choice to its keys; `tracking=[NAME,NAME]` fills it."""
-
-
 SCHEMAS: Mapping[str, type[TrackingConfig]] = registry.own(
     "tracker",
     {
@@ -78,7 +70,6 @@ SCHEMAS: Mapping[str, type[TrackingConfig]] = registry.own(
         "tensorboard": (TensorboardConfig, "optrun.training.trackers:TensorboardTracker"),
         "wandb": (WandbConfig, "optrun.training.trackers:WandbTracker"),
         "trackio": (TrackioConfig, "optrun.training.trackers:TrackioTracker"),
-        "several": (SeveralConfig, "optrun.training.trackers:SeveralTrackers"),
         "mlflow": (MlflowConfig, "optrun.training.trackers:MlflowTracker"),
     },
 )

@@ -17,7 +17,7 @@ from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import node_at, open_prefix
 from optrun.config.kind import KIND, saved_kind
-from optrun.config.literal import quote_path
+from optrun.config.literal import in_grammar
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
@@ -84,7 +84,7 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
                     if open_prefix(composed, key) is not None or _is_open(composed, key)
                     else ""
                 )
-                tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={_written(value)}")
+                tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={in_grammar(value)}")
     key, value = left[0]
     raise ConfigError(
         f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it."
@@ -124,26 +124,6 @@ def _is_open(composed: DictConfig, key: str) -> bool:
 def _interpolated(composed: DictConfig, key: str) -> bool:
     node = node_at(composed, key)
     return node is not None and bool(node._is_interpolation())
-
-
-def _written(value: object) -> str:
-    r"""Write a value in Hydra's grammar.
-
-    Example:
-        >>> print(_written({"a": [1, 2.5, True, None, "text", "a\\b"]}))
-        {a:[1,2.5,true,null,'text','a\b']}
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return quote_path(value)
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_written, value))}]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_written(item)}" for key, item in value.items()) + "}"
-    return repr(value)
 
 
 def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> list[str]:

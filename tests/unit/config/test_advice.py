@@ -130,7 +130,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["clip=none", "clip.max_norm=1"], ["clip.max_norm", "clip=none has"]),
     (["scheduler=constant_with_warmup"], ["scheduler.num_warmup_steps=STEPS"]),
     (["scheduler=[cosine,linear]"], ["a run has one scheduler", "cosine", "linear"]),
-    (["experiment=mine"], ["DIR/experiment/mine.yaml", "--config-dir DIR"]),
+    (["experiment=mine"], ["experiment: no such key", "-cn FILE.yaml"]),
     (["model=bert_tny"], ["Did you mean bert_tiny?"]),
     (["--learning_rate=1"], ["Here it is written lr=VALUE"]),
     (["--nothing_like_it=1"], ["no such option"]),
@@ -249,7 +249,6 @@ ADVISED = {
     "data.max_length=64.0": "data.max_length=64",
     "scheduler.warmup_ratio=10%": "scheduler.warmup_ratio=0.1",
     "optimizer.weight_decay=1%": "optimizer.weight_decay=0.01",
-    "tracking=wandb,tensorboard": "tracking=[wandb,tensorboard]",
     "tracking=false": "tracking=none",
     "checkpoint=false": "checkpoint=none",
     "clip=1.0": "clip=global_norm clip.max_norm=1.0",
@@ -353,12 +352,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def check(*words: str) -> None:
     """Check a line of `optrun` without a verb as far as its configuration."""
     options = hydra_options.parse(hydra_options.parser(), list(words))
-    config_name = options.config_name or "config"
-    hydra = store.open_hydra(options.config_dir)
+    line = CommandLine.of(words, options.overrides, options.config_name, options.config_dir)
+    hydra = store.open_hydra(line.config_dir)
     if options.multirun:
-        overrides.checked(hydra, config_name, options.overrides, sweep=True)
+        overrides.checked(hydra, line.config_name, line.overrides, sweep=True)
     else:
-        line = CommandLine(config_name=config_name, overrides=options.overrides)
         compose_request(hydra, line)
 
 

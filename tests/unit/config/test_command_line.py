@@ -18,7 +18,7 @@ LINES = [
     [],
     ["optimizer=lamb", "lr=2e-3"],
     ["lr=2e-3", "optimizer=lamb", "optimizer.eps=1e-5", "model.config.n_layer=3"],
-    ["tracking=[tensorboard,wandb]", "seed=3", "++task.prompt=x"],
+    ["tracking=tensorboard", "seed=3", "++task.prompt=x"],
     ["hydra.run.dir=here", "hydra.job.name=other", "clip=none"],
     ["data=files", "data.train=[a.csv,b.csv]", "run_name='a b'"],
 ]

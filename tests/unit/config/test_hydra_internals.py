@@ -83,9 +83,6 @@ def test_a_loader_of_ones_own_answers_for_the_repository() -> None:
     assert isinstance(loader.repository, internals.ConfigRepository)
     assert "lamb" in loader.get_group_options("optimizer")
     assert "optimizer" in loader.list_groups("")
-    _, folders = loader._parse_overrides_and_create_caching_repo(None, [])
-    assert isinstance(folders, internals.IConfigRepository)
-    assert "lamb" in folders.get_group_options("optimizer", ObjectType.CONFIG)
     source = loader.repository._find_object_source("optimizer/lamb", ObjectType.CONFIG)
     assert source is not None
     assert source.scheme() == "file"

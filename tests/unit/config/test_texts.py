@@ -98,7 +98,7 @@ def test_the_name_of_every_group_is_refused() -> None:
 
 
 def test_what_hydra_alone_knows() -> None:
-    with pytest.raises(ConfigError, match="known to Hydra alone"):
+    with pytest.raises(ConfigError, match="Hydra knows its value only after this check"):
         compose_request(
             store.open_hydra(), CommandLine(overrides=["run_name=${hydra:runtime.cwd}"])
         )

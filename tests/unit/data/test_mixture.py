@@ -24,10 +24,7 @@ def drawn(draws: Draws) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("sizes", [(3, 4, 5), (2, 2), (7, 1, 1), (1,)])
-def test_turns_are_those_of_interleave_datasets(
-    sizes: tuple[int, ...], strategy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mixture, "_BLOCK", 4)
+def test_turns_are_those_of_interleave_datasets(sizes: tuple[int, ...], strategy: str) -> None:
     rows = [
         Dataset.from_dict({"at": [(source, number) for number in range(size)]})
         for source, size in enumerate(sizes)
@@ -45,7 +42,7 @@ def test_turns_are_those_of_interleave_datasets(
 def test_an_epoch_ends_where_the_strategy_says(
     strategy: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixture, "_BLOCK", block)
+    monkeypatch.setattr(mixture, "_AT_ONCE", block)
     sizes, probabilities = (40, 25, 60), (0.5, 0.3, 0.2)
     for seed in range(6):
         draws = Draws(sizes, probabilities, strategy, seed=seed)

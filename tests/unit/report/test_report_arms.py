@@ -1,20 +1,17 @@
-"""Joining runs: what differs, what is compared, where the basin ends, when a target was reached."""
+"""Joining runs: what differs, what is compared, where the basin ends."""
 
 from __future__ import annotations
 
 import io
-import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from optrun.artifacts.provenance import NOT_IDENTITY_OF_TRAINING
-from optrun.report.arms import differing, first_reached, telling
+from optrun.report.arms import differing, telling
 from optrun.report.collect import Run, flatten, load_runs, read_config
 from optrun.report.findings import Findings, find
 from optrun.report.table import to_rich
@@ -210,22 +207,6 @@ def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: Make
     assert (basin.diverged, basin.tried) == ((4e-3,), (1e-3, 2e-3, 4e-3))
     assert basin.best is basin.points[1e-3]
     assert basin.beside() == (None, 2e-3)
-
-
-def test_first_reached_counts_evaluations_and_time(tmp_path: Path, make_run: MakeRun) -> None:
-    path = make_run(tmp_path / "run")
-    lines = [(10, 5.0, 3.0), (20, 9.0, "NaN"), (30, 14.0, 2.0), (40, 20.0, 2.5)]
-    text = "".join(
-        json.dumps({"step": s, "time": t, "eval/loss": value}) + "\n" for s, t, value in lines
-    )
-    (path / "metrics.jsonl").write_text(text)
-    (run,) = load_runs([path])
-    assert first_reached(run, "eval/loss", "min", 2.1) == (30.0, 14.0)
-    assert first_reached(run, "eval/loss", "min", 1.0) is None
-    assert first_reached(run, "eval/loss", "max", 3.0) == (10.0, 5.0)
-    assert run.between("time", np.array([15.0, 50.0])) == pytest.approx(
-        [7.0, math.nan], nan_ok=True
-    )
 
 
 @pytest.mark.parametrize(

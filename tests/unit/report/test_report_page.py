@@ -1,7 +1,4 @@
-"""The page: what it loads, tells, switches, prints; what strangers' names do to it.
-
-The numbers beside its pictures.
-"""
+"""The page: what it loads, tells, prints; what strangers' names do to it."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from optrun.report.build import Report, Section, render, report
@@ -81,37 +77,6 @@ def test_hostile_names_stay_text(tmp_path: Path, make_run: MakeRun) -> None:
     assert {row["optrun_report"] for row in rows} == {"1"}
 
 
-def test_every_point_tells_its_value_without_a_script(made: tuple[Report, str]) -> None:
-    """A browser shows the `<title>` of what it points at; a script only makes more of it."""
-    page = made[0].files[0].read_text()
-    told = re.findall(
-        r'<circle class="m s(\d)" cx="([\d.]+)" cy="([\d.]+)" r="6"><title>([^<]+)</title>', page
-    )
-    lamb = made[0].findings.rows[0]
-    assert (lamb.name, round(lamb.arm.mean, 4)) == ("lamb", 2.5111)
-    words = {text: series for series, _, _, text in told}
-    assert words["lamb, lr 4e-3: 2.5111 (2.4977 to 2.5241, 3 seeds)"] == "0"
-    adamw = made[0].findings.rows[1]
-    assert adamw.versus is not None
-    assert any(f"adamw: {adamw.versus.difference:+.4g} [" in text for text in words)
-    gap = adamw.arm.scores[0] - lamb.arm.scores[0]
-    assert words[f"adamw, seed 0: {gap:+.4g}"] == "1"
-    run = lamb.arm.counted[0]
-    assert words[f"lamb, seed {run.seed}, step 60: {run.last('eval/loss'):.4f}"] == "0"
-    assert len(told) >= 30
-    assert all(0 <= float(x) <= 320 for _, x, _, _ in told)
-
-
-def test_contenders_are_switched_by_the_style_alone(made: tuple[Report, str]) -> None:
-    page = made[0].files[0].read_text()
-    for series, name in enumerate(("lamb", "adamw")):
-        assert re.search(rf'id="show-{series}" checked>{name}</label>', page)
-        assert f"body:has(#show-{series}:not(:checked)) .s{series} {{ display: none; }}" in page
-        assert page.count(f'<g class="s{series}"') > 10, "lines, bands and dots of all pictures"
-        assert page.count(f'<g class="k{series}"') >= 2 * 3, "line and name in each legend"
-    assert "show-2" not in page
-
-
 def test_a_reader_of_paper_gets_black_on_white_and_whole_tables(made: tuple[Report, str]) -> None:
     page = made[0].files[0].read_text()
     paper = page[page.index("@media print") :]
@@ -120,43 +85,10 @@ def test_a_reader_of_paper_gets_black_on_white_and_whole_tables(made: tuple[Repo
         "--ink: #000",
         ".scroll { overflow: visible",
         "break-inside: avoid",
-        "button, .switches, .tip { display: none; }",
+        "button { display: none; }",
         "thead { display: table-header-group; }",
     ):
         assert rule in paper, rule
-
-
-def test_each_picture_has_its_numbers_beside_it(made: tuple[Report, str]) -> None:
-    result = made[0]
-    folder, findings = result.files[0].parent, result.findings
-    texts = {
-        path.stem: path.read_text()
-        for path in result.files
-        if path.suffix == ".csv" and path.stem != "report"
-    }
-    assert texts.keys() == {path.stem for path in result.files if path.suffix == ".png"}
-    tables = {stem: list(csv.DictReader(io.StringIO(text))) for stem, text in texts.items()}
-    lamb = findings.rows[0]
-    adamw = findings.rows[1]
-    told = {
-        stem: {row["what"]: (float(row["x"]), float(row["y"])) for row in rows}
-        for stem, rows in tables.items()
-    }
-    for seed, score in adamw.arm.scores.items():
-        gap = score - lamb.arm.scores[seed]
-        assert told["report-differences"][f"adamw, seed {seed}: {gap:+.4g}"][0] == pytest.approx(
-            gap
-        )
-    for run in lamb.arm.counted:
-        last = run.last("eval/loss")
-        place = told["report-metric"][f"lamb, seed {run.seed}, step 60: {last:.4f}"]
-        assert place == (60, pytest.approx(last))
-    best = [
-        place for what, place in told["report-basin"].items() if what.startswith("lamb, lr 4e-3: ")
-    ]
-    assert best == [(0.004, pytest.approx(lamb.arm.mean))]
-    for name in ("report.html", "report.md"):
-        assert "report-basin.csv" in (folder / name).read_text()
 
 
 CONTENT = {
@@ -169,7 +101,6 @@ CONTENT = {
     ),
     "warnings": [Warning("edge", f"reason {number}") for number in range(5)],
     "sections": [Section("Metrics", Table(["metric"], [False], [["eval/loss"]], [""]))],
-    "switches": [],
     "folds": [
         Section("Every run", Table(["run", "lr"], [False, True], [["0", "1e-3"]] * 2, ["", ""]))
     ],
@@ -209,10 +140,3 @@ def test_the_answer_stands_first_and_the_rest_is_folded() -> None:
     ):
         assert part in markdown
     assert "Every run" not in markdown, "rows of runs stand in report.csv"
-
-
-def test_tables_of_runs_are_filtered_and_grouped_by_any_column() -> None:
-    html, _ = render(CONTENT, {})
-    assert html.count('<table class="sortable filter">') == 1
-    assert 'table.classList.contains("filter")' in html
-    assert "heads.map((head, index) => new Option(head.textContent, index))" in html

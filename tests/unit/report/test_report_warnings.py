@@ -107,41 +107,6 @@ CASES: list[tuple[str, list[str], Callable[[str, float, int], Change | None]]] =
         lambda o, lr, s: {"summary": {"code": {"mine.py": "a"} if o == "lamb" else {}}},
     ),
     (
-        "hardware",
-        ["hardware"],
-        lambda o, lr, s: {"summary": {"hardware": {"device": "cuda" if o == "lamb" else "cpu"}}},
-    ),
-    (
-        "speed",
-        ["speed"],
-        lambda o, lr, s: {
-            "summary": {
-                "wall_seconds": 30.0,
-                "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0},
-            }
-        },
-    ),
-    (
-        "speed-of-short-runs",
-        [],
-        lambda o, lr, s: {
-            "summary": {
-                "wall_seconds": 0.5,
-                "perf": {"tokens_per_second": 900.0 if (o, s) == ("lamb", 1) else 2000.0},
-            }
-        },
-    ),
-    (
-        "speed-of-optimizers",
-        [],
-        lambda o, lr, s: {
-            "summary": {
-                "wall_seconds": 30.0,
-                "perf": {"tokens_per_second": 900.0 if o == "lamb" else 2000.0},
-            }
-        },
-    ),
-    (
         "task",
         ["task"],
         lambda o, lr, s: {

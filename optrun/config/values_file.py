@@ -1,0 +1,123 @@
+"""A YAML file of a person's own, given as `-cn FILE.yaml`: values over the default configuration.
+
+It needs no defaults list. `optimizer: lamb` chooses, and so does a `name` among the values of a
+group; every other entry is a value. What it says stands before the overrides of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_origin, get_type_hints
+
+import yaml  # type: ignore[import-untyped,unused-ignore]
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from optrun.base.bounded_yaml import yaml_text
+from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.plain import PlainDict
+from optrun.config.groups import GROUPS
+from optrun.config.literal import in_grammar
+from optrun.config.paths import VALUES_FILES
+from optrun.config.safety import trust_refusal
+from optrun.config.tokens import key_of
+from optrun.config.yaml_files import refuse_numerals, unreadable
+
+_EXCLUDES = {
+    "training.max_steps": "training.num_train_epochs",
+    "training.num_train_epochs": "training.max_steps",
+}
+"""A key of the command line -> the key of a file that gives way to it."""
+
+
+def find_values_file(config_name: str) -> Path | None:
+    """Find the file that `-cn` names; None if it names a recipe.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
+    if not config_name.endswith((".yaml", ".yml")):
+        return None
+    path = Path(config_name).expanduser()
+    if path.is_file():
+        return path
+    beside = [str(other) for other in path.parent.glob("*.y*ml")]
+    near = did_you_mean(config_name, beside)
+    raise ConfigError(f"-cn {config_name}: no such file (looked from {Path.cwd()}). {near}".strip())
+
+
+def read_values_file(path: Path) -> PlainDict:
+    """Read the entries of a file.
+
+    Raises:
+        ConfigError: It is no YAML with keys and values; with file and line.
+    """
+    try:
+        text = yaml_text(path, follow=True)
+        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text else None
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
+        raise unreadable(path, error) from error
+    if not isinstance(values, dict) or not values:
+        raise ConfigError(f"{path}: expected keys and values, such as `lr: 1e-3` on a line.")
+    return {str(key): value for key, value in values.items()}
+
+
+def file_overrides(path: Path, values: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
+    """Write the entries of a file as overrides, without those that the command line gives itself.
+
+    Args:
+        path: The file, for messages.
+        values: Its entries.
+        typed: The overrides of the command line.
+
+    Raises:
+        ConfigError: A text that YAML reads as a number, or code of a model that is trusted here.
+    """
+    VALUES_FILES[path.stem] = path
+    refuse_numerals(path, path.stem)
+    typed_keys = {key_of(token) for token in typed}
+    given_way = {_EXCLUDES[key] for key in typed_keys & _EXCLUDES.keys()}
+    overrides = []
+    for key, value in _entries(values):
+        if key == "model.trust_remote_code" and value:
+            raise trust_refusal()
+        if key in typed_keys | given_way:
+            continue
+        is_choice = key in GROUPS or "/" in key
+        overrides.append(f"{key}={value if is_choice else in_grammar(value)}")
+    return overrides
+
+
+def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield choices and dotted keys with their values, choices of a group before its values."""
+    for key, value in values.items():
+        if key == "hydra" and isinstance(value, Mapping):
+            yield from _leaves(value, "hydra.")
+        elif key in GROUPS and isinstance(value, Mapping):
+            if "name" in value:
+                yield key, value["name"]
+            for name, inner in value.items():
+                if name != "name":
+                    yield from _spread(f"{key}.{name}", inner)
+        else:
+            yield from _spread(key, value)
+
+
+def _spread(key: str, value: object) -> Iterator[tuple[str, Any]]:
+    """Yield an entry, or each item of a mapping that is laid over the default one."""
+    group, _, name = key.partition(".")
+    hints = [get_type_hints(schema).get(name) for schema in GROUPS.get(group, {}).values()]
+    if isinstance(value, Mapping) and any(get_origin(hint) is dict for hint in hints):
+        for item, inner in value.items():
+            yield f"{key}.{item}", inner
+    else:
+        yield key, value
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
