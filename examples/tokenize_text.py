@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer
 
-from optrun.data.pieces import fast_ids
+from optrun.data.long_texts import encode_uncut
 from optrun.model.tokenizer import train_tokenizer
 
 
@@ -31,7 +31,9 @@ def write(out: Path, files: list[Path], tokenizer) -> int:
     with out.open("wb") as sink:
         for file in files:
             text = file.read_text(encoding="utf-8", errors="replace")
-            ids = np.append(fast_ids([text], tokenizer, special=False)[0], tokenizer.eos_token_id)
+            ids = np.append(
+                encode_uncut([text], tokenizer, special=False)[0], tokenizer.eos_token_id
+            )
             ids.astype(dtype).tofile(sink)
             count += len(ids)
     return count

@@ -273,7 +273,7 @@ OTHER_DOORS = {
     "runner/trained.py": "the options of its generation in memory",
     "optimizer/round_trip.py": "state in memory, through JSON and back",
     "testing.py": "state in memory, through JSON and back",
-    "data/kept.py": "arrays of the cache, whose seal was checked",
+    "data/cached_arrays.py": "arrays of the cache, whose seal was checked",
     "sweeper/devices.py": "what a process that it started printed",
     # Files that came with Python or with optrun.
     "data/stdlib.py": "the standard library",

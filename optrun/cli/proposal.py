@@ -181,7 +181,7 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
         ConfigError: A row stands in place of the names of the columns.
     """
     from optrun.data.columns import missing_names
-    from optrun.data.shapes import looks_like, looks_tagged
+    from optrun.data.row_advice import looks_like, looks_tagged
 
     source = draft.load()
     kind = "conll" if looks_tagged(source.train.rows) else looks_like(source.train.rows)
@@ -206,7 +206,7 @@ def _say_rows(source: Source, draft: _Draft, say: Say) -> Roles | None:
         ConfigError: It is not sure what the rows are for, and no task was named.
     """
     from optrun.data.column_roles import roles_of, undecoded
-    from optrun.data.shapes import labelled_lines
+    from optrun.data.row_advice import labelled_lines
 
     rows = undecoded(source.train.rows)
     evaluated = sum(len(split.rows) for split in source.eval_sets.values())

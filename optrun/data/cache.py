@@ -32,7 +32,7 @@ import xxhash
 
 from optrun.base.errors import StorageError
 from optrun.base.reading import open_file, read_json
-from optrun.data.alive import alive, tell
+from optrun.data.heartbeat import beat, tell_user
 
 Found = TypeVar("Found")
 _ABANDONED_SECONDS = 24 * 3600
@@ -76,7 +76,7 @@ def digest_of(pieces: Iterable[str | bytes]) -> str:
     """Compute the same digest of pieces that are never in memory together."""
     total = hashlib.sha256()
     for piece in pieces:
-        alive()
+        beat()
         raw = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
         total.update(len(raw).to_bytes(8, "big"))
         total.update(raw)
@@ -95,7 +95,7 @@ def chunks_of_file(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file as they are, a few at a time."""
     with open_file(path, follow=True) as file:
         while chunk := file.read(_CHUNK):
-            alive()
+            beat()
             yield chunk
 
 
@@ -183,13 +183,13 @@ def _wait_for(lock: int, folder: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            alive()
+            beat()
         else:
             return
         if time.monotonic() - begun > _TOLD_SECONDS and not is_told:
             is_told = True
             holder = os.pread(lock, 200, 0).decode("utf-8", "replace") or "another process"
-            tell(
+            tell_user(
                 f"waiting for {holder}, which makes what is needed here, too: {folder.parent.name}"
             )
         time.sleep(_LOOK_SECONDS)
@@ -209,7 +209,7 @@ def _signs_of_life(folder: Path) -> Iterator[None]:
                 parts = folder.parent.glob(f".making-{folder.name[:16]}-*/**/*")
                 written = sum(path.stat().st_size for path in parts)
             if written != before:
-                alive()
+                beat()
 
     thread = threading.Thread(target=watch, name="optrun-cache", daemon=True)
     thread.start()

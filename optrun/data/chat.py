@@ -13,7 +13,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.reading import parse_json
 from optrun.config.schema.chat_tasks import ChatLayout
 from optrun.data.columns import named, named_text
-from optrun.data.shapes import columns_in_words, short
+from optrun.data.row_advice import cell_repr, columns_in_words
 
 if TYPE_CHECKING:
     from optrun.data.source import Source, Split
@@ -405,9 +405,8 @@ def refuse_unread(cells: Cells) -> None:
     """
     if _without_nulls(cells.get(_KWARGS)):
         raise Unreadable(
-            f"has {short(cells[_KWARGS])} as {_KWARGS}, which are not read. Leave the column out,"
-            " or"
-            " set the values in a template of your own: task.chat_template=FILE.jinja."
+            f"has {cell_repr(cells[_KWARGS])} as {_KWARGS}, which are not read. Leave the column"
+            " out, or set the values in a template of your own: task.chat_template=FILE.jinja."
         )
     if cells.get("label") is False:
         raise Unreadable(
@@ -426,7 +425,7 @@ def _with_system(turns: list[Message], cells: Cells) -> list[Message]:
     if not system:
         return turns
     if not isinstance(system, str):
-        raise Unreadable(f"has {short(system)} as system, where a text is expected.")
+        raise Unreadable(f"has {cell_repr(system)} as system, where a text is expected.")
     if turns and turns[0]["role"] == "system":
         if turns[0]["content"] == system:
             return turns
@@ -441,7 +440,8 @@ def _plain(prompt: object, completion: object, row: int | None) -> Plain:
     for name, value in (("prompt", prompt), ("completion", completion)):
         if not isinstance(value, str | None):
             raise Unreadable(
-                f"has a text and a list of turns: its {name} is {short(value)}. Write both alike."
+                f"has a text and a list of turns: its {name} is {cell_repr(value)}. Write both"
+                " alike."
             )
         texts.append(value or "")
     if not texts[1].strip():
@@ -455,7 +455,7 @@ def _alpaca(
     instruction, output = values
     if not isinstance(instruction, str) or not isinstance(output, str | None):
         raise Unreadable(
-            f"has {short(values)} as instruction and output, where texts are expected."
+            f"has {cell_repr(values)} as instruction and output, where texts are expected."
         )
     if not (output or "").strip():
         raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
@@ -479,7 +479,7 @@ def _history(value: object) -> list[Message]:
         is_pair = isinstance(pair, list) and len(pair) == 2
         if not is_pair or not all(isinstance(text, str) for text in pair):
             raise Unreadable(
-                f"has {short(value)} as history, where lists of a question and its answer are"
+                f"has {cell_repr(value)} as history, where lists of a question and its answer are"
                 " expected."
             )
         turns.append({"role": "user", "content": pair[0]})
@@ -491,14 +491,16 @@ def _turns(value: object, roles: frozenset[str], what: str) -> list[Message]:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | type(None)):
-        raise Unreadable(f"has {short(value)} as its {what}, where a list of turns is expected.")
+        raise Unreadable(
+            f"has {cell_repr(value)} as its {what}, where a list of turns is expected."
+        )
     return [_turn(turn, number, roles) for number, turn in enumerate(value or [], start=1)]
 
 
 def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
     if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
         raise Unreadable(
-            f'has no turn {number} as {{"role": ..., "content": ...}}: {short(value)}.'
+            f'has no turn {number} as {{"role": ..., "content": ...}}: {cell_repr(value)}.'
         )
     turn: Message = _without_nulls(value)
     for key in ("weight", "train", "training"):
@@ -554,11 +556,13 @@ def _text(content: object, number: int) -> str:
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
         if len(texts) < len(parts):
-            raise Unreadable(f"has something else than text in turn {number}: {short(content)}.")
+            raise Unreadable(
+                f"has something else than text in turn {number}: {cell_repr(content)}."
+            )
         return "".join(texts)
     if not isinstance(content, str):
         raise Unreadable(
-            f"has {short(content)} as the content of turn {number}, where a text is expected."
+            f"has {cell_repr(content)} as the content of turn {number}, where a text is expected."
         )
     return content
 
@@ -577,11 +581,13 @@ def _tools(value: object) -> list[Message] | None:
         try:
             value = parse_json(value.encode(), "tools") if value.strip() else None
         except ValueError:
-            raise Unreadable(f"has tools that are no JSON: {short(value)}.") from None
+            raise Unreadable(f"has tools that are no JSON: {cell_repr(value)}.") from None
     if not value:
         return None
     if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
-        raise Unreadable(f"has {short(value)} as tools, where a list of JSON schemas is expected.")
+        raise Unreadable(
+            f"has {cell_repr(value)} as tools, where a list of JSON schemas is expected."
+        )
     return [_without_nulls(tool) for tool in value]
 
 

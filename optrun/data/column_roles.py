@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optrun.base.errors import ConfigError
 from optrun.data.columns import USUAL_WORDS, is_number, usual_columns
 from optrun.data.folders import IMAGES
-from optrun.data.shapes import USUAL_TEXTS, columns_in_words
+from optrun.data.row_advice import USUAL_TEXTS, columns_in_words
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optrun.base.errors import ConfigError, nearest
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.folders import IMAGES
-from optrun.data.shapes import USUAL_TEXTS, columns_in_words, is_mixed, is_nested, short
+from optrun.data.row_advice import USUAL_TEXTS, cell_repr, columns_in_words, is_mixed, is_nested
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -437,8 +437,8 @@ def refuse_mixed(split: Split, column: str) -> None:
             if before != kind:
                 raise ConfigError(
                     f"{split.key}: column {column} mixes kinds of values: row {split.number(where)}"
-                    f" has {short(other)}, row {split.number(row)} has {short(value)}. Write all of"
-                    " them alike."
+                    f" has {cell_repr(other)}, row {split.number(row)} has {cell_repr(value)}."
+                    " Write all of them alike."
                 )
 
 
@@ -459,8 +459,8 @@ def texts(split: Split, column: str) -> Iterator[str]:
         text = text_of(value)
         if text is None:
             raise ConfigError(
-                f"{split.key}: row {split.number(row)} has {short(value)} in column {column}, where"
-                f" a text is expected. {columns_in_words(split.rows)}"
+                f"{split.key}: row {split.number(row)} has {cell_repr(value)} in column {column},"
+                f" where a text is expected. {columns_in_words(split.rows)}"
             )
         yield text
 
@@ -486,7 +486,7 @@ def cell_text(row: Mapping[str, object], column: str) -> str:
     text = text_of(row.get(column))
     if text is None:
         raise ConfigError(
-            f"it has {short(row[column])} in column {column}, where a text is expected."
+            f"it has {cell_repr(row[column])} in column {column}, where a text is expected."
         )
     return text
 
@@ -500,6 +500,6 @@ def cell_list(row: Mapping[str, object], column: str) -> list[str]:
     found = row.get(column)
     if not isinstance(found, list) or any(not isinstance(text, str) for text in found):
         raise ConfigError(
-            f"it has {short(found)} in column {column}, where a list of texts is expected."
+            f"it has {cell_repr(found)} in column {column}, where a list of texts is expected."
         )
     return found

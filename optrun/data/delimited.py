@@ -23,7 +23,7 @@ from optrun.data.columns import USUAL_LABELS, usual_columns
 from optrun.data.content import chunks_of, open_bytes
 from optrun.data.encoding import UTF8, recoded
 from optrun.data.reading import Reading, ReadOptions
-from optrun.data.shapes import USUAL_TEXTS
+from optrun.data.row_advice import USUAL_TEXTS
 
 if TYPE_CHECKING:
     import pyarrow as pa

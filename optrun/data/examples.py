@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from optrun.data.cache import cached, digest, digest_of, key_of, known_by, versions
+from optrun.data.cached_arrays import map_arrays
 from optrun.data.encoded import MAKERS, Encoder, mapped, size_of, write_ids
-from optrun.data.kept import mapped_arrays
 from optrun.data.randomness import generator
 
 Example = dict[str, Any]
@@ -300,7 +300,7 @@ def encode(
         name,
         lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters),
     )
-    known = mapped_arrays(folder)
+    known = map_arrays(folder)
     arrays = {path.stem: mapped(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
     lost = None if longest is None else known["lost"]
     return Examples(known["offsets"], arrays, lost=lost, hashes=known["hashes"], origin=name)

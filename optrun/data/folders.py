@@ -13,8 +13,7 @@ from optrun.base.reading import read_bytes
 from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
 from optrun.data.encoding import UTF8, NotDecodableError, marked, recoded, western
-from optrun.data.reader import quiet, understood
-from optrun.data.reading import Reading
+from optrun.data.reading import Reading, quiet, understood
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -28,8 +28,7 @@ from optrun.data.content import (
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
 from optrun.data.folders import read_classes, read_saved
-from optrun.data.reader import kept_rows, reason, understood
-from optrun.data.reading import Reading
+from optrun.data.reading import Reading, kept_rows, reason, understood
 from optrun.data.shards import File, Groups, Lines, Opening, Shard
 from optrun.data.tagged import read_tagged
 

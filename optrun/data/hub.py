@@ -18,8 +18,7 @@ from optrun.data.content import name_inside
 from optrun.data.files import read_split
 from optrun.data.formats import by_ending, one_format, streamed_format
 from optrun.data.hub_file import HubFile
-from optrun.data.reader import kept_rows, quiet, reason, understood
-from optrun.data.reading import ReadOptions
+from optrun.data.reading import ReadOptions, kept_rows, quiet, reason, understood
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 

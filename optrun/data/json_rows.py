@@ -21,11 +21,11 @@ import pyarrow as pa
 from datasets.features.features import register_feature
 
 from optrun.base.errors import ConfigError
-from optrun.data.alive import alive
 from optrun.data.cache import cached, versions
 from optrun.data.content import ROW, open_bytes, parse_row, unique_keys
+from optrun.data.heartbeat import beat
 from optrun.data.reading import Reading
-from optrun.data.shapes import refuse_one_object
+from optrun.data.row_advice import refuse_one_object
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -84,7 +84,7 @@ def _convert(asked: Reading, folder: Path) -> None:
 
         def rows() -> Iterator[Row]:
             for path, text in texts:
-                alive()
+                beat()
                 yield from _rows_of(f"{asked.key}={path}", text)
 
         features = column_features(rows())

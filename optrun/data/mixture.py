@@ -14,9 +14,9 @@ import numpy as np
 from optrun.data.cache import digest
 from optrun.data.examples import Example
 from optrun.data.loader import SOURCE, EpochPlan, ExampleSource, Order
-from optrun.data.parts import spans
 from optrun.data.randomness import generator
 from optrun.data.source import Source
+from optrun.data.spans import spans
 
 _AT_ONCE = 1 << 16
 """Sources that are drawn together."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from optrun.data.alive import alive
 from optrun.data.cache import digest, known_by
+from optrun.data.cached_arrays import cached_arrays
 from optrun.data.examples import Example, Examples, Selected
-from optrun.data.kept import kept
+from optrun.data.heartbeat import beat
 
 SIZES = "sizes"
 """Name under which a packed example says how long its documents are."""
@@ -67,7 +67,7 @@ def _whole_numbers(values: np.ndarray) -> Iterator[int]:
     Each takes four times what it takes in the array.
     """
     for at in range(0, len(values), _PIECE):
-        alive()
+        beat()
         yield from values[at : at + _PIECE].tolist()
 
 
@@ -90,7 +90,7 @@ class Packed:
         self.documents = documents
         self.room = room
         self._key = digest("best-fit-1", documents.fingerprint(), str(room))
-        plan = kept("packing", self._key, self._plan)
+        plan = cached_arrays("packing", self._key, self._plan)
         self._order, self._borders = plan["order"], plan["borders"]
         self.lengths = plan["lengths"]
 

@@ -20,7 +20,7 @@ from optrun.data.chat import (
     read_rows,
 )
 from optrun.data.columns import named
-from optrun.data.shapes import columns_in_words
+from optrun.data.row_advice import columns_in_words
 from optrun.data.source import Source, Split
 
 CHOSEN, REJECTED, PROMPT, TOOLS = "chosen", "rejected", "prompt", "tools"

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from optrun.data.alive import alive
+from optrun.data.heartbeat import beat
 
 _PATIENCE = 1.0
 """Seconds that pass in silence."""
@@ -53,7 +53,7 @@ class Progress:
         self._show(tokens=f"{self._tokens / 1e6:,.1f} million tokens, {rate:,.0f}/s")
 
     def _show(self, **values: Any) -> None:
-        alive()
+        beat()
         if self._bar is None or self._task is None:
             return
         if not self._bar.live.is_started and time.monotonic() - self._begun > _PATIENCE:

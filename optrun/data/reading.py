@@ -1,17 +1,25 @@
-"""What is asked of the reader of a format.
+"""What readers of files share.
 
-Files of one format, and how they were said to be read.
+Files of one format, how they are to be read, and the readers of `datasets`, quiet, with their rows
+in a cache that notices damage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from optrun.data.cache import digest
+from optrun.base.errors import ConfigError, OptrunError
+from optrun.data.cache import cached, digest, versions
 from optrun.data.content import as_utf8, compression_of
 from optrun.data.encoding import UTF8
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _USUAL = (None, "gzip", "bz2", "xz")
 """How a file may be packed that every reader unpacks by itself."""
@@ -69,3 +77,88 @@ class Reading:
             )
             for path, encoding in zip(self.files, self.encodings, strict=True)
         ]
+
+
+def kept_rows(
+    kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]
+) -> dict[str, Dataset]:
+    """Read with a reader of `datasets`, and keep the Arrow files in our own cache.
+
+    Which notices damage.
+
+    Args:
+        kind: Subfolder of the cache.
+        key: Digest of everything the rows depend on besides the packages that read them.
+        read: Gives the splits; puts its files into the folder it is given.
+
+    Returns:
+        Split to rows, mapped from the cache.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    import datasets
+
+    def make(folder: Path) -> None:
+        with quiet():
+            splits = read(str(folder / "reader"))
+        for split, rows in splits.items():
+            for number, part in enumerate(rows.cache_files):
+                Path(part["filename"]).rename(folder / f"{split}-{number:05d}.arrow")
+        shutil.rmtree(folder / "reader")
+
+    folder = cached(kind, digest(versions("datasets", "pyarrow"), key), make)
+    found: dict[str, list[Dataset]] = {}
+    for path in sorted(folder.glob("*.arrow")):
+        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(
+            datasets.Dataset.from_file(str(path))
+        )
+    return {split: datasets.concatenate_datasets(parts) for split, parts in found.items()}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence progress bars and log lines of `datasets`; what goes wrong is raised."""
+    import datasets
+
+    shown = datasets.utils.logging.is_progress_bar_enabled()
+    level = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if shown:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def understood(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
+    """Turn what a library says of the user's data into a message of ours; refusals of our own pass.
+
+    Args:
+        where: Key and value, and what cannot be done with them.
+        why: From the library's error to the end of the sentence; None: `reason`.
+
+    Raises:
+        ConfigError: A library raised anything.
+    """
+    try:
+        yield
+    except OptrunError:
+        raise
+    except (
+        Exception
+    ) as error:  # of the reader, the disk and the network, each with errors of their own
+        raise ConfigError(f"{where}: {(why or reason)(error)}") from error
+
+
+def reason(error: BaseException) -> str:
+    """Return the innermost word of a library, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    message = " ".join(str(error).split()) or "no reason given"
+    if isinstance(error, UnicodeDecodeError):
+        message = f"its bytes are no UTF-8 ({message})"
+    return f"{type(error).__name__}: {message if len(message) <= 400 else message[:400] + ' ...'}"

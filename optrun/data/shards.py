@@ -17,12 +17,12 @@ import xxhash
 
 from optrun.base.errors import ConfigError
 from optrun.data.cache import checksum, digest
+from optrun.data.cached_arrays import cached_arrays
 from optrun.data.content import parse_row
-from optrun.data.heads import HEAD
+from optrun.data.first_rows import FIRST_ROWS
 from optrun.data.hub_file import HubFile
-from optrun.data.kept import kept
 from optrun.data.local_file import LocalFile
-from optrun.data.parts import Recent, spans
+from optrun.data.spans import RecentlyRead, spans
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,8 +50,8 @@ class Opening:
     """
 
     window: int
-    groups: Recent[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
-        default_factory=lambda: Recent(_GROUPS)
+    groups: RecentlyRead[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
+        default_factory=lambda: RecentlyRead(_GROUPS)
     )
     read: int = 0
 
@@ -141,7 +141,7 @@ class Lines(Shard):
     def _mapped(
         key: str, file: File, content: str, find: Callable[[], dict[str, np.ndarray]]
     ) -> Lines:
-        begins = kept("stream", digest("lines-1", content), find)["begins"]
+        begins = cached_arrays("stream", digest("lines-1", content), find)["begins"]
         return Lines(key, file, len(begins) - 1, content, begins)
 
     def __reduce__(self) -> tuple[Callable[..., Lines], tuple[object, ...]]:
@@ -160,11 +160,11 @@ class Lines(Shard):
         def find() -> list[str]:
             return list(
                 dict.fromkeys(
-                    name for row in self.read(0, min(HEAD, self.rows), None) for name in row
+                    name for row in self.read(0, min(FIRST_ROWS, self.rows), None) for name in row
                 )
             )
 
-        return self.file.known(f"columns-1 {HEAD}", find)
+        return self.file.known(f"columns-1 {FIRST_ROWS}", find)
 
     def read(
         self,
@@ -184,9 +184,9 @@ class Lines(Shard):
                 if row.get(name):  # an empty one says as much as none
                     raise ConfigError(
                         f"{self.key}={self.file}: row {number:,} has a column {name}, which none of"
-                        f" the first {HEAD} "
+                        f" the first {FIRST_ROWS} "
                         "rows of any file has, so it would not be read. Put a row with it among"
-                        f" the first {HEAD} of "
+                        f" the first {FIRST_ROWS} of "
                         f'a file, or give it in each row, if only as "{name}": null.'
                     )
             rows.append(row if columns is None else {name: row.get(name) for name in columns})
@@ -231,7 +231,7 @@ class Groups(Shard):
     ends: tuple[int, ...]
     columns: tuple[str, ...]
     window: int
-    kept: Recent[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
+    kept: RecentlyRead[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
         compare=False, repr=False
     )
 

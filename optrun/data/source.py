@@ -11,11 +11,11 @@ import xxhash
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
-from optrun.data.alive import alive
 from optrun.data.cache import key_of
-from optrun.data.kept import kept
+from optrun.data.cached_arrays import cached_arrays
+from optrun.data.heartbeat import beat
 from optrun.data.randomness import generator
-from optrun.data.shapes import is_nested
+from optrun.data.row_advice import is_nested
 from optrun.data.text_rows import TextRows
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Split:
         """Yield the values of each row in some columns, a few rows in memory at a time."""
         self.columns_read.update(names)
         for batch in self.rows.select_columns(list(names)).iter(batch_size=1000):
-            alive()
+            beat()
             yield from zip(*(batch[name] for name in names), strict=True)
 
     def number(self, row: int) -> int:
@@ -181,7 +181,7 @@ def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarr
         repeating = np.flatnonzero(first != np.arange(len(first)))
         return {"repeating": repeating, "first": first[repeating]}
 
-    found = kept("repeats", key_of("repeats-1", split.content, *columns), find)
+    found = cached_arrays("repeats", key_of("repeats-1", split.content, *columns), find)
     return found["repeating"], found["first"]
 
 

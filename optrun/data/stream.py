@@ -25,13 +25,13 @@ from optrun.base.errors import ConfigError
 from optrun.data.cache import digest, known_by, versions
 from optrun.data.encoded import MAKERS
 from optrun.data.examples import Example, scalar_pieces
+from optrun.data.first_rows import FIRST_ROWS, related_columns, with_empty_columns
 from optrun.data.formats import one_format, refuse_other_content, streamed_format
-from optrun.data.heads import HEAD, unread, widened
 from optrun.data.hub_file import HubFile
 from optrun.data.local_file import LocalFile
-from optrun.data.parts import Recent, spans
 from optrun.data.randomness import generator
 from optrun.data.shards import Groups, Opening, Row, Shard
+from optrun.data.spans import RecentlyRead, spans
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -75,16 +75,16 @@ class StreamRows:
     @cached_property
     def head(self) -> Dataset:
         """The first rows of the first file, with the columns of the first rows of any file."""
-        first = self.shards[0].head(HEAD, self.columns)
+        first = self.shards[0].head(FIRST_ROWS, self.columns)
         types = {
-            name: self.shards[number].head(HEAD, [name]).features[name]
+            name: self.shards[number].head(FIRST_ROWS, [name]).features[name]
             for name, number in self._first_with.items()
             if number and (self.columns is None or name in self.columns)
         }
         count = len(first) or min(
-            HEAD, self.shards[0].rows
+            FIRST_ROWS, self.shards[0].rows
         )  # without columns it has no length either
-        return widened(first, count, types) if types else first
+        return with_empty_columns(first, count, types) if types else first
 
     @cached_property
     def _first_with(self) -> dict[str, int]:
@@ -104,7 +104,9 @@ class StreamRows:
             self.shards[0], Groups
         ):  # a footer names every column there is
             return frozenset()
-        return unread(self.columns, self.shards[0].read(0, 1, self.columns)[0], self._first_with)
+        return related_columns(
+            self.columns, self.shards[0].read(0, 1, self.columns)[0], self._first_with
+        )
 
     @property
     def column_names(self) -> list[str]:
@@ -138,7 +140,7 @@ class StreamRows:
             for name in self.column_names
             if name not in found.column_names
         }
-        return widened(found, len(rows), lacking) if lacking else found
+        return with_empty_columns(found, len(rows), lacking) if lacking else found
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -309,7 +311,7 @@ class WindowOrder:
         self._borders = borders
         self._seed = seed
         self._epoch = epoch
-        self._last: Recent[int, np.ndarray] = Recent(1)
+        self._last: RecentlyRead[int, np.ndarray] = RecentlyRead(1)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -420,7 +422,7 @@ class StreamedBlocks:
         self.empty = empty
         self.notes: list[str] = []
         self.parts = rows.parts
-        self._recent: Recent[int, dict[str, np.ndarray]] = Recent(_TOGETHER)
+        self._recent: RecentlyRead[int, dict[str, np.ndarray]] = RecentlyRead(_TOGETHER)
         self._borders = np.concatenate([[0], np.cumsum(self._planned())])
         self.arrangement = Windows(rows, self._borders)
 

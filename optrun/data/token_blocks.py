@@ -12,7 +12,7 @@ import numpy as np
 from optrun.base.errors import ConfigError
 from optrun.data.cache import digest
 from optrun.data.examples import Example
-from optrun.data.parts import spans
+from optrun.data.spans import spans
 
 
 @dataclass(frozen=True, slots=True)

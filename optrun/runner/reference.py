@@ -19,7 +19,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.cache import digest, versions
-from optrun.data.kept import kept
+from optrun.data.cached_arrays import cached_arrays
 from optrun.distributed.world import ALONE, World
 from optrun.model.adapter import without_factors
 from optrun.model.forward import lean_forward
@@ -105,7 +105,7 @@ def _logps(
         finally:
             model.train(training)
 
-    return kept("reference", key, find)["logps"]
+    return cached_arrays("reference", key, find)["logps"]
 
 
 def _is_beside_start(config: RunConfig) -> bool:

@@ -18,8 +18,8 @@ from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.training import OnNonfinite
-from optrun.data.alive import heard
 from optrun.data.cache import discarded
+from optrun.data.heartbeat import listened_to
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
@@ -178,7 +178,7 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
             "training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none."
         )
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    with opened_for(session, resume) as opened, heard(beat, note):
+    with opened_for(session, resume) as opened, listened_to(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.agree(lambda: _prepare(session, opened, revision))
         assembled = assemble(session.request, prepared, device, opened, world)

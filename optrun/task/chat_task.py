@@ -14,9 +14,9 @@ import numpy as np
 from optrun.base.errors import ConfigError
 from optrun.config.schema.chat_tasks import OverlongRows
 from optrun.data.cache import key_of
+from optrun.data.cached_arrays import cached_arrays, rows_without_marks
 from optrun.data.chat import ROLES, Chat, Plain
 from optrun.data.examples import Example, Examples, Selected, encode
-from optrun.data.kept import kept, nothing_marked
 from optrun.data.source import Split
 from optrun.task.base import Task, TextKind
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten
@@ -309,7 +309,9 @@ def _without_targets(examples: Examples) -> np.ndarray:
     """
     marks, offsets = examples.flat(TARGETS), examples.offsets
     key = key_of("no-targets-1", examples.origin)
-    return kept("no-targets", key, lambda: {"rows": nothing_marked(marks, offsets)})["rows"]
+    return cached_arrays("no-targets", key, lambda: {"rows": rows_without_marks(marks, offsets)})[
+        "rows"
+    ]
 
 
 def kind_of(row: Chat | Plain | None) -> str:

@@ -12,7 +12,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
 from optrun.config.schema.task import EmbeddingConfig, EmbeddingLoss
 from optrun.data.columns import label_column, missing_column, named
-from optrun.data.shapes import columns_in_words
+from optrun.data.row_advice import columns_in_words
 from optrun.data.source import Source, Split
 
 USUAL_PAIRS = (

@@ -10,8 +10,8 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.data.cache import key_of
+from optrun.data.cached_arrays import cached_arrays
 from optrun.data.columns import label_column, missing_column
-from optrun.data.kept import kept
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
 from optrun.task.class_table import ClassTable, table_of_labels
@@ -150,7 +150,7 @@ def _indicator(split: Split, name: str) -> np.ndarray:
             has[row] = value in _YES
         return {"has": has}
 
-    return kept("labels", key_of("label-column-1", split.content, name), find)["has"]
+    return cached_arrays("labels", key_of("label-column-1", split.content, name), find)["has"]
 
 
 class LabelSetMetrics(SummedMetrics):

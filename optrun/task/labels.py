@@ -15,8 +15,8 @@ import numpy as np
 
 from optrun.base.errors import ConfigError, nearest
 from optrun.data.cache import cached, digest, key_of, known_by
+from optrun.data.cached_arrays import array_to_texts, cached_arrays, texts_to_array
 from optrun.data.columns import label_column, refuse_mixed, values
-from optrun.data.kept import as_array, as_texts, kept
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamRows
 
@@ -111,7 +111,7 @@ def _kept(
     """
     declared, rows = declared_names(split.rows.features[name]), split.rows
     if not isinstance(rows, StreamRows):
-        return kept(
+        return cached_arrays(
             "labels",
             key_of(kind, split.content, name, *(declared if kind != NUMBERS else ())),
             find,
@@ -121,7 +121,7 @@ def _kept(
     def write(folder: Path) -> None:
         found = find()
         np.save(folder / "labels.npy", found[values])
-        (folder / "names.json").write_bytes(found.get("names", as_array([])).tobytes())
+        (folder / "names.json").write_bytes(found.get("names", texts_to_array([])).tobytes())
 
     key = digest("labels-2", rows.fingerprint(), name, str(kind == NUMBERS), *declared)
     folder = cached("stream-labels", key, write)
@@ -152,10 +152,10 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
             _refuse_unlabelled(split, name, list(met), places)
             if not isinstance(split.rows, StreamRows):
                 _refuse_missing(split, name, list(met), places)
-        return {"names": as_array(met), "places": places}
+        return {"names": texts_to_array(met), "places": places}
 
     found = _kept(split, "labels-2", name, find)
-    return as_texts(found["names"]), found["places"]
+    return array_to_texts(found["names"]), found["places"]
 
 
 def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
@@ -266,13 +266,13 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
         if not declared_names(split.rows.features[name]):
             _refuse_unlabelled(split, name, list(met), np.array(places, dtype=np.int32))
         return {
-            "names": as_array(met),
+            "names": texts_to_array(met),
             "places": np.array(places, dtype=np.int32),
             "borders": borders,
         }
 
     found = _kept(split, "label-lists-2", name, find)
-    return LabelLists(as_texts(found["names"]), found["places"], found["borders"])
+    return LabelLists(array_to_texts(found["names"]), found["places"], found["borders"])
 
 
 def streamed_list_names(split: Split, name: str, expected: str) -> tuple[list[str], int]:

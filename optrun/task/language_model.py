@@ -14,7 +14,7 @@ from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, Selected, encode, limited, packed
 from optrun.data.loader import ExampleSource
-from optrun.data.pieces import Pieces, fast_ids, is_long
+from optrun.data.long_texts import LongText, encode_uncut, is_long
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
@@ -177,11 +177,11 @@ def _whole_rows(
     """
     before, after = around
     short = [text for text in texts if not is_long(text)]
-    encoded = iter(fast_ids(short, tokenizer, special=special))
+    encoded = iter(encode_uncut(short, tokenizer, special=special))
     rows: list[Any] = []
     for text in texts:
         if is_long(text):
-            rows.append(Pieces(text, tokenizer, before, after))
+            rows.append(LongText(text, tokenizer, before, after))
         elif special:
             rows.append(next(encoded))
         else:

@@ -74,7 +74,7 @@ def test_the_watcher_of_a_run_hears_that_its_data_are_made(
         return beat(*given)
 
     monkeypatch.setattr(train, "beat", beat_noted)
-    monkeypatch.setattr("optrun.data.alive._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("optrun.data.heartbeat._EVERY_SECONDS", 0.0)
     data = ["data=files", f"data.train={write_text(tmp_path, 20)}"]
     assert optrun(*TINY_GPT, *data, "training.max_steps=1", "checkpoint=none", "tracking=none") == 0
     assert {"tokens", "tokenizers"} <= set(signs)

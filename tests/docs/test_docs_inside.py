@@ -135,6 +135,6 @@ def test_a_verb_and_a_key(copy: Path, said: dict[str, tuple[int, str]]) -> None:
 def test_a_file_format(said: dict[str, tuple[int, str]]) -> None:
     code, text = said["a proposal"]
     assert code == 0, text
-    assert "text is the text · label is the label" in text
+    assert "text (text), label (label)" in text
     code, text = said["a broken file"]
     assert (code, "broken.ini: is no ini file" in text) == (2, True)

@@ -26,7 +26,7 @@ PLACES = {
     "cli/certify_resume.py": "the temporary folder of its trials",
     "cli/confirm_sweep.py": "the record of a confirmation that did not begin",
     "data/cache.py": "folders of the cache",
-    "data/reader.py": "its temporary folder",
+    "data/reading.py": "its temporary folder",
     "launch/single_run.py": "what a refused start wrote, by name",
     "runner/folders.py": "its own folder aside; model/ and tokenizer/ of the run; an empty folder",
     "runner/predict.py": "its own file aside",

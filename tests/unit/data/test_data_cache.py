@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from optrun.base.errors import StorageError
-from optrun.data.alive import heard
 from optrun.data.cache import _signs_of_life, cached, digest, digest_files, discarded
+from optrun.data.heartbeat import listened_to
 
 
 @pytest.fixture
@@ -180,7 +180,7 @@ def test_one_that_waits_tells_for_whom_and_gives_signs_of_life(
     other = threading.Thread(target=cached, args=("kind", "key", make))
     other.start()
     begun.wait(60)
-    with heard(lambda: signs.append(None), notes.append):
+    with listened_to(lambda: signs.append(None), notes.append):
         assert (cached("kind", "key", _never) / "x").read_text() == "theirs"
     other.join()
     (said,) = notes
@@ -198,11 +198,11 @@ def test_who_makes_an_entry_gives_signs_of_life(
 ) -> None:
     """Its watcher hears of bytes alone, so that one that hangs is found."""
     monkeypatch.setattr("optrun.data.cache._SIGN_SECONDS", 0.01)
-    monkeypatch.setattr("optrun.data.alive._EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("optrun.data.heartbeat._EVERY_SECONDS", 0.0)
     signs = list[None]()
     inside = tmp_path / ".making-key-abc" / "reader"
     inside.mkdir(parents=True)
-    with heard(lambda: signs.append(None), print), _signs_of_life(tmp_path / "key"):
+    with listened_to(lambda: signs.append(None), print), _signs_of_life(tmp_path / "key"):
         time.sleep(0.1)
         assert len(signs) <= 1  # of the folder itself
         deadline = time.monotonic() + 60

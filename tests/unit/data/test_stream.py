@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from optrun.base.errors import ConfigError, OptrunError
-from optrun.data import chat, heads
-from optrun.data.heads import HEAD
+from optrun.data import chat, first_rows
+from optrun.data.first_rows import FIRST_ROWS
 from optrun.data.hub_file import HubFile
 from optrun.data.loader import BatchLoader, EpochPlan
-from optrun.data.shapes import is_nested
+from optrun.data.row_advice import is_nested
 from optrun.data.shards import begins_of
 from optrun.data.stream import (
     StreamedBlocks,
@@ -426,8 +426,12 @@ def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read
     chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
     def read(row: dict, last: dict, columns: list[str]) -> list[dict]:  # type: ignore[type-arg]
-        path = jsonl(tmp_path / "a.jsonl", [*[row] * HEAD, row | last])
-        return open_stream("data.train", [path], 9, []).select_columns(columns).read(HEAD, HEAD + 1)
+        path = jsonl(tmp_path / "a.jsonl", [*[row] * FIRST_ROWS, row | last])
+        return (
+            open_stream("data.train", [path], 9, [])
+            .select_columns(columns)
+            .read(FIRST_ROWS, FIRST_ROWS + 1)
+        )
 
     for row, name, value in (
         (alpaca, "input", "X"),
@@ -439,7 +443,7 @@ def test_a_column_that_no_first_row_has_is_refused_where_it_would_have_been_read
         with pytest.raises(ConfigError) as caught:
             read(row, {name: value}, list(row))
         assert (
-            f"a.jsonl: row {HEAD + 1} has a column {name}, which none of the first 100 rows"
+            f"a.jsonl: row {FIRST_ROWS + 1} has a column {name}, which none of the first 100 rows"
             in str(caught.value)
         )
         assert f'"{name}": null' in str(caught.value)
@@ -455,4 +459,7 @@ def test_the_columns_that_belong_to_chats_are_those_that_chats_take_in() -> None
     chats = {"messages": [{"role": "user", "content": "a"}]}
     for layout, names in chat._COLUMNS.items():
         wanted = {*chat._MORE.get(layout, ()), chat._TOOLS, chat._KWARGS}
-        assert heads.unread(names, dict.fromkeys(names, chats["messages"]), names) == wanted
+        assert (
+            first_rows.related_columns(names, dict.fromkeys(names, chats["messages"]), names)
+            == wanted
+        )

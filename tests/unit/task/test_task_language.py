@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers.processors import TemplateProcessing
 
 from optrun.base.errors import ConfigError
-from optrun.data import pieces
+from optrun.data import long_texts
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.randomness import generator
 from optrun.data.source import Source
@@ -298,8 +298,8 @@ def test_long_documents_are_encoded_in_pieces_alike(
 ) -> None:
     texts = [" ".join(TEXTS) * 20, "Bob", " ".join(reversed(TEXTS)) * 20]
     found = []
-    for piece in (pieces.PIECE, 1000):
-        monkeypatch.setattr(pieces, "PIECE", piece)
+    for piece in (long_texts.PIECE, 1000):
+        monkeypatch.setattr(long_texts, "PIECE", piece)
         monkeypatch.setenv(
             "OPTRUN_CACHE", str(tmp_path / str(piece))
         )  # else the first is read again

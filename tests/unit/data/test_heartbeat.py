@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optrun.data import alive
+from optrun.data import heartbeat
 from optrun.data.cache import digest_files, digest_of
 from optrun.data.encoded import write_ids
 from optrun.data.packing import best_fit
@@ -18,20 +18,20 @@ from optrun.data.text_rows import TextRows
 
 def test_signs_are_given_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now, signs = [100.0], list[float]()
-    monkeypatch.setattr(alive.time, "monotonic", lambda: now[0])
-    alive.alive()
-    with alive.heard(lambda: signs.append(now[0]), print):
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+    heartbeat.beat()
+    with heartbeat.listened_to(lambda: signs.append(now[0]), print):
         for _ in range(7):
-            alive.alive()
+            heartbeat.beat()
             now[0] += 0.25
-    alive.alive()
+    heartbeat.beat()
     assert signs == [100.0, 100.5, 101.0, 101.5]
 
 
 def test_what_is_told_with_nobody_to_hear_it_stands_on_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    alive.tell("waiting")
+    heartbeat.tell_user("waiting")
     assert capsys.readouterr().err == "optrun: waiting\n"
 
 
@@ -59,6 +59,6 @@ WORKS: dict[str, Callable[[Path], object]] = {
 def test_work_that_takes_long_gives_signs(tmp_path: Path, work: str) -> None:
     (tmp_path / "file").write_bytes(b"x")
     signs: list[None] = []
-    with alive.heard(lambda: signs.append(None), print):
+    with heartbeat.listened_to(lambda: signs.append(None), print):
         WORKS[work](tmp_path)
     assert signs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from datasets import Dataset
 
-HEAD = 100
+FIRST_ROWS = 100
 """Rows of a file by which its columns are known."""
 _OF_CHATS = frozenset({"tools", "system", "chat_template_kwargs"})
 """Columns that are taken in beside any chat where they are there (`optrun.data.chat`)."""
@@ -22,7 +22,7 @@ _OF_LAYOUTS = {
 """The columns of a layout of chats, and those that are taken in beside them as well."""
 
 
-def widened(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:
+def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:
     """Add further columns to the first rows, which are empty there.
 
     Args:
@@ -39,7 +39,7 @@ def widened(first: Dataset, count: int, features: Mapping[str, object]) -> Datas
     return concatenate_datasets([first.select_columns(there), empty], axis=1) if there else empty
 
 
-def unread(
+def related_columns(
     columns: Collection[str], first: Mapping[str, object], known: Collection[str]
 ) -> frozenset[str]:
     """List names that would be among the columns to read, had the first rows of a file had them.

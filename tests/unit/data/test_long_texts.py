@@ -12,9 +12,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from optrun.base.errors import ConfigError
-from optrun.data import formats, pieces
+from optrun.data import formats, long_texts
 from optrun.data.files import read_files
-from optrun.data.pieces import Pieces, borders, is_long
+from optrun.data.long_texts import LongText, is_long, piece_borders
 from tests.running import sentence
 
 PLAIN = "\n".join(sentence(number) for number in range(200))
@@ -40,8 +40,8 @@ def byte_level() -> Any:
     ],
 )
 def test_pieces_end_with_a_line(text: str, ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 100)
-    parts = [text[begin:end] for begin, end in pairwise(borders(text))]
+    monkeypatch.setattr(long_texts, "PIECE", 100)
+    parts = [text[begin:end] for begin, end in pairwise(piece_borders(text))]
     assert "".join(parts) == text
     assert max(map(len, parts)) <= 200
     for part, following in pairwise(parts):
@@ -51,11 +51,11 @@ def test_pieces_end_with_a_line(text: str, ends: str, monkeypatch: pytest.Monkey
 
 
 def test_cut_at_line_ends_the_ids_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 300)
+    monkeypatch.setattr(long_texts, "PIECE", 300)
     tokenizer = byte_level()
     text = "".join(random.Random(0).choices(PLAIN.splitlines(keepends=True), k=300))
     assert is_long(text)
-    made = list(Pieces(text, tokenizer, [1], [2, 3]).pieces())
+    made = list(LongText(text, tokenizer, [1], [2, 3]).pieces())
     whole = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     assert np.concatenate([ids for ids, _ in made]).tolist() == [1, *whole, 2, 3]
     assert made[-1][1] == len(text)

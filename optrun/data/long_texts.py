@@ -29,7 +29,7 @@ def is_long(text: str) -> bool:
     return len(text) > 2 * PIECE
 
 
-def borders(text: str) -> Iterator[int]:
+def piece_borders(text: str) -> Iterator[int]:
     """Yield where pieces begin, and where the last one ends.
 
     A piece ends behind a line end, else at a space, else after twice the size of a piece.
@@ -51,7 +51,7 @@ def borders(text: str) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class LongText:
     """The ids of a long text, a few pieces in memory at a time.
 
     Attributes:
@@ -74,16 +74,16 @@ class Pieces:
     def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
         """Yield all ids, one piece after another, with the characters that have been encoded."""
         yield np.array(self.before, dtype=np.int32), 0
-        spans = pairwise(borders(self.text))
+        spans = pairwise(piece_borders(self.text))
         while batch := list(islice(spans, _AT_ONCE)):
             parts = [self.text[begin:end] for begin, end in batch]
-            encoded = fast_ids(parts, self.tokenizer, special=False)
+            encoded = encode_uncut(parts, self.tokenizer, special=False)
             for (_, end), ids in zip(batch, encoded, strict=True):
                 yield np.array(ids, dtype=np.int32), end
         yield np.array(self.after, dtype=np.int32), len(self.text)
 
 
-def fast_ids(
+def encode_uncut(
     texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool
 ) -> list[list[int]]:
     """Encode texts of any length, none of them cut.

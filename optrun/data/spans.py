@@ -39,7 +39,7 @@ def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tu
         begin = last
 
 
-class Recent(OrderedDict[Place, Part]):
+class RecentlyRead(OrderedDict[Place, Part]):
     """The parts that were used last, each read again once it was dropped.
 
     None of them goes to another process.
@@ -52,7 +52,7 @@ class Recent(OrderedDict[Place, Part]):
         super().__init__()
         self.most = most
 
-    def __reduce__(self) -> tuple[type[Recent[Place, Part]], tuple[int]]:
+    def __reduce__(self) -> tuple[type[RecentlyRead[Place, Part]], tuple[int]]:
         """Leave the parts out."""
         return type(self), (self.most,)
 

@@ -22,7 +22,7 @@ _next = 0.0
 
 
 @contextmanager
-def heard(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
+def listened_to(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
     """Hear the signs of life of this process as long as this lasts.
 
     Workers are forked outside of it.
@@ -40,7 +40,7 @@ def heard(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator
         _beat, _note = before
 
 
-def alive() -> None:
+def beat() -> None:
     """Give a sign of life; cheap enough for every row."""
     global _next
     if _beat is not None and (now := time.monotonic()) >= _next:
@@ -48,6 +48,6 @@ def alive() -> None:
         _beat()
 
 
-def tell(text: str) -> None:
+def tell_user(text: str) -> None:
     """Tell the user one line at once."""
     _note(text)

@@ -20,11 +20,11 @@ from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import SCHEMAS as TASKS
-from optrun.data import examples, kept, packing
+from optrun.data import cached_arrays, examples, packing
 from optrun.data.cache import discarded
+from optrun.data.cached_arrays import array_to_texts, rows_without_marks, texts_to_array
 from optrun.data.examples import InMemory
 from optrun.data.files import load_files
-from optrun.data.kept import as_array, as_texts, nothing_marked
 from optrun.model.tokenizer import train_tokenizer
 from optrun.task import Task, build_task, chat_task, facts
 from optrun.task.data_check import data_check
@@ -102,14 +102,14 @@ def forbid(monkeypatch: pytest.MonkeyPatch, *places: tuple[Any, str]) -> None:
 def test_rows_without_marks_are_those_of_a_plain_loop(rows: list[list[int]], piece: int) -> None:
     offsets = np.cumsum([0, *map(len, rows)])
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(kept, "_PIECE", piece)
-        found = nothing_marked(np.array([*chain.from_iterable(rows)], dtype=np.uint16), offsets)
+        patched.setattr(cached_arrays, "_PIECE", piece)
+        found = rows_without_marks(np.array([*chain.from_iterable(rows)], dtype=np.uint16), offsets)
     assert found.tolist() == [number for number, row in enumerate(rows) if not any(row[1:])]
 
 
 def test_texts_come_back() -> None:
     texts = ["", "ä\0", "b ", "\ud800"]
-    assert as_texts(as_array(texts)) == texts
+    assert array_to_texts(texts_to_array(texts)) == texts
 
 
 CHATS = [
@@ -135,7 +135,7 @@ def test_a_warm_start_reads_no_targets_and_packs_nothing(
             patched,
             *places,
             (packing, "best_fit"),
-            (chat_task, "nothing_marked"),
+            (chat_task, "rows_without_marks"),
             (examples, "write_ids"),
         )
         warm = start("sft", CHATS, **options)

@@ -43,7 +43,7 @@ def is_mixed(feature: object) -> bool:
     return type(feature).__name__ in ("Json", "NestedCell")
 
 
-def short(value: object) -> str:
+def cell_repr(value: object) -> str:
     """Write a cell, and its type, for a message."""
     shown = repr(value)
     return f"{shown if len(shown) <= 60 else shown[:60] + '...'} ({type(value).__name__})"

@@ -14,7 +14,7 @@ _PIECE = 1 << 20
 """Values that are looked at together."""
 
 
-def mapped_arrays(folder: Path) -> dict[str, np.ndarray]:
+def map_arrays(folder: Path) -> dict[str, np.ndarray]:
     """Map each array of a folder of the cache, by its name."""
     return {
         path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -22,7 +22,7 @@ def mapped_arrays(folder: Path) -> dict[str, np.ndarray]:
     }
 
 
-def kept(
+def cached_arrays(
     kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Find once what `find` finds, and keep it.
@@ -43,20 +43,20 @@ def kept(
         for name, array in find().items():
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
-    return mapped_arrays(cached(kind, key, make))
+    return map_arrays(cached(kind, key, make))
 
 
-def as_array(texts: Iterable[str]) -> np.ndarray:
-    """Write a few texts as bytes, for `kept`; `as_texts` gives them back."""
+def texts_to_array(texts: Iterable[str]) -> np.ndarray:
+    """Write a few texts as bytes, for `cached_arrays`; `array_to_texts` gives them back."""
     return np.frombuffer(json.dumps(list(texts)).encode(), dtype=np.uint8)
 
 
-def as_texts(array: np.ndarray) -> list[str]:
-    """Read the texts that `as_array` was given."""
+def array_to_texts(array: np.ndarray) -> list[str]:
+    """Read the texts that `texts_to_array` was given."""
     return list(json.loads(array.tobytes()))
 
 
-def nothing_marked(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Find rows of which no value but the first is marked, with one piece, or one row, in memory.
 
     Args:
@@ -67,7 +67,7 @@ def nothing_marked(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         Numbers of the rows, in order; int64.
 
     Example:
-        >>> nothing_marked(np.array([1, 0, 0, 1, 1]), np.array([0, 2, 4, 4, 5])).tolist()
+        >>> rows_without_marks(np.array([1, 0, 0, 1, 1]), np.array([0, 2, 4, 4, 5])).tolist()
         [0, 2, 3]
     """
     found = [np.zeros(0, dtype=np.int64)]
