@@ -176,6 +176,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         Path("topics.jsonl").write_text("\n".join(map(json.dumps, topics)) + "\n")
         shutil.copy("train.csv", "reviews.csv")
+        Path("mine.yaml").write_text("optimizer: lamb\nlr: 2e-3\n")
         pairs = [{"anchor": sentence(n), "positive": sentence(n + 60)} for n in range(60)]
         Path("pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
         Path("reviews.txt").write_text(
