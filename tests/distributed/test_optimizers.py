@@ -19,12 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from optrun.base.errors import ConfigError
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.clip import build_clip
+from optrun.optimizer.table import class_of
 from optrun.scheduler import build_scheduler
 from tests.distributed.promised import promised
 from tests.optimizer_cases import CASES, GOOD, GOOD_IDS
@@ -279,3 +281,33 @@ def test_ranks_are_one_process(layout: str, tmp_path: Path) -> None:
         elif max(found[name]) > TOLERANCES[run.name]:  # of weights and of norms
             far[name] = found[name]
     assert not far
+
+
+def zero_redundancy_is_one_process(rank: int) -> None:
+    """Each rank steps a part of the parameters and sends them to the others."""
+    del rank
+    for case in CASES:
+        model, other = net(), net()
+        if case.name == "muon":  # its class takes matrices alone, as torch's does
+            for one in (model, other):
+                for param in one.parameters():
+                    param.requires_grad_(param.dim() == 2)
+        params, others = (
+            [param for param in one.parameters() if param.requires_grad] for one in (model, other)
+        )
+        make = class_of(case.name)
+        optimizer = ZeroRedundancyOptimizer(params, optimizer_class=make, lr=case.lr)
+        alone = make(others, lr=case.lr)
+        for step in range(3):
+            x, y = batch(step)
+            for one, its_optimizer in ((model, optimizer), (other, alone)):
+                its_optimizer.zero_grad()
+                nn.functional.mse_loss(one(x), y).backward()
+                its_optimizer.step()
+        for param, expected in zip(params, others, strict=True):
+            assert torch.equal(param, expected), case.name
+
+
+@pytest.mark.slow
+def test_zero_redundancy_optimizer_of_torch(tmp_path: Path) -> None:
+    run_ranks(tmp_path, zero_redundancy_is_one_process)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
-from torch import nn
+from peft.optimizers import create_loraplus_optimizer
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -19,9 +22,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import AveragedModel
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from optrun.optimizer import AdamW, AdamWDL, Lamb, LazyAdam, Mars, Soap, build_optimizer
 from optrun.optimizer.composite import Composite
+from optrun.optimizer.table import class_of
 from optrun.param_groups.roles import roles_of
 from optrun.scheduler import build_scheduler
 from tests.optimizer_cases import CASES, IDS, Case
@@ -137,6 +142,36 @@ def host_averages(case: Case) -> None:
     assert torch.equal(flat(averaged.module), flat(model))
 
 
+def host_peft(case: Case) -> None:
+    """peft's own LoRA+ makes the groups; the frozen weights stay, and the adapter is reloaded."""
+    lora = peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False)
+    model = peft.get_peft_model(net(), lora)
+    base_weights = [p for name, p in model.named_parameters() if "lora_" not in name]
+    before = [param.detach().clone() for param in base_weights]
+    options = {"lr": case.lr, "loraplus_lr_ratio": 4.0}
+    optimizer = create_loraplus_optimizer(model, class_of(case.name), **options)
+    rates = {group["lr"] for group in optimizer.param_groups if group["params"]}
+    assert rates == {case.lr, 4 * case.lr}
+
+    def train(model: nn.Module, optimizer: Optimizer, first: int) -> dict[str, Tensor]:
+        for step in range(first, first + 3):
+            set_grads(model, step)
+            optimizer.step()
+        return peft.get_peft_model_state_dict(model)  # type: ignore[no-any-return]
+
+    adapter = {name: factor.clone() for name, factor in train(model, optimizer, 0).items()}
+    state = copy.deepcopy(optimizer.state_dict())
+    assert all(map(torch.equal, base_weights, before))
+    other = peft.get_peft_model(net(), lora)
+    peft.set_peft_model_state_dict(other, adapter)
+    fresh = create_loraplus_optimizer(other, class_of(case.name), **options)
+    fresh.load_state_dict(state)
+    resumed = train(other, fresh, 3)
+    for name, factor in train(model, optimizer, 3).items():
+        assert torch.equal(resumed[name], factor)
+        assert not torch.equal(adapter[name], factor)
+
+
 HOSTS: list[Callable[[Case], None]] = [
     host_dcp,
     host_exchanges_tensors,
@@ -145,6 +180,7 @@ HOSTS: list[Callable[[Case], None]] = [
     host_resets_state,
     host_reorders_groups,
     host_averages,
+    host_peft,
 ]
 
 
@@ -152,6 +188,47 @@ HOSTS: list[Callable[[Case], None]] = [
 @pytest.mark.parametrize("host", HOSTS, ids=lambda host: host.__name__)
 def test_a_host(host: Callable[[Case], None], case: Case) -> None:
     host(case)
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Eight random rows."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        ids = torch.randint(16, (6,), generator=torch.Generator().manual_seed(row))
+        return {"input_ids": ids, "labels": ids}
+
+
+def trainer(case: Case, folder: Path) -> Trainer:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=2,
+        max_steps=4,
+        save_steps=2,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    if case.name == "muon":  # its class takes matrices alone, as torch's does
+        optimizer = case.build(model.named_parameters())
+        return Trainer(model, arguments, train_dataset=Tokens(), optimizers=(optimizer, None))
+    by_class = (class_of(case.name), {"lr": case.lr})
+    return Trainer(model, arguments, train_dataset=Tokens(), optimizer_cls_and_kwargs=by_class)
+
+
+@over_cases
+def test_trainer_of_transformers_goes_on_from_its_checkpoint(case: Case, tmp_path: Path) -> None:
+    straight = trainer(case, tmp_path)
+    before = flat(straight.model)
+    straight.train()
+    resumed = trainer(case, tmp_path)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert torch.equal(flat(straight.model), flat(resumed.model))
+    assert not torch.equal(flat(straight.model), before)
 
 
 @over_cases
