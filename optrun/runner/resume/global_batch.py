@@ -12,7 +12,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
 from optrun.config.batch import MICRO
 from optrun.config.request import Request
-from optrun.config.schema.training import MOST_PER_DEVICE
+from optrun.config.schema.training import MOST_PER_DEVICE, TrainingConfig
 from optrun.config.tokens import is_typed
 from optrun.runner.resume.config_diff import Changes
 
@@ -59,13 +59,14 @@ def settle_batch(
         micro, count = training.step_over(ranks)
         return _settled(request, micro, training.gradient_accumulation_steps, count)
     most, whole = int(plan["batch_size"]), int(plan["batch_size"]) * int(plan["accumulation"])
-    if _decides(request, saved, branches=branches):
+    if _asks_for_another_batch(request, saved, branches=branches):
         micro, count = training.step_over(ranks, most)
         settled = _settled(request, micro, training.gradient_accumulation_steps, count)
         settled.examples = (whole, micro * count)
         return settled
-    typed = not branches and is_typed(MICRO, request.overrides)
-    given = training.per_device_train_batch_size if typed else None
+    typed = () if branches else request.overrides
+    given = training.per_device_train_batch_size if is_typed(MICRO, typed) else None
+    accumulation = training.gradient_accumulation_steps if is_typed(ACCUMULATION, typed) else 1
     held = replace(
         training,
         global_batch_size=whole,
@@ -73,9 +74,11 @@ def settle_batch(
         gradient_accumulation_steps=1,
     )
     try:
-        micro, count = held.step_over(ranks, most)
+        micro, count = replace(held, gradient_accumulation_steps=accumulation).step_over(
+            ranks, most
+        )
     except ConfigError as error:
-        raise ConfigError(_refusal(whole, ranks, given)) from error
+        raise ConfigError(_refusal(held, ranks, accumulation, most)) from error
     each = count // ranks
     follows = training.global_batch_size is not None and training.gradient_accumulation_steps in (
         1,
@@ -93,26 +96,23 @@ def settle_batch(
     return settled
 
 
-def _decides(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
+def _asks_for_another_batch(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
     """Tell whether somebody asks for another batch than the checkpoint's.
 
-    A branch is asked by values that are not its trunk's. A run that goes on is asked by its command
-    line: ranks that are started once more have the values of the first start, and none of those
-    that were derived since.
+    A value that the run has already asks for nothing. In a branch every value counts. In a run that
+    goes on only those of its command line do: ranks that are started once more have the values of
+    the first start, and none of those that were derived since.
     """
     before = saved.config.get("training", {})
-
-    def differs(key: str) -> bool:
+    now = request.values["training"]
+    for key in (MICRO, ACCUMULATION, WHOLE):
         name = key.partition(".")[2]
-        now = request.values["training"].get(name)
-        return before.get(name) != now and not (key == MICRO and now is None)
-
-    if branches:
-        return any(map(differs, (MICRO, ACCUMULATION, WHOLE)))
-    typed = [
-        key for key in (MICRO, ACCUMULATION, WHOLE, "training") if is_typed(key, request.overrides)
-    ]
-    return bool(typed) and (typed != [MICRO] or differs(MICRO))
+        is_open = key == MICRO and now.get(name) is None
+        if is_open or now.get(name) == before.get(name):
+            continue
+        if branches or any(is_typed(typed, request.overrides) for typed in (key, "training")):
+            return True
+    return False
 
 
 def _settled(request: Request, micro: int, accumulation: int, count: int) -> SettledBatch:
@@ -127,16 +127,38 @@ def _settled(request: Request, micro: int, accumulation: int, count: int) -> Set
     )
 
 
-def _refusal(whole: int, ranks: int, given: int | None) -> str:
-    fit = [str(number) for number in range(1, whole + 1) if whole % (number * (given or 1)) == 0]
-    head = f"{ranks} ranks cannot share the {whole} examples of a step evenly" + (
-        f" in micro-batches of {given} ({MICRO}={given})" if given is not None else ""
+def _refusal(held: TrainingConfig, ranks: int, accumulation: int, most: int) -> str:
+    """Say which numbers of ranks could share the step of a checkpoint.
+
+    Args:
+        held: With the examples of that step, and the micro-batch if somebody gave one.
+        ranks: Which cannot.
+        accumulation: As somebody gave it; 1: it follows.
+        most: Examples of a micro-batch at most.
+    """
+    whole, given = held.global_batch_size, held.per_device_train_batch_size
+    assert whole is not None
+    parts = [] if given is None else [f"{MICRO}={given}"]
+    if accumulation > 1:
+        parts.append(f"{ACCUMULATION}={accumulation}")
+    step = (given or 1) * accumulation
+    fit = [
+        str(number)
+        for number in range(1, whole + 1)
+        if whole % (number * step) == 0
+        and (accumulation == 1 or given is not None or whole // (number * accumulation) <= most)
+    ]
+    with_parts = f" with {' and '.join(parts)}" if parts else ""
+    expected = (
+        f"{', '.join(fit[:-1])}{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or " if fit else ""
     )
-    around = sorted({max(whole // ranks, 1) * ranks, -(-whole // ranks) * ranks})
+    lower = max(whole // ranks, 1) * ranks
+    upper = -(-whole // ranks) * ranks
+    others = " or ".join(f"{WHOLE}={number}" for number in sorted({lower, upper}))
     return (
-        f"{WHOLE}={whole}: {head}, and a run that goes on keeps its batch. Expected"
-        f" {', '.join(fit[:-1])}{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or another batch from"
-        f" here on: {' or '.join(f'{WHOLE}={number}' for number in around)}."
+        f"{WHOLE}={whole}: {ranks} ranks cannot share the {whole} examples of a step evenly"
+        f"{with_parts}, and a run that goes on keeps its batch. Expected {expected}another batch"
+        f" from here on: {others}."
     )
 
 

@@ -88,7 +88,6 @@ def test_what_cannot_be_shared_is_refused_with_what_can() -> None:
         ([f"{MICRO}=8"], [f"{MICRO}=8"], 8),
         ([f"{ACCUMULATION}=4"], [f"{ACCUMULATION}=4"], 16),
         ([f"{WHOLE}=12"], [f"{WHOLE}=12"], 12),
-        ([], [f"{ACCUMULATION}=1"], 4),  # said again, on another number of ranks
     ],
 )
 def test_what_the_command_line_says_wins(
@@ -102,6 +101,33 @@ def test_what_the_command_line_says_wins(
     assert settled.micro_batch_size * settled.micro_batches == examples
     assert not settled.derived
     assert settled.examples == (8, examples)
+
+
+@pytest.mark.parametrize(
+    ("typed", "ranks", "found"),
+    [
+        ([f"{ACCUMULATION}=1"], 1, (4, 4)),  # 1: it follows from the step
+        ([f"{ACCUMULATION}=2"], 2, (4, 4)),
+        ([f"{ACCUMULATION}=2"], 4, (2, 8)),
+        ([f"{MICRO}=4"], 1, (4, 4)),
+        ([f"{MICRO}=4", f"{ACCUMULATION}=2"], 2, (4, 4)),
+    ],
+)
+def test_a_value_said_again_asks_for_no_other_batch(
+    typed: list[str], ranks: int, found: tuple[int, int]
+) -> None:
+    """And holds: what nobody said follows from it."""
+    words = dict.fromkeys([f"{MICRO}=4", *typed])
+    settled = settle_batch(request(*words, typed=tuple(typed)), checkpoint(4, 4, *words), ranks)
+    assert (settled.micro_batch_size, settled.micro_batches) == found
+    assert settled.examples == (16, 16)
+
+
+def test_an_accumulation_said_again_that_other_ranks_cannot_keep_is_refused() -> None:
+    words = [f"{MICRO}=4", f"{ACCUMULATION}=2"]
+    asked = request(*words, typed=(f"{ACCUMULATION}=2",))
+    with pytest.raises(ConfigError, match=rf"{ACCUMULATION}=2.* 2, 4 or 8 ranks"):
+        settle_batch(asked, checkpoint(4, 4, *words), 1)
 
 
 def test_a_branch_takes_the_steps_of_its_trunk() -> None:
