@@ -430,6 +430,8 @@ class StreamedBlocks:
         """Count the blocks of each window; shape (windows,), int64."""
         sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
         count = len(sizes)
+        if count == 0:
+            return np.zeros(0, dtype=np.int64)
         sampled = np.unique(
             np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(np.int64)
         )

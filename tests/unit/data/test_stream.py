@@ -203,6 +203,12 @@ def blocks(rows: StreamRows, length: int = 8) -> StreamedBlocks:
     return StreamedBlocks(rows, encode, length, "bytes", {"input_ids": 0})
 
 
+def test_a_stream_without_windows_has_no_blocks(tmp_path: Path) -> None:
+    rows = open_stream("data.path", [jsonl(tmp_path / "a.jsonl", ROWS)], 5, [])
+    rows.borders = rows.borders[:1]
+    assert len(blocks(rows)) == 0
+
+
 def test_blocks_hold_every_token_once(tmp_path: Path) -> None:
     rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS)], 9, []).select_columns(
         ["text"]
