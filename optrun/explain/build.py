@@ -22,7 +22,6 @@ from optrun.config.schema.run import RunConfig, refuse_ended_fork
 from optrun.data.cache import discarded
 from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import (
-    CurveFacts,
     Facts,
     ForkFacts,
     TensorFacts,
@@ -31,7 +30,7 @@ from optrun.explain.facts import (
     total,
 )
 from optrun.explain.memory import rank_count, rank_memory
-from optrun.explain.schedule import assumed_steps, curves_of, named_steps
+from optrun.explain.schedule import assumed_steps, named_steps, sample_curve
 from optrun.model.attention import device_type, refuse_attention, separation
 from optrun.model.build import ModelSpec, build_model
 from optrun.model.configuration import refuse_unknown
@@ -48,7 +47,7 @@ from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize
 from optrun.scheduler import Scheduler, build_scheduler
-from optrun.scheduler.build import config_of_group, schedule_in_words
+from optrun.scheduler.build import schedule_in_words
 from optrun.scheduler.builders import num_warmup_steps_of
 
 
@@ -103,8 +102,7 @@ def explain(
     groups = transferred(
         groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
     )
-    schedules = [config_of_group(group, config.scheduler) for group in groups]
-    steps = assumed_steps(schedules) if known is None else known
+    steps = assumed_steps(config.scheduler) if known is None else known
     if trunk is not None:
         refuse_ended_fork(
             trunk.folder,
@@ -120,9 +118,9 @@ def explain(
         clip.clip_groups(optimizer.param_groups)
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
-    curves, curve_of = curves_of(scheduler, optimizer, config.scheduler, steps)
+    curve = sample_curve(scheduler.multiplier, config.scheduler, steps)
     states = state_bytes(optimizer)
-    tensors = _tensors(config, optimizer, states, curves, curve_of)
+    tensors = _tensors(config, optimizer, states, curve.peak)
     climb = num_warmup_steps_of(config.scheduler, steps)
     sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
@@ -151,11 +149,11 @@ def explain(
         clip=_clip_in_words(config),
         steps=steps,
         steps_from=steps_from,
-        in_steps=known is not None or any(named_steps(schedule) for schedule in schedules),
+        in_steps=known is not None or bool(named_steps(config.scheduler)),
         tensors=tensors,
         frozen=list(frozen),
         frozen_parameters=sum(param.numel() for param in frozen.values()),
-        curves=curves,
+        curve=curve,
         weight_dtype=weight_dtype(config),
         weight_bytes=sum(held.values()),
         gradient_bytes=sum(
@@ -239,16 +237,14 @@ def _tensors(
     config: RunConfig,
     optimizer: Optimizer,
     states: Mapping[str, int | None],
-    curves: list[CurveFacts],
-    curve_of: Mapping[int, int],
+    peak: float,
 ) -> list[TensorFacts]:
+    """Describe every trainable tensor; peak: the highest multiplier of the schedule."""
     out = []
     for index, group in enumerate(optimizer.param_groups):
-        curve = curves[curve_of[index]]
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
         ratios: Mapping[str, float] = getattr(stepper, "lr_ratios", {})
-        decay = float(group.get("initial_weight_decay", group.get("weight_decay", 0.0)))
-        before = {**group, "weight_decay": decay}  # a curve of its own may begin at 0
+        decay = float(group.get("weight_decay", 0.0))
         for name, param in zip(group["param_names"], group["params"], strict=True):
             ratio = ratios.get(name, 1.0)
             scale = group.get("lr_ratio", group.get("lr_scale"))
@@ -261,17 +257,15 @@ def _tensors(
                     layer=group.get("layer", "all"),
                     role=group.get("role", ""),
                     optimizer=group.get("optimizer", config.optimizer.name),
-                    lr_peak=float(group["initial_lr"]) * curve.peak * ratio,
+                    lr_peak=float(group["initial_lr"]) * peak * ratio,
                     lr_scale=None if scale is None else float(scale) * ratio,
                     weight_decay=0.0 if exempt else decay,
                     adapted=(
-                        bool(stepper.adapted(name, before)) if hasattr(stepper, "adapted") else None
+                        bool(stepper.adapted(name, group)) if hasattr(stepper, "adapted") else None
                     ),
                     rule=group.get("rule", ""),
                     parameters=param.numel(),
                     state_bytes=states.get(name),
-                    schedule=curve.name,
-                    curve=curve_of[index],
                 )
             )
     return out
@@ -299,7 +293,7 @@ def _fork_facts(
         steps: Of the schedule.
     """
     at = trunk.step - trunk.schedule_from
-    lrs = [base * scheduler.multiplier(at, index) for index, base in enumerate(scheduler.base_lrs)]
+    lrs = [base * scheduler.multiplier(at) for base in scheduler.base_lrs]
     tensors = {
         # A count lies on the CPU, whatever the device.
         name: torch.zeros(

@@ -53,12 +53,9 @@ class TensorFacts:
         group: Index of its parameter group.
         lr_peak: Highest learning rate it will see.
         lr_scale: That over the run's `lr`; None where a rule gave an absolute one.
-        weight_decay: What it is built with; a curve of its own multiplies that from step to step.
         adapted: Whether LAMB's trust ratio applies; None for optimizers without one.
         state_bytes: Of the optimizer's state once it has had a gradient; None where it is not
             known.
-        schedule: Name of its schedule.
-        curve: Index of its curve in `Facts.curves`, which several of one name may have.
     """
 
     name: str
@@ -74,13 +71,11 @@ class TensorFacts:
     rule: str
     parameters: int
     state_bytes: int | None
-    schedule: str
-    curve: int
 
 
 @dataclass(frozen=True)
 class CurveFacts:
-    """One schedule: what the lr of its groups is multiplied by.
+    """What the lr of every group is multiplied by.
 
     Attributes:
         steps: Some of the run, the one with the highest multiplier among them.
@@ -88,7 +83,6 @@ class CurveFacts:
         peak: The highest over all steps of the run.
     """
 
-    name: str
     steps: list[int]
     multipliers: list[float]
     peak: float
@@ -124,8 +118,8 @@ class Facts:
         warmup_share: That over the run, where it was not given in steps.
         steps: Length of the run in optimizer steps.
         steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
-        in_steps: Whether schedules are read in steps: the length is known, or they name steps
-            themselves. Otherwise they are shares of a run of any length.
+        in_steps: Whether the schedule is read in steps: the length is known, or it names steps
+            itself. Otherwise it is shares of a run of any length.
         kernel: What steps the optimizer, and why it is nothing faster.
         frozen: Names of parameters that do not train.
         weight_dtype: Of the parameters, those apart that an adapter trains.
@@ -156,7 +150,7 @@ class Facts:
     tensors: list[TensorFacts]
     frozen: list[str]
     frozen_parameters: int
-    curves: list[CurveFacts]
+    curve: CurveFacts
     weight_dtype: str
     weight_bytes: int
     gradient_bytes: int
@@ -171,18 +165,6 @@ class Facts:
     def parameters(self) -> int:
         """Number of trainable elements."""
         return sum(tensor.parameters for tensor in self.tensors)
-
-    @property
-    def curve_labels(self) -> list[str]:
-        """What each curve is called.
-
-        The name of its schedule, with a number where others have that too.
-        """
-        names = [curve.name for curve in self.curves]
-        return [
-            name if names.count(name) == 1 else f"{name} {names[: index + 1].count(name)}"
-            for index, name in enumerate(names)
-        ]
 
     def as_dict(self) -> dict[str, object]:
         """Convert to numbers, strings and lists for JSON."""
@@ -240,7 +222,7 @@ class GroupFacts:
 
     def as_dict(self) -> dict[str, object]:
         """Convert to numbers, strings and lists for JSON."""
-        shared = ("layer", "role", "optimizer", "lr_scale", "rule", "schedule", "curve")
+        shared = ("layer", "role", "optimizer", "lr_scale", "rule")
         return {
             "index": self.index,
             **{name: getattr(self.first, name) for name in shared},

@@ -1,4 +1,4 @@
-"""Plot lines out of characters."""
+"""Plot a line out of characters."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from rich.text import Text
 
 from optrun.base.formatting import rate
 
-COLOURS = ("cyan", "yellow", "magenta", "green", "blue", "red")
-"""One per curve, in order."""
-
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 
 def line_plot(
-    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
+    xs: Sequence[float],
+    ys: Sequence[float],
     *,
     width: int,
     height: int,
@@ -24,10 +22,11 @@ def line_plot(
     left_label: str,
     right_label: str,
 ) -> list[Text]:
-    """Plot curves over one axis, in braille: each character holds two by four dots.
+    """Plot a line in braille: each character holds two by four dots.
 
     Args:
-        curves: (x, y) of each; x rises, y is 0 or more.
+        xs: Rising.
+        ys: Of each x, 0 or more.
         width: Characters in all, axis labels included.
         height: Rows of the plot itself.
         top: Value at the upper edge, above 0.
@@ -45,31 +44,23 @@ def line_plot(
     margin = max(len(label) for label in ticks.values()) + 1
     columns = max(width - margin - 1, 10)
     cells = [[0] * columns for _ in range(height)]
-    owner: list[list[int | None]] = [[None] * columns for _ in range(height)]
-    start = min(xs[0] for xs, _ in curves)
-    end = max(max(xs[-1] for xs, _ in curves), start + 1)
-    for index, (xs, ys) in enumerate(curves):
-        before: int | None = None
-        for dot in range(2 * columns):
-            y = _at(xs, ys, start + (end - start) * dot / (2 * columns - 1))
-            row = round((1 - min(max(y / top, 0.0), 1.0)) * (4 * height - 1))
-            low, high = (row, row) if before is None else (min(row, before), max(row, before))
-            for at in range(
-                low if low == row else low + 1, (high if high == row else high - 1) + 1
-            ):
-                cells[at // 4][dot // 2] |= _DOTS[at % 4][dot % 2]
-                if owner[at // 4][dot // 2] is None:
-                    owner[at // 4][dot // 2] = index
-            before = row
+    start = xs[0]
+    end = max(xs[-1], start + 1)
+    before: int | None = None
+    for dot in range(2 * columns):
+        y = _at(xs, ys, start + (end - start) * dot / (2 * columns - 1))
+        row = round((1 - min(max(y / top, 0.0), 1.0)) * (4 * height - 1))
+        low = row if before is None else min(row, before + 1)
+        high = row if before is None else max(row, before - 1)
+        for at in range(low, high + 1):
+            cells[at // 4][dot // 2] |= _DOTS[at % 4][dot % 2]
+        before = row
     lines = []
     for number, row_cells in enumerate(cells):
         text = Text(f"{ticks.get(number, ''):>{margin - 1}} ", style="dim", no_wrap=True)
         text.append("┤" if number in ticks else "│", style="dim")
-        for cell, whose in zip(row_cells, owner[number], strict=True):
-            text.append(
-                chr(0x2800 + cell) if cell else " ",
-                style="" if whose is None else COLOURS[whose % len(COLOURS)],
-            )
+        for cell in row_cells:
+            text.append(chr(0x2800 + cell) if cell else " ", style="cyan" if cell else "")
         lines.append(text)
     lines.append(Text(f"{'':{margin}}└{'─' * columns}", style="dim", no_wrap=True))
     room = columns - len(left_label) - len(right_label)

@@ -1,19 +1,9 @@
-"""Sample the schedules of a configuration.
-
-Over which run length, where their peaks are, which group has which.
-"""
+"""Sample the schedule of a configuration: over which run length, and where its peak is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
-from torch.optim import Optimizer
-
 from optrun.config.schema.scheduler import PiecewiseConfig, SchedulerConfig
 from optrun.explain.facts import CurveFacts
-from optrun.scheduler import Scheduler
-from optrun.scheduler.build import config_of_group
 from optrun.scheduler.builders import num_warmup_steps_of
 from optrun.scheduler.curves import Curve
 
@@ -56,60 +46,38 @@ def named_steps(config: SchedulerConfig) -> list[int]:
     return [steps for steps in found if steps]
 
 
-def assumed_steps(configs: Sequence[SchedulerConfig]) -> int:
+def assumed_steps(config: SchedulerConfig) -> int:
     """Choose a length for a run of which only the data knows the real one.
 
-    Long enough for the steps that schedules name, and where some lengths would be refused, one that
-    is not.
-
-    Args:
-        configs: Of all groups.
+    Long enough for the steps that the schedule names, and where some lengths would be refused, one
+    that is not.
     """
-    steps = max(
-        [ASSUMED_STEPS, *(2 * named for config in configs for named in named_steps(config))]
-    )
-    steps = min([steps, *filter(None, map(_values, configs))])
-    for config in configs:
-        listed = _listed(config)
-        if listed and config.warmup_ratio:
-            steps = min(steps, int(listed[0] / config.warmup_ratio))
-            while steps > 1 and num_warmup_steps_of(config, steps) >= listed[0]:
-                steps -= 1  # so that the climb has its peak
+    steps = max(ASSUMED_STEPS, *(2 * named for named in named_steps(config)), 0)
+    if _values(config):
+        steps = min(steps, _values(config))
+    listed = _listed(config)
+    if listed and config.warmup_ratio:
+        steps = min(steps, int(listed[0] / config.warmup_ratio))
+        while steps > 1 and num_warmup_steps_of(config, steps) >= listed[0]:
+            steps -= 1  # so that the climb has its peak
     return max(steps, 1)
 
 
-def curves_of(
-    scheduler: Scheduler, optimizer: Optimizer, config: SchedulerConfig, steps: int
-) -> tuple[list[CurveFacts], dict[int, int]]:
-    """Sample every different curve, and say which one each group follows.
+def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFacts:
+    """Sample a schedule at some steps of the run, the one of its peak among them.
 
     Args:
-        scheduler: At step 0.
-        optimizer: Its groups may have schedules of their own.
-        config: The run's.
+        curve: The multiplier of the lr.
+        config: What it was built from; the steps that it names are among the samples.
         steps: Length of the run.
     """
-    owns = [config_of_group(group, config) for group in optimizer.param_groups]
-    different = [owns.index(own) for own in owns]  # the first group that has this schedule
-    sampled = {
-        index: _sampled(partial(scheduler.multiplier, group_index=index), owns[index], steps)
-        for index in dict.fromkeys(different)
-    }
-    curves: list[CurveFacts] = []
-    for curve in sampled.values():
-        if curve not in curves:
-            curves.append(curve)
-    return curves, {index: curves.index(sampled[first]) for index, first in enumerate(different)}
-
-
-def _sampled(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFacts:
     at = set(_spread(0, steps - 1))
     turns = [num_warmup_steps_of(config, steps), *named_steps(config)]
     at |= {near for turn in turns for near in (turn - 1, turn, turn + 1) if 0 <= near < steps}
     # Of one multiplier a step any may be the highest.
     peak = max(range(steps), key=curve) if _values(config) else _peak(curve, sorted(at))
     kept = sorted(at | {peak})
-    return CurveFacts(config.name, kept, [curve(step) for step in kept], curve(peak))
+    return CurveFacts(kept, [curve(step) for step in kept], curve(peak))
 
 
 def _spread(first: int, last: int) -> list[int]:

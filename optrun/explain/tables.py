@@ -15,7 +15,7 @@ from rich.text import Text
 from optrun.base.errors import printable
 from optrun.base.formatting import count, rate, size, span
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, listed
-from optrun.explain.plot import COLOURS, line_plot
+from optrun.explain.plot import line_plot
 from optrun.task.data_check import data_check
 
 ROLE_STYLES = {
@@ -176,7 +176,6 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         all_tensors: A row is a tensor, and not a group.
         widest: Characters from which names and reasons go on in the next line.
     """
-    labels = facts.curve_labels
 
     def varies(name: str) -> bool:
         return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
@@ -230,9 +229,6 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         ),
         "state": _Column(
             "state", lambda row: Text(size(row.state_bytes)), size(facts.state_bytes), right=True
-        ),
-        "schedule": (
-            varies("curve") and _Column("schedule", lambda row: Text(labels[row.first.curve]))
         ),
         "rule": (
             varies("rule")
@@ -356,21 +352,15 @@ def _memory(facts: Facts) -> Table:
 
 
 def _schedule(facts: Facts, width: int) -> RenderableType:
-    """Plot the lr of a group of scale 1 over the run, one curve for each different schedule."""
-    top = max((curve.peak for curve in facts.curves), default=0.0) * facts.lr
-    shown = facts.curves[: len(COLOURS)]
-    drawn = [(curve.steps, [facts.lr * value for value in curve.multipliers]) for curve in shown]
+    """Plot the lr of a group of scale 1 over the run."""
+    curve = facts.curve
     lines = line_plot(
-        drawn,
+        curve.steps,
+        [facts.lr * multiplier for multiplier in curve.multipliers],
         width=min(width, 100),
         height=PLOT_HEIGHT,
-        top=top or 1.0,
+        top=curve.peak * facts.lr or 1.0,
         left_label="step 0" if facts.in_steps else "start",
         right_label=f"{facts.steps - 1:,}" if facts.in_steps else "end",
     )
-    title = Text("learning rate", style="bold")
-    if len(facts.curves) > 1:
-        title.append("  ")
-        for label, colour in zip(facts.curve_labels, COLOURS, strict=False):
-            title.append(f" ━ {label}", style=colour)
-    return Group(title, *lines)
+    return Group(Text("learning rate", style="bold"), *lines)

@@ -27,8 +27,6 @@ DESCRIPTIVE_KEYS = frozenset(
         "rule",
         "base_lr",
         "initial_lr",
-        "initial_weight_decay",
-        "schedule",
     }
 )
 """Keys that are no hyper-parameters: to be read and logged, or where rate and decay began."""

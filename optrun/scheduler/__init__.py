@@ -17,10 +17,9 @@ from optrun.scheduler.curves import (
     warmup,
     wsd,
 )
-from optrun.scheduler.scheduler import GroupSchedule, Scheduler
+from optrun.scheduler.scheduler import Scheduler
 
 __all__ = [
-    "GroupSchedule",
     "Scheduler",
     "build_curve",
     "build_scheduler",

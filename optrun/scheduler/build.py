@@ -1,16 +1,14 @@
-"""Configuration -> scheduler: which curve each group follows."""
+"""Build the scheduler of a configuration."""
 
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
 from functools import partial
-from typing import Literal
 
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
-from optrun.base.options import Group, ParamGroup
+from optrun.base.options import ParamGroup
 from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.kind import kind_of
@@ -19,12 +17,11 @@ from optrun.config.schema.scheduler import (
     FloorConfig,
     PlateauConfig,
     SchedulerConfig,
-    WeightDecayCurve,
 )
-from optrun.scheduler import builders, curves
+from optrun.scheduler import builders
 from optrun.scheduler.curves import Curve
 from optrun.scheduler.plateau import Plateau
-from optrun.scheduler.scheduler import GroupSchedule, Scheduler
+from optrun.scheduler.scheduler import Scheduler
 
 
 def build_scheduler(
@@ -35,9 +32,6 @@ def build_scheduler(
     **options: object,
 ) -> Scheduler:
     """Build a scheduler that sets every group's learning rate from step to step.
-
-    A group may carry `schedule`, the name of a choice or a mapping with `name` and its keys, and
-    then follows that.
 
     Args:
         optimizer: Any torch optimizer; its groups keep the ratios of their lr.
@@ -76,31 +70,17 @@ def build_scheduler(
                 " into it."
             )
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
-        return Scheduler(optimizer, partial(_own_function, curve=config_or_name), name=name)
+        return Scheduler(optimizer, config_or_name, name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
-    base_lr = _base_lr(optimizer.param_groups)
-    follow = partial(
-        _schedule_of_group, config=config, num_training_steps=num_training_steps, base_lr=base_lr
-    )
+    lr = _base_lr(optimizer.param_groups)
     # A configuration comes from a run, whose loop hands in every evaluation.
     by_hand = isinstance(config_or_name, str)
-    warn_at = max(num_training_steps // 2, 1) if by_hand else None
-    return Scheduler(optimizer, follow, name=config.name, warn_without_metric_at=warn_at)
-
-
-def _own_function(_group: Group, *, curve: Curve) -> GroupSchedule:
-    return GroupSchedule(lr=curve)
-
-
-def _schedule_of_group(
-    group: Group, *, config: SchedulerConfig, num_training_steps: int, base_lr: float
-) -> GroupSchedule:
-    """Build what a group follows, by its own key `schedule` or by the run's configuration."""
-    own = config_of_group(group, config)
-    return GroupSchedule(
-        lr=build_curve(own, num_training_steps=num_training_steps, lr=base_lr),
-        weight_decay=_weight_decay_curve(config, num_training_steps),
-        plateau=_plateau(own, base_lr),
+    return Scheduler(
+        optimizer,
+        build_curve(config, num_training_steps=num_training_steps, lr=lr),
+        name=config.name,
+        plateau=_plateau(config, lr),
+        warn_without_metric_at=max(num_training_steps // 2, 1) if by_hand else None,
     )
 
 
@@ -218,32 +198,6 @@ def _final(config: SchedulerConfig, lr: float) -> float:
     return config.min_lr / lr
 
 
-def config_of_group(group: Group, default: SchedulerConfig) -> SchedulerConfig:
-    """Return what a group follows: a schedule of its own, or the run's.
-
-    Raises:
-        ConfigError: A schedule that is none.
-    """
-    own = group.get("schedule")
-    if own is None:
-        return default
-    if isinstance(own, str):
-        own = {"name": own}
-    if not isinstance(own, Mapping) or not isinstance(own.get("name"), str):
-        raise ConfigError(
-            f"schedule={own}: expected the name of a schedule, or a mapping with `name` and its"
-            " keys, such as {name: constant, num_warmup_steps: 100}."
-        )
-    options = {str(key): value for key, value in own.items() if key != "name"}
-    config: SchedulerConfig = choice("scheduler", SCHEMAS, own["name"], options)
-    if config.weight_decay_curve is not None:
-        raise ConfigError(
-            "schedule.weight_decay_curve: weight decay has one curve for the run; set it in"
-            " `scheduler`."
-        )
-    return config
-
-
 def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
     if not isinstance(config, PlateauConfig):
         return None
@@ -257,15 +211,3 @@ def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
         final=_final(config, lr),
         metric=config.metric,
     )
-
-
-def _weight_decay_curve(
-    config: SchedulerConfig, num_training_steps: int
-) -> Curve | Literal["lr"] | None:
-    if config.weight_decay_curve is None:
-        return None
-    if config.weight_decay_curve is WeightDecayCurve.lr:
-        return "lr"
-    shape = curves.linear if config.weight_decay_curve is WeightDecayCurve.linear else curves.cosine
-    assert config.weight_decay_final_ratio is not None
-    return partial(shape, decay_steps=num_training_steps, final=config.weight_decay_final_ratio)

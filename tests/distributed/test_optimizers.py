@@ -76,7 +76,7 @@ class Run:
         name: Of the optimizer.
         options: Its keywords.
         clip: Its name and options.
-        scheduler: A schedule over the steps, with a curve for the weight decay.
+        scheduler: A schedule over the steps.
         rules: By a part of the name, what a parameter's group has besides.
         dtype: Of the weights.
     """
@@ -122,7 +122,6 @@ class Run:
                 self.scheduler,
                 num_training_steps=STEPS,
                 num_warmup_steps=2,
-                weight_decay_curve="lr",
             )
         norms = []
         for step in range(STEPS):

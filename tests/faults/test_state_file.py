@@ -78,7 +78,7 @@ KEYS: list[tuple[tuple[str | int, ...], object, str]] = [
     (("train", "data_shift"), -99, "train.data_shift: -99"),
     (("scheduler",), [], "scheduler: [], expected a mapping"),
     (("scheduler", "last_lr"), [], "scheduler.last_lr: []"),
-    (("scheduler", "plateaus"), [3], "scheduler.plateaus[0]: 3, expected a mapping"),
+    (("scheduler", "plateau"), 3, "scheduler.plateau: 3, expected a mapping"),
     (("scaler",), {"scale": "x"}, "scaler.scale: 'x', expected a number"),
     (("optimizer", "state"), [], "optimizer.state: [], expected a mapping"),
     (

@@ -18,7 +18,6 @@ GROUPING_KEYS = {
     "centralization": "true or false; LazyAdam's gradient centralization",
     "freeze": "true; takes the parameters out of training",
     "optimizer": "name of another optimizer that steps these parameters",
-    "schedule": "name of another schedule, or a mapping with its keys",
 }
 """What a rule may say besides `pattern` and the hyper-parameters of the optimizer."""
 
@@ -128,12 +127,7 @@ def _check_rule(key: str, rule: Any) -> None:
     expect_pattern(f"{key}.pattern", rule["pattern"])
     overrides = [str(name) for name in rule if name != "pattern"]
     expect(bool(overrides), key, rule, "at least one override beside `pattern`")
-    valid = {*GROUPING_KEYS, *hyper_parameters()}
-    for name in overrides:
-        if name not in valid:
-            raise ConfigError(
-                f"{key}.{name}: no such override. {did_you_mean(name, {*valid, 'pattern'})}"
-            )
+    _refuse_unknown_overrides(key, overrides)
     expect(not ("lr" in rule and "lr_scale" in rule), key, rule, "either lr or lr_scale, not both")
     for name in ("lr", "lr_scale"):
         if name in rule:
@@ -158,6 +152,20 @@ def _check_rule(key: str, rule: Any) -> None:
         expect(
             len(overrides) == 1, key, rule, "freeze alone: frozen parameters take no other override"
         )
+
+
+def _refuse_unknown_overrides(key: str, overrides: list[str]) -> None:
+    valid = {*GROUPING_KEYS, *hyper_parameters()}
+    for name in overrides:
+        if name == "schedule":
+            raise ConfigError(
+                f"{key}.schedule: not offered; one schedule drives all groups. Give lr or lr_scale"
+                " for another height of its curve."
+            )
+        if name not in valid:
+            raise ConfigError(
+                f"{key}.{name}: no such override. {did_you_mean(name, {*valid, 'pattern'})}"
+            )
 
 
 SCHEMAS: dict[str, type[ParamGroupsConfig]] = {

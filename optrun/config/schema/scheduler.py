@@ -18,10 +18,6 @@ from optrun.config.schema.ranges import (
     WholeNumber,
     number,
 )
-from optrun.config.types import in_yaml
-
-WeightDecayCurve = StrEnum("WeightDecayCurve", ["linear", "cosine", "lr"])
-"""How weight decay moves; a group without decay stays without."""
 
 WsdShape = StrEnum("WsdShape", ["linear", "cosine", "one_minus_sqrt", "square", "exponential"])
 """How `wsd` comes down; x runs from 0 to 1."""
@@ -47,23 +43,11 @@ class SchedulerConfig(Checked):
     """Steps of the linear climb from 0 (at step 0) to the peak. Not together with warmup_ratio."""
     warmup_ratio: Fraction | None
     """The same as a share of the run; rounded up to whole steps."""
-    weight_decay_curve: WeightDecayCurve | None
-    """How each group's weight decay moves over the run: `linear`, `cosine`, or `lr` (with the
-    learning rate's own multiplier). Null: it stays."""
-    weight_decay_final_ratio: NotNegative | None
-    """Weight decay at the end by weight decay at the start; for `linear` and `cosine`."""
 
     def __post_init__(self) -> None:
         """Refuse two answers to one question."""
         super().__post_init__()
         self._expect_one_of("num_warmup_steps", "warmup_ratio")
-        needed = self.weight_decay_curve in (WeightDecayCurve.linear, WeightDecayCurve.cosine)
-        self.expect(
-            (self.weight_decay_final_ratio is not None) == needed,
-            "weight_decay_final_ratio",
-            f"{'a number' if needed else 'null'} with"
-            f" scheduler.weight_decay_curve={in_yaml(self.weight_decay_curve)}",
-        )
 
     def _expect_one_of(self, steps: str, share: str) -> None:
         """Refuse a length that is given in steps and as a share of the run."""

@@ -181,13 +181,6 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     try:
         if saved["name"] != own["name"]:
             scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
-        elif len(saved["plateaus"]) != len(own["plateaus"]):
-            if any(plateau is not None for plateau in saved["plateaus"]):
-                notes.append(
-                    f"{len(saved['plateaus'])} parameter groups then, {len(own['plateaus'])} now:"
-                    f" what the schedule {saved['name']} has seen of its metric starts anew"
-                )
-            scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
         else:
             forgotten, saved = _of_this_metric(saved, own)
             notes += forgotten
@@ -215,23 +208,17 @@ def _of_this_metric(saved: Schedule, own: Schedule) -> tuple[list[str], Schedule
     Returns:
         Notes for the user where something was forgotten, and the state to load.
     """
-
-    def watched(state: Schedule) -> list[object]:
-        return [
-            state["metric"],
-            *(plateau and plateau.get("mode") for plateau in state["plateaus"]),
-        ]
-
-    if "metric" not in saved or watched(saved) == watched(own):
+    seen = saved["plateau"]
+    if seen is None or (saved["metric"], seen.get("mode")) == (
+        own["metric"],
+        own["plateau"]["mode"],
+    ):
         return [], saved
-    plateaus = [
-        plateau and {**plateau, "best": None, "num_bad": 0} for plateau in saved["plateaus"]
-    ]
     note = (
         f"the schedule {own['name']} watches {own['metric']} from here on: what it saw of"
         f" {saved['metric']} is forgotten, the reductions it made stay"
     )
-    return [note], {**saved, "plateaus": plateaus}
+    return [note], {**saved, "plateau": {**seen, "best": None, "num_bad": 0}}
 
 
 def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, object]:

@@ -37,7 +37,7 @@ class _Schedule(TypedDict):
     name: str
     global_step: Count
     last_lr: list[float]
-    plateaus: list[_Plateau | None]
+    plateau: _Plateau | None
 
 
 class _Group(TypedDict):

@@ -173,6 +173,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["num_processes=2"], ["called distributed=NAME training.nproc_per_node=N."]),
     (["--nproc_per_node", "2"], ["written training.nproc_per_node=VALUE"]),
     (["trainer.num_nodes=2"], ["Not offered", "torchrun --nnodes=N"]),
+    (["scheduler.weight_decay_curve=lr"], ["Not offered", "function of the step"]),
     (["global_batch_size=64"], ["training.global_batch_size"]),
     (["--do_predict"], ["Not offered: optrun predict RUN_DIR data.eval=FILE out=FILE"]),
     (["push_to_hub=true"], ["optrun export RUN_DIR DEST push_to_hub=NAME does"]),

@@ -121,7 +121,7 @@ def test_layers_peak_by_their_scale() -> None:
         }
     )
     assert (facts.steps, facts.steps_from) == (7, "max_steps")
-    assert [len(curve.steps) for curve in facts.curves] == [7]
+    assert len(facts.curve.steps) == 7
 
 
 def test_the_optimizers_own_exemptions_and_ratios_count() -> None:
@@ -136,21 +136,6 @@ def test_the_optimizers_own_exemptions_and_ratios_count() -> None:
     assert {tensor.lr_peak for tensor in wdl.tensors} == {1.0}
 
 
-@pytest.mark.parametrize("scheduler", ["cosine", "noam", "inverse_sqrt"])
-def test_a_decay_that_climbs_with_the_lr_is_a_decay(scheduler: str) -> None:
-    words = (
-        "optimizer=lamb",
-        f"scheduler={scheduler}",
-        "scheduler.num_warmup_steps=10",
-        "training.max_steps=100",
-    )
-    plain, curved = _facts(*words), _facts(*words, "scheduler.weight_decay_curve=lr")
-    assert [(t.weight_decay, t.adapted) for t in curved.tensors] == [
-        (t.weight_decay, t.adapted) for t in plain.tensors
-    ]
-    assert {(t.weight_decay, t.adapted) for t in curved.tensors} == {(0.01, True), (0.0, False)}
-
-
 def test_muon_says_who_steps_what() -> None:
     facts = _facts("optimizer=muon")
     steppers = {tensor.name: tensor.optimizer for tensor in facts.tensors}
@@ -158,42 +143,20 @@ def test_muon_says_who_steps_what() -> None:
     assert steppers["transformer.wte.weight"] == steppers["transformer.ln_f.weight"] == "adamw"
 
 
-def test_rules_schedules_and_frozen_parameters() -> None:
+def test_rules_and_frozen_parameters() -> None:
     facts = _facts(
-        "param_groups.rules=[{pattern: wpe, lr: 0.5, schedule: constant}, {pattern: ln_f, freeze:"
-        " true}]",
+        "param_groups.rules=[{pattern: wpe, lr: 0.5}, {pattern: ln_f, freeze: true}]",
         "training.max_steps=10",
     )
     of = {tensor.name: tensor for tensor in facts.tensors}
     absolute = of["transformer.wpe.weight"]
-    assert (absolute.lr_peak, absolute.lr_scale, absolute.schedule) == (0.5, None, "constant")
+    assert (absolute.lr_peak, absolute.lr_scale) == (0.5, None)
     assert absolute.rule == "rules[0] wpe"
     assert facts.frozen == ["transformer.ln_f.weight", "transformer.ln_f.bias"]
     assert facts.frozen_parameters + facts.parameters == _facts().parameters
-    assert [curve.name for curve in facts.curves] == ["cosine", "constant"]
     text = "\n".join(_shown(facts, 100))
-    assert "[0] wpe: lr 0.5, schedule constant" in text
+    assert "[0] wpe: lr 0.5" in text
     assert "frozen: transformer.ln_f.weight, transformer.ln_f.bias" in text
-
-
-def test_curves_of_one_name_are_told_apart() -> None:
-    facts = _facts(
-        "scheduler=linear",
-        "training.max_steps=10",
-        "lr=1.0",
-        "param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps: 5}}, "
-        "{pattern: ln_f, schedule: linear}, {pattern: wte, schedule: constant}]",
-    )
-    curve = {tensor.name: tensor.curve for tensor in facts.tensors}
-    wpe, own = curve["transformer.wpe.weight"], curve["transformer.h.0.ln_1.weight"]
-    assert curve["transformer.ln_f.weight"] == own != wpe
-    assert facts.curves[wpe].multipliers[0] == 0.0
-    assert facts.curves[own].multipliers[0] == 1.0
-    assert sorted(facts.curve_labels) == ["constant", "linear 1", "linear 2"]
-    text = "\n".join(_shown(facts, 140))
-    assert all(text.count(label) >= 2 for label in facts.curve_labels), (
-        "in the column and over the plot"
-    )
 
 
 def test_length_of_the_run(tmp_path: Path) -> None:
@@ -259,16 +222,6 @@ LISTED = ",".join(["0.5"] * 299 + ["2.0"])
             1.0,
         ),
         (("scheduler=linear", "scheduler.num_warmup_steps=10", "training.max_steps=6"), 6, 0.5),
-        (
-            (
-                (
-                    "param_groups.rules=[{pattern: wpe, schedule: {name: linear, num_warmup_steps:"
-                    " 900}}]"
-                ),
-            ),
-            1800,
-            1.0,
-        ),
     ],
 )
 def test_the_peak_is_the_highest_of_all_steps(
@@ -278,9 +231,9 @@ def test_the_peak_is_the_highest_of_all_steps(
     facts = _facts(*words, "lr=1.0")
     assert facts.steps == steps
     assert {tensor.lr_peak for tensor in facts.tensors} == {peak}
-    for curve in facts.curves:
-        assert curve.peak == max(curve.multipliers) == peak
-        assert len(curve.steps) < 520
+    curve = facts.curve
+    assert curve.peak == max(curve.multipliers) == peak
+    assert len(curve.steps) < 520
 
 
 @pytest.mark.parametrize(
@@ -390,7 +343,8 @@ def test_what_training_refuses_is_refused(word: str, message: str) -> None:
 
 def test_the_plot_is_a_picture_of_its_curve() -> None:
     lines = line_plot(
-        [([0, 1, 2, 3], [1.0, 1.0, 0.0, 0.0])],
+        [0, 1, 2, 3],
+        [1.0, 1.0, 0.0, 0.0],
         width=26,
         height=4,
         top=1.0,

@@ -193,7 +193,7 @@ def test_rules_override_in_order() -> None:
         {"pattern": r"classifier\.bias", "lr": 0.25},
         {"pattern": "classifier", "lr_scale": 10, "weight_decay": 0.0, "betas": [0.5, 0.6]},
         {"pattern": "layer.0", "freeze": True},
-        {"pattern": "pooler", "schedule": {"name": "constant"}, "adaptation": False},
+        {"pattern": "pooler", "adaptation": False},
         {"pattern": "layer.1", "adaptation": True, "centralization": True, "optimizer": "adamw"},
     ]
     model = bert()
@@ -214,7 +214,6 @@ def test_rules_override_in_order() -> None:
     assert "lr_scale" not in absolute
     assert not any(name.startswith("bert.encoder.layer.0.") for name in of)
     assert not model.get_parameter("bert.encoder.layer.0.output.dense.bias").requires_grad
-    assert of["bert.pooler.dense.weight"]["schedule"] == {"name": "constant"}
     assert of["bert.pooler.dense.weight"]["exclude_from_layer_adaptation"] == (".*",)
     second = of["bert.encoder.layer.1.output.dense.weight"]
     assert (second["always_adapt"], second["exclude_from_layer_adaptation"]) == (True, None)
@@ -239,6 +238,7 @@ def test_rules_override_in_order() -> None:
         ),
         ([{"patern": "bert", "lr_scale": 2}], r"rules\[0\]: has no `pattern`. `patern` may be it"),
         ([{"pattern": "bert"}], "at least one override"),
+        ([{"pattern": "bert", "schedule": "constant"}], "one schedule drives all groups"),
         ([{"pattern": "(", "lr": 1}], "not a regular expression"),
         ([{"pattern": "bert", "lr": 1, "lr_scale": 2}], "either lr or lr_scale"),
         ([{"pattern": "bert", "lr_scale": -2}], r"lr_scale=-2: expected a number of 0 or more"),

@@ -198,17 +198,13 @@ def test_who_is_blamed_for_a_state_that_does_not_fit() -> None:
 
 def test_what_a_schedule_saw_of_another_metric_is_forgotten() -> None:
     seen = {"mode": "min", "best": 1.0, "num_bad": 2, "reductions": 1}
-    state = {"name": "plateau", "metric": "eval/loss", "plateaus": [seen, None]}
+    state = {"name": "plateau", "metric": "eval/loss", "plateau": seen}
     assert loading._of_this_metric(state, state) == ([], state)
     own = {**state, "metric": "eval/f1"}
     said, kept = loading._of_this_metric(state, own)
     assert "watches eval/f1 from here on: what it saw of eval/loss is forgotten" in said[0]
-    assert kept["plateaus"] == [{**seen, "best": None, "num_bad": 0}, None]
-    assert loading._of_this_metric(state, {**state, "plateaus": [{**seen, "mode": "max"}, None]})[0]
-    assert loading._of_this_metric({"plateaus": []}, own) == (
-        [],
-        {"plateaus": []},
-    )  # older than the metric
+    assert kept["plateau"] == {**seen, "best": None, "num_bad": 0}
+    assert loading._of_this_metric(state, {**state, "plateau": {**seen, "mode": "max"}})[0]
 
 
 def test_another_environment_is_named() -> None:

@@ -288,16 +288,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("piecewise", {"values": [1.0], "boundaries": None}, "1 values for a run of 4 steps"),
     ("plateau", {"factor": 1.0}, r"scheduler.factor=1.0: expected a number in \(0, 1\)"),
-    (
-        "linear",
-        {"weight_decay_curve": "cosine"},
-        "weight_decay_final_ratio=null: expected a number with",
-    ),
-    (
-        "linear",
-        {"weight_decay_final_ratio": 2.0},
-        "weight_decay_final_ratio=2.0: expected null with",
-    ),
 ]
 
 
