@@ -40,6 +40,16 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 gpu:         ## on a machine with a CUDA device: its tests, then the table of speeds; OPTRUN_GPU_DRY=1 tries both on a CPU
 	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) -m pytest -q -m gpu -rs -W default tests/gpu
 	PYTHONPATH=$(CURDIR) $(GPU_PYTHON) benchmarks/device.py
+# Each in an environment of its own; docs/versions.md says what they showed.
+PROMISED := @tests/smoke.txt tests/distributed/test_same_run.py -m "not slow and not gpu"
+test-lowest: ## smoke list and ddp with the lowest declared version of every direct dependency
+	$(PYTHON) -m venv --clear build/lowest
+	build/lowest/bin/python -m pip install -q --disable-pip-version-check -c constraints-lowest.txt -e ".[dev]"
+	build/lowest/bin/python -m pytest -q $(PROMISED)
+test-newest: ## smoke list and ddp with the newest versions that pyproject.toml admits
+	$(PYTHON) -m venv --clear build/newest
+	build/newest/bin/python -m pip install -q --disable-pip-version-check -U -e ".[dev]"
+	build/newest/bin/python -m pytest -q $(PROMISED)
 test-full: test test-slow ## all that runs without a GPU
 docs: setup  ## the tables in docs/reference (minutes), the site in build/site, the API reference in build/site/api
 	$(BIN)/python -m tests.docs.configuration
@@ -50,4 +60,4 @@ docs: setup  ## the tables in docs/reference (minutes), the site in build/site, 
 	$(BIN)/python -m pdoc --docformat google -o build/site/api optrun '!optrun.__main__'
 wheel: setup ## dist/
 	$(BIN)/python -m build --wheel
-.PHONY: help run test setup format lint types smoke unit test-slow gpu test-full docs wheel
+.PHONY: help run test setup format lint types smoke unit test-slow test-lowest test-newest gpu test-full docs wheel

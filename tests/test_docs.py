@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -40,6 +41,24 @@ def test_the_units_are_of_rooms() -> None:
         path.name for path in (ROOT / "tests" / "unit").iterdir() if any(path.glob("test_*.py"))
     }
     assert units == rooms - set(whole)
+
+
+def test_the_lowest_constraints_are_the_lower_bounds() -> None:
+    """Of every requirement of the package and of `[dev]`, with the extras that it takes in."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *extras["dev"]]
+    included = re.search(r"optrun\[(.*)\]", extras["dev"][0])
+    assert included is not None
+    for extra in included[1].split(","):
+        requirements += extras[extra]
+    bounds = {}
+    for requirement in requirements:
+        name, bounded, rest = requirement.partition(">=")
+        if bounded:
+            bounds[name] = rest.partition(",")[0]
+    lines = (ROOT / "constraints-lowest.txt").read_text().splitlines()
+    assert dict(line.split("==") for line in lines if not line.startswith("#")) == bounds
 
 
 def test_every_benchmark_has_its_place_on_the_page() -> None:

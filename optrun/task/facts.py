@@ -194,7 +194,7 @@ def _in_both(examples: object, trained: object) -> int | None:
 def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
     known = np.zeros(len(hashes), dtype=bool)
     for at in range(0, len(others), _HASHES):
-        known |= np.isin(hashes, others[at : at + _HASHES])
+        known |= np.isin(hashes, others[at : at + _HASHES], kind="sort")
     return int(known.sum())
 
 
