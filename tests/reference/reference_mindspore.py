@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 from optrun.optimizer import LazyAdam
 from tests.reference.reference_format import FormatError, fields
@@ -50,17 +51,12 @@ def lazy_adam(
     groups, order = _lazy_groups(where, case.groups)
     rates = [rate if group.lr is None else rate_of(where, group.lr) for group in groups]
     _refuse_short(where, [rate, *rates], len(case.grads))
-    own_rates = rates if groups and all(group.lr is not None for group in groups) else [rate]
-    base = max(each.peak if isinstance(each, Schedule) else each for each in own_rates)
     built: list[dict[str, Any]] = []
+    curves: list[Schedule] = []
     for group, own in zip(groups, rates, strict=True):
         options: dict[str, Any] = {}
         if group.lr is not None:
             options["lr"] = lr_of(own, driver)
-            if driver == SCHEDULER:
-                options["schedule"] = (own if isinstance(own, Schedule) else constant(own)).named(
-                    base
-                )
         if group.weight_decay is not None:
             options["weight_decay"] = rate_of(where, group.weight_decay)
         centred = [n for n in group.params if group.grad_centralization and _centres(shapes[n])]
@@ -68,6 +64,7 @@ def lazy_adam(
         for names, more in ((centred, {"grad_centralization": True}), (rest, {})):
             if names:
                 built.append({"params": named(params, names), **options, **more})
+                curves.append(own if isinstance(own, Schedule) else constant(own))
     optimizer = LazyAdam(
         built or named(params, list(params)),
         lr=lr_of(rate, driver),
@@ -85,7 +82,11 @@ def lazy_adam(
     made.decays = _lazy_decays(where, config, groups, list(params))
     if driver == SCHEDULER:
         run = rate if isinstance(rate, Schedule) else constant(rate)
-        made.scheduler = run.attach(optimizer, len(case.grads))
+        if any(group.lr is not None for group in groups):
+            # One function for each group: torch's scheduler has them, ours one for all.
+            made.scheduler = LambdaLR(optimizer, [curve.multiplier for curve in curves])
+        else:
+            made.scheduler = run.attach(optimizer, len(case.grads))
     case.config = config
     return made
 

@@ -44,12 +44,11 @@ class Schedule:
 
     def __call__(self, step: int) -> float:
         """The rate of a step."""
-        return self.peak * self.curve(self.start + step)
+        return self.peak * self.multiplier(step)
 
-    def named(self, base: float) -> dict[str, Any]:
-        """Choice and keys for a run (or a group) of base rate `base`."""
-        floor = {} if self.final is None else {"min_lr": self.final * base}
-        return {"name": self.choice, **self.options, **floor}
+    def multiplier(self, step: int) -> float:
+        """The rate of a step by the peak."""
+        return self.curve(self.start + step)
 
     def attach(self, optimizer: Optimizer, steps: int) -> Any:
         """A scheduler over an optimizer that was built with the peak, at its first step."""
@@ -57,9 +56,9 @@ class Schedule:
         if self.choice is None:
             scheduler = build_scheduler(optimizer, self.curve, num_training_steps=total)
         else:
-            options = self.named(self.peak)
+            floor = {} if self.final is None else {"min_lr": self.final * self.peak}
             scheduler = build_scheduler(
-                optimizer, options.pop("name"), num_training_steps=total, **options
+                optimizer, self.choice, num_training_steps=total, **self.options, **floor
             )
         for _ in range(self.start):
             optimizer.step()
