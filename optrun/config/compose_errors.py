@@ -6,6 +6,7 @@ It names file, line, key and value.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.errors import MissingConfigException
@@ -88,6 +89,8 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     options = hydra.config_loader.get_group_options(group)
     near = did_you_mean(name, [option for option in options if option != name])
     if missing == config_name.strip("/"):
+        if Path(f"{config_name}.yaml").is_file():
+            near = f"Did you mean -cn {config_name}.yaml?"
         return ConfigError(
             f"-cn {config_name}: no such recipe. {near} A file of your own: -cn FILE.yaml"
         )

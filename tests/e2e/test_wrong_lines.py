@@ -52,7 +52,7 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
         ("hydra.run.dir=/dev/null", ["this is a file"]),
         ("resume=no/such/run", ["no such directory"]),
         ("branch_from=no/such/run", ["no such directory"]),
-        ("-cn=mine", ["For the file mine.yaml write --config-dir . -cn mine"]),
+        ("-cn=mine", ["no such recipe", "Did you mean -cn mine.yaml?"]),
     ],
 )
 def test_what_is_said_of_it(
