@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import yaml  # type: ignore[import-untyped,unused-ignore]
 
 from optrun.base.errors import UnreadableFileError
-from optrun.base.plain import PlainMapping
 from optrun.base.reading import read_text
 
 _LOADER = getattr(
@@ -22,10 +20,6 @@ _VALUES = 50_000
 
 `&a [*b, *b]`, over and over, is a short text and a giant's configuration.
 """
-ENVIRONMENT = "environment"
-"""Of a run's configuration: the dotted keys whose texts were given by environment variables, and
-are kept so."""
-REFERENCE = re.compile(r"\$\{oc\.env:([^,${}]+)(?:,[^${}]*)?\}")
 
 
 class UnboundedYamlError(ValueError):
@@ -104,9 +98,7 @@ def _refuse_beyond_bounds(depth: int, values: int) -> None:
 
 
 def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted keys and texts of values that are not plain.
-
-    `${...}` would be resolved, and might be a secret.
+    """Yield dotted keys and texts of values that would be resolved, `${...}`.
 
     Example:
         >>> list(interpolations({"data": {"train": ["a.txt", "${oc.env:HOME}"]}}))
@@ -117,10 +109,3 @@ def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:
             yield from interpolations(value, f"{key}.{name}" if key else str(name))
     elif isinstance(values, str) and "${" in values:
         yield key, values
-
-
-def unresolved_key(config: PlainMapping) -> str | None:
-    """Find the first dotted key that is neither plain nor recorded as a reference."""
-    recorded = config.get(ENVIRONMENT) or ()
-    found = ((key, REFERENCE.sub("", text)) for key, text in interpolations(dict(config)))
-    return next((key for key, rest in found if key not in recorded or "${" in rest), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import ConfigError, printable, refuse_url
 from optrun.base.plain import PlainMapping
 from optrun.cli.auto_lr import compose_new
-from optrun.config import overrides, saved, store
+from optrun.config import overrides, saved
 from optrun.config.batch import leave_open
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
@@ -96,18 +95,12 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     tokens = [*kept, *changes.overrides, place]
     again = replace(command_line, config_name=name, overrides=tokens)
     checked, cfg = compose_new(hydra, again, caller.console)
-    _tell_variables(saved.plain(store.without_hydra(cfg)), run.hydra, changes.overrides)
     rebase_paths(cfg, original_cwd(run.hydra))
     sys.stderr.write(
         f"optrun: {printable(str(run.path))}: this run ended before its first save; it starts"
         " over.\n"
     )
     return start(hydra, replace(again, overrides=checked), cfg, caller)
-
-
-def _tell_variables(values: PlainMapping, where: Path, changes: Sequence[str]) -> None:
-    for note in saved.variables_asked(values, str(where), changes):
-        sys.stderr.write(f"optrun: {printable(note)}\n")
 
 
 def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller) -> Outcome:
@@ -122,7 +115,6 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     )
     require(plugins_of(target.run), str(target.run.path))
     before = saved.with_schemas(kept, str(target.run.config))
-    _tell_variables(kept, target.run.config, changes.overrides)
     changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)

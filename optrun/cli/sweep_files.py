@@ -8,9 +8,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
 from optrun.base.plain import PlainMapping
@@ -84,10 +81,7 @@ def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
 
     Of a name that leads nowhere, such as a hub's, none.
     """
-    resolved = text
-    with contextlib.suppress(OmegaConfBaseException):
-        resolved = str(OmegaConf.create({"path": text})["path"])  # of an environment variable
-    path = Path(resolved).expanduser()
+    path = Path(text).expanduser()
     if path.is_dir():
         inside = {each.relative_to(path).as_posix(): each for each in path.rglob("*")}
         files = {name: each for name, each in inside.items() if not name.startswith(".")}

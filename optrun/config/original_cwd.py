@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, ValueNode
+from omegaconf import DictConfig, OmegaConf
 
 from optrun.base.bounded_yaml import yaml_mapping
 from optrun.config import registry
-from optrun.config.keys import node_at
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
 """Keys that may hold a path, or a glob, or a list of them; those that a registered schema names
@@ -67,30 +66,20 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
     if folder is None or not folder.is_dir() or folder.resolve() == Path.cwd().resolve():
         return
     for key in path_keys(cfg):
-        value, node = OmegaConf.select(cfg, key), node_at(cfg, key)
+        value = OmegaConf.select(cfg, key)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
         if value is not None:
-            plain = (
-                OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            )
-            written = (
-                node._value() if isinstance(node, ValueNode) else OmegaConf.to_container(value)
-            )
-            OmegaConf.update(cfg, key, _rebased(plain, written, folder), merge=False)
+            OmegaConf.update(cfg, key, _rebased(value, folder), merge=False)
 
 
-def _rebased(value: Any, written: Any, folder: Path) -> Any:
-    """Rewrite a path, or a list or mapping of them, as seen from a folder.
-
-    Args:
-        value: Resolved.
-        written: The same, perhaps with a reference to an environment variable in it, which stays.
-        folder: From where.
-    """
-    if isinstance(value, dict) and isinstance(written, dict):
-        return {name: _rebased(item, written[name], folder) for name, item in value.items()}
-    if isinstance(value, list) and isinstance(written, list):
-        return [_rebased(item, text, folder) for item, text in zip(value, written, strict=True)]
-    return written if _from(folder, value) == value else str(folder / written)
+def _rebased(value: Any, folder: Path) -> Any:
+    """Rewrite a path, or a list or mapping of them, as seen from a folder."""
+    if isinstance(value, dict):
+        return {name: _rebased(item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_rebased(item, folder) for item in value]
+    return _from(folder, value)
 
 
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:

@@ -23,10 +23,11 @@ _SECRET = re.compile(
     r"(^|[_-])(token|api_?key|secret(_?key)?|access_?key|passw(or)?d|credentials?)$", re.IGNORECASE
 )
 _SECRET_TOKEN = re.compile(r"(auth|access|hf|hub|api)_?token$", re.IGNORECASE)
+_VARIABLE = re.compile(r"\$\{oc\.env:([^,${}]+)")
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 
 
-def refuse_unsafe(cfg: DictConfig) -> None:
+def refuse_unsafe(cfg: DictConfig | dict[str, Any]) -> None:
     """Refuse a configuration that names code, or would write a secret into the run directory.
 
     Raises:
@@ -56,7 +57,8 @@ def refuse_unsafe(cfg: DictConfig) -> None:
             named = _SECRET_TOKEN.search(
                 key
             )  # others are texts, such as the one that stands for an image
-        if named or _PASSWORD.match(value):
+        variable = _VARIABLE.search(value)
+        if named or _PASSWORD.match(value) or (variable and _SECRET.search(variable[1])):
             raise ConfigError(
                 f"{key}: this looks like a secret, and a configuration is written into the run"
                 " directory. Expected it in the environment, of which nothing is written."
@@ -75,7 +77,7 @@ def _of_logging(key: str) -> bool:
     return key.startswith(("hydra.job_logging.", "hydra.hydra_logging."))
 
 
-def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
+def _leaves(cfg: DictConfig | dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield dotted keys and values, as they stand before interpolation."""
 
     def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -86,7 +88,7 @@ def _leaves(cfg: DictConfig) -> Iterator[tuple[str, Any]]:
             else:
                 yield key, value
 
-    yield from walk(OmegaConf.to_container(cfg, resolve=False), "")
+    yield from walk(cfg if isinstance(cfg, dict) else OmegaConf.to_container(cfg), "")
 
 
 def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:

@@ -3,41 +3,27 @@
 from __future__ import annotations
 
 import io
-import os
-import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import Container, DictConfig, Node, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from optrun.base.bounded_yaml import ENVIRONMENT as ENVIRONMENT
-from optrun.base.bounded_yaml import (
-    REFERENCE,
-    UnboundedYamlError,
-    interpolations,
-    unresolved_key,
-    yaml_text,
-)
+from optrun.base.bounded_yaml import UnboundedYamlError, interpolations, yaml_text
 from optrun.base.errors import ConfigError, UnreadableFileError
-from optrun.base.plain import PlainDict, PlainMapping
+from optrun.base.plain import PlainDict
 from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
-from optrun.config.overrides import assign, parse, quoted, refuse_names, refuse_twice
+from optrun.config.overrides import assign, parse, refuse_names, refuse_twice
 from optrun.config.request import DEFAULT_CONFIG
+from optrun.config.safety import refuse_unsafe
 from optrun.config.schema.run import RunConfig
-
-_TO_KEY = re.compile(r"\$\{(\w+(?:\.\w+)*)\}")
-_LOCAL_TRACKERS = ("none", "tensorboard")
-_SHORTEST = 4
-"""Characters of a text that is looked for in messages: a shorter one is part of other words."""
 
 
 def read_config(path: Path) -> PlainDict:
@@ -64,19 +50,14 @@ def read_config(path: Path) -> PlainDict:
 
 
 def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
-    """Refuse an interpolation in a resolved configuration.
-
-    `${oc.env:...}` may be a secret, if no start noted it.
+    """Refuse an interpolation in a resolved configuration: what was saved is never resolved again.
 
     Raises:
         ConfigError: Naming the first such key.
     """
-    key = unresolved_key(values)
+    key = next((key for key, _ in interpolations(dict(values))), None)
     if key is not None:
-        raise ConfigError(
-            f"{where}: {key} holds `${{`. Expected a resolved value, or ${{oc.env:NAME}} or"
-            " ${oc.env:NAME,DEFAULT} as the run was given it: nothing else is resolved again."
-        )
+        raise ConfigError(f"{where}: {key} holds `${{`: expected a resolved value.")
 
 
 def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
@@ -90,7 +71,7 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
         ConfigError: A group is missing, a key or type does not fit, or a value is not resolved.
     """
     refuse_interpolations(values, where)
-    sections = {key: value for key, value in values.items() if key != ENVIRONMENT}
+    sections = dict(values)
     chosen: dict[str, type[object]] = {}
     for group, schemas in store.GROUPS.items():
         section = sections.get(group)
@@ -190,16 +171,11 @@ def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
 
 
 def plain(cfg: DictConfig) -> PlainDict:
-    """Convert to resolved plain values; names for Enums.
-
-    The kind of each choice that has another name.
-
-    A text that comes from an environment variable may be a secret, and values are written into
-    files: it stays the reference that was given, and its key is noted.
+    """Convert to resolved plain values: names for Enums, and the kind of a choice of the user's.
 
     Raises:
-        ConfigError: A choice that is built on none of ours, or a value that would be resolved once
-            more when read.
+        ConfigError: A choice that is built on none of ours, a value that would be resolved once
+            more when read, or a secret that an environment variable gave.
     """
     values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(values, dict)
@@ -207,110 +183,9 @@ def plain(cfg: DictConfig) -> PlainDict:
         if group in values:
             values[group] = with_kind(group, schemas, cfg[group], values[group])
     resolved = {str(key): value for key, value in values.items()}
-    noted: list[str] = []
-    resolved = {
-        key: _referring(cfg, cfg._get_node(key), value, key, noted)
-        for key, value in resolved.items()
-    }
-    if noted:
-        resolved[ENVIRONMENT] = noted
     refuse_interpolations(resolved, "configuration")
+    refuse_unsafe(resolved)
     return resolved
-
-
-def _referring(cfg: DictConfig, node: object, value: object, key: str, noted: list[str]) -> Any:
-    """Put the references to environment variables back into a resolved value.
-
-    Args:
-        cfg: The whole configuration.
-        node: What stands there.
-        value: What it comes to; a text of it becomes the reference it was.
-        key: Dotted.
-        noted: Takes the keys of references.
-    """
-    while isinstance(node, Node) and (found := _TO_KEY.fullmatch(str(node._value()))):
-        node = node_at(cfg, found[1])
-    content = node._value() if isinstance(node, Node) else None
-    if isinstance(value, dict) and isinstance(content, dict):
-        return {
-            name: _referring(cfg, content.get(name), item, f"{key}.{name}", noted)
-            for name, item in value.items()
-        }
-    if isinstance(value, list) and isinstance(content, list):
-        return [
-            _referring(cfg, content[at], item, f"{key}.{at}", noted)
-            for at, item in enumerate(value)
-        ]
-    if not isinstance(value, str) or not isinstance(content, str):
-        return value
-    text = content
-    while (wider := _TO_KEY.sub(lambda found: _text_at(cfg, found), text)) != text:
-        text = wider
-    if "oc.env:" not in text or "${" not in text:
-        return value
-    noted.append(key)
-    return text
-
-
-def _text_at(cfg: DictConfig, found: re.Match[str]) -> str:
-    node = node_at(cfg, found[1])
-    return str(
-        node._value() if isinstance(node, Node) and not isinstance(node, Container) else found[0]
-    )
-
-
-def references_in(values: Mapping[str, object]) -> dict[str, str]:
-    """Collect the references of a configuration to environment variables: name -> reference."""
-    texts = "".join(text for _, text in interpolations(dict(values)))
-    return {found[1]: found[0] for found in REFERENCE.finditer(texts)}
-
-
-def without_secrets(text: str, references: Mapping[str, str]) -> str:
-    """Put references to variables in the place of what they stand for.
-
-    Where a message repeats that.
-    """
-    secrets = {os.environ.get(name, ""): reference for name, reference in references.items()}
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, secrets[secret]) if len(secret) >= _SHORTEST else text
-    return text
-
-
-def variables_asked(values: PlainMapping, where: str, typed: Sequence[str]) -> list[str]:
-    """Name the variables that a saved configuration asks for.
-
-    Whoever wrote it may mean a secret of whoever runs it.
-
-    Args:
-        values: Of a run.
-        where: What it is, for messages.
-        typed: The overrides that a person typed; a variable in one of these was asked for by them.
-
-    Returns:
-        A sentence for each key.
-
-    Raises:
-        ConfigError: It would be sent to a tracker on another machine.
-    """
-    given = {override.key_or_group: override.value() for override in parse(typed)}
-    tracking = values.get("tracking", {})
-    tracker = given.get(
-        "tracking",
-        saved_kind("tracking", store.GROUPS["tracking"], tracking) if tracking else "none",
-    )
-    notes = []
-    for key, text in interpolations(dict(values)):
-        if any(key == own or key.startswith(f"{own}.") for own in given):
-            continue
-        if (key == "run_name" or key.startswith("tracking.")) and tracker not in _LOCAL_TRACKERS:
-            example = shlex.quote(f"{key}={quoted(text)}")
-            raise ConfigError(
-                f"{where}: {key}={text}: tracking={tracker} may send this to another machine, and a"
-                f" file may not ask for that. Give {example} on the command line if you mean it."
-            )
-        names = ", ".join(dict.fromkeys(found[1] for found in REFERENCE.finditer(text)))
-        notes.append(f"{where}: {key} takes the environment variable {names}")
-    return notes
 
 
 def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:
@@ -346,7 +221,7 @@ def differences(
     found = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
-        if name not in ("resume", ENVIRONMENT) and not same(old.get(name), new.get(name))
+        if name != "resume" and not same(old.get(name), new.get(name))
     }
     for group in store.GROUPS:
         if f"{group}.name" in found:  # which says it already

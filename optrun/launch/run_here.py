@@ -49,7 +49,7 @@ def run_here(
 
     config = request.config
     refuse_links(run)  # the log is the first that would be written through one
-    with run_log(run, request.values):
+    with run_log(run):
         title = (
             f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr"
             f" {config.lr:g}"

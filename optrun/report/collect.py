@@ -20,7 +20,7 @@ from optrun.artifacts.lock import is_held
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import best_evaluation
 from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
-from optrun.base.bounded_yaml import unresolved_key, yaml_mapping
+from optrun.base.bounded_yaml import interpolations, yaml_mapping
 from optrun.base.errors import EXIT_NONFINITE, OtherFormatError, printable
 from optrun.base.formatting import plain
 from optrun.base.plain import lookup
@@ -429,7 +429,7 @@ def read_config(path: Path) -> dict[str, object]:
         ValueError: It holds no YAML mapping of resolved values.
     """
     config = yaml_mapping(path)
-    if (key := unresolved_key(config)) is not None:
+    for key, _ in interpolations(config):
         raise ValueError(f"{path}: {key} holds `${{`: expected a resolved value")
     return {printable(str(key)): _numbers(value) for key, value in config.items()}
 

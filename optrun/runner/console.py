@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from optrun.base.errors import StorageError, printable
 from optrun.base.formatting import duration, number, size
 from optrun.base.reading import kind_of
 from optrun.config.registry.plugins import options
-from optrun.config.saved import references_in, without_secrets
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
@@ -39,18 +38,14 @@ _MOST_CLASSES = 12
 
 
 class _Lines(logging.Formatter):
-    """Formats lines without control characters and secrets.
+    """Formats lines without control characters: the file may be read on a terminal."""
 
-    The file may be read on a terminal, by others.
-    """
-
-    def __init__(self, values: Mapping[str, object]) -> None:
+    def __init__(self) -> None:
         super().__init__("%(asctime)s  %(message)s")
-        self._references = references_in(values)
 
     def format(self, record: logging.LogRecord) -> str:
         """Format as everywhere, without control characters."""
-        return printable(without_secrets(super().format(record), self._references))
+        return printable(super().format(record))
 
 
 class _LogFile(logging.FileHandler):
@@ -68,12 +63,8 @@ class _LogFile(logging.FileHandler):
 
 
 @contextmanager
-def run_log(run: RunDir, values: Mapping[str, object] | None = None) -> Iterator[None]:
+def run_log(run: RunDir) -> Iterator[None]:
     """Write the log of the run into `optrun.log` of its directory.
-
-    Args:
-        run: The run directory.
-        values: Its configuration, whose secrets are left out.
 
     Raises:
         StorageError: Something else than a file stands there.
@@ -85,7 +76,7 @@ def run_log(run: RunDir, values: Mapping[str, object] | None = None) -> Iterator
             )
     logger = logging.getLogger("optrun")
     handler = _LogFile(run.log, encoding="utf-8")
-    handler.setFormatter(_Lines(values or {}))
+    handler.setFormatter(_Lines())
     before = (logger.level, logger.propagate)
     logger.setLevel(logging.INFO)
     logger.propagate = False

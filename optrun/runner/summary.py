@@ -21,7 +21,6 @@ from optrun.base.errors import EXIT_DONE
 from optrun.config.registry.origins import ALLOW, records
 from optrun.config.registry.plugins import OPTION, options
 from optrun.config.request import Request
-from optrun.config.saved import references_in, without_secrets
 from optrun.distributed.shard import model_class
 from optrun.model.quantization import tensor_sizes
 from optrun.runner.class_tables import as_values
@@ -254,7 +253,6 @@ class Summary:
         disk_refused: bool = False,
     ) -> None:
         """Record how the run ended, and whether a full or broken disk ended it."""
-        message = without_secrets(message, references_in(self.config_values))
         self.values.update(
             status=status, message=message, exit_code=exit_code, disk_refused=disk_refused
         )

@@ -139,7 +139,7 @@ class SweepTask:
                 if not isinstance(error, OptrunError):
                     _log(run, traceback.format_exc())
                 why = str(error) if isinstance(error, OptrunError) else describe_failure(error)
-                why, done = saved.without_secrets(why, saved.references_in(values)), "failed"
+                done = "failed"
                 _log(run, f"failed: {why}")
                 record_failure(sweep, name, why, values, overrides, self.launch.command)
         finally:

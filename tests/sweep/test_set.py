@@ -26,7 +26,7 @@ from optrun.base.errors import EXIT_STORAGE
 from optrun.cli import sweep_files
 from optrun.cli.sweep import _folder as sweep_folder
 from optrun.cli.sweep import _tell_left_out
-from optrun.config import saved, store
+from optrun.config import store
 from optrun.report.collect import load_runs
 from optrun.sweeper.jobs import Composer, build_jobs, combinations
 from optrun.sweeper.view import PlainView
@@ -449,15 +449,14 @@ def test_a_file_that_changed_is_refused(
     assert sweep(*words, "lr=1e-3,2e-3") == 0
 
 
-def test_which_files_a_job_reads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_files_a_job_reads(place: Path) -> None:
     """Of a stream the sizes count; a name of the hub is no file."""
     (place / "rows.jsonl").write_text("{}")
     (place / "model" / ".git").mkdir(parents=True)
     for name in ("config.json", ".git/index"):
         (place / "model" / name).write_text("{}")
-    monkeypatch.setenv("HERE", str(place))
     parts = {
-        "code": {"train": "${oc.env:HERE}/rows.jsonl", "streaming": True},
+        "code": {"train": f"{place}/rows.jsonl", "streaming": True},
         "prose": {"train": ["*.jsonl", "gone"]},
     }
     model = {"name": "pretrained", "path": "gpt2", "tokenizer": "model"}
@@ -469,31 +468,9 @@ def test_which_files_a_job_reads(place: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     whole = "2 bytes, digest 69bf807ca3bfdb2f"
     assert found == {
-        "data.mixture.code.train=${oc.env:HERE}/rows.jsonl": {
-            "${oc.env:HERE}/rows.jsonl": "2 bytes"
-        },
+        f"data.mixture.code.train={place}/rows.jsonl": {f"{place}/rows.jsonl": "2 bytes"},
         "data.mixture.prose.train=*.jsonl": {"rows.jsonl": whole},
         "data.mixture.prose.train=gone": {},
         "model.path=gpt2": {},
         "model.tokenizer=model": {"config.json": whole},
     }
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "expected"),
-    [
-        ((), "optimizer.betas", True),
-        (("optimizer.betas=[0.9,0.99]",), "optimizer.betas", False),
-        (("lr=0.5",), "optimizer.lr", False),
-        ((), "model.config.n_layer", True),
-        ((), "adapter.name", True),
-        (("optimizer=lamb",), "optimizer.name", False),
-        ((), "callbacks", True),
-        ((), "seed", True),
-        (("seed=1",), "seed", False),
-        ((), "optimizer.gone", False),
-    ],
-)
-def test_what_is_a_default(words: tuple[str, ...], key: str, expected: bool) -> None:
-    values = Composer(store.open_hydra(), "config")(words)
-    assert saved.is_default(values, key) is expected

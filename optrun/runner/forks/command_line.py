@@ -5,7 +5,6 @@ A new run, or a sweep of them, with the configuration of its trunk and what was 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 
 from optrun.artifacts.forks import KEY, Trunk
 from optrun.artifacts.run_dir import RunDir
-from optrun.base.errors import ConfigError, printable
+from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import overrides, saved, store
 from optrun.config.hydra_internals import Hydra
@@ -24,7 +23,6 @@ from optrun.config.registry.origins import require
 from optrun.config.request import CommandLine
 from optrun.config.schema.run import refuse_ended_fork
 from optrun.runner.forks.overrides import (
-    OWN,
     as_overrides,
     names_fork,
     refuse_other_place,
@@ -41,19 +39,9 @@ class _TrunkConfig:
     values: PlainDict
     """The same, resolved."""
     step: int
-    asked: set[str]
-    """What was told of its variables."""
 
     def under(self, typed: Sequence[str]) -> list[str]:
-        """Put the configuration of the trunk under the overrides of a branch.
-
-        Raises:
-            ConfigError: The trunk would have a tracker sent a variable of the environment.
-        """
-        taken = {key: value for key, value in self.values.items() if key not in OWN}
-        for note in set(saved.variables_asked(taken, "the trunk", typed)) - self.asked:
-            sys.stderr.write(f"optrun: {printable(note)}\n")
-            self.asked.add(note)
+        """Put the configuration of the trunk under the overrides of a branch."""
         return under(self.overrides, self.values, typed)
 
 
@@ -167,7 +155,7 @@ class Forks:
             rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
             values = saved.plain(before)
             own = as_overrides(self.hydra, values, str(folder))
-            self._trunks[value] = _TrunkConfig(own, values, metadata.global_step, set())
+            self._trunks[value] = _TrunkConfig(own, values, metadata.global_step)
         return self._trunks[value]
 
 

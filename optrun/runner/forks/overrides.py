@@ -9,7 +9,6 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from optrun.artifacts.forks import KEY
-from optrun.base.bounded_yaml import ENVIRONMENT
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
 from optrun.config import saved, store
@@ -23,7 +22,7 @@ from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.tokens import key_of
 
-OWN = (KEY, "branch_schedule", "resume", "run_name", ENVIRONMENT)
+OWN = (KEY, "branch_schedule", "resume", "run_name")
 """Keys that belong to one run, and are not taken from its trunk."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
 """Keys of the trunk that mean nothing any more where another choice of a group takes its place."""

@@ -14,7 +14,7 @@ from optrun.artifacts.forks import Trunk
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.base.errors import ConfigError
-from optrun.config.saved import ENVIRONMENT, plain, with_schemas
+from optrun.config.saved import plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.optimizer.inherited import inherit_state
 from optrun.runner.resume.config_diff import Changes
@@ -30,7 +30,7 @@ from optrun.scheduler.build import schedule_in_words
 from optrun.training.state import TrainState
 from optrun.training.step import TrainStep
 
-_OWN = ("branch_from", "branch_schedule", "run_name", ENVIRONMENT)
+_OWN = ("branch_from", "branch_schedule", "run_name")
 """Keys that belong to one run: no change against its trunk."""
 _PLAN = (
     "data.",

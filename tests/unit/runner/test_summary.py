@@ -124,14 +124,6 @@ def test_a_file_that_was_torn_is_none(summary: Summary, run: RunDir, text: str |
     assert not summary.finished_before
 
 
-def test_a_message_repeats_no_secret(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    run.path.mkdir()
-    monkeypatch.setenv("TOKEN", "hf_long_secret")
-    summary = Summary(run, request(note="${oc.env:TOKEN}"), "id")
-    summary.end("failed", "refused: hf_long_secret", 1)
-    assert read_summary(run.summary)["message"] == "refused: ${oc.env:TOKEN}"
-
-
 def test_a_good_end_is_made_first_and_written_later(summary: Summary, run: RunDir) -> None:
     """The model card is made of it, and the run is finished when that is there, too."""
     begun(summary, global_step=5)
