@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from optrun.optimizer.batch_optimizer import BatchOptimizer
-from optrun.optimizer.kernels.triton import launch
 from tests.optimizer_cases import CASES, Case
 
 NAMES = ("body.weight", "body.bias", "gain", "start")
@@ -28,8 +27,6 @@ OWN += [  # a bound that cuts every ratio
     (next(case for case in CASES if case.name == "lamb"), {"min_trust": 20.0, "always_adapt": True})
 ]
 OWN_IDS = [f"{case.name}-{index}" for index, (case, _) in enumerate(OWN)]
-BY_TRITON = [own for own in OWN if formula(*own) in launch.FORMULAS]
-BY_TRITON_IDS = [f"{case.name}-{index}" for index, (case, _) in enumerate(BY_TRITON)]
 COMPILED = list(dict.fromkeys(case.name for case, _ in OWN))
 """Optimizers that the compiled kernel steps."""
 LONG = 2 * 16384 + 37

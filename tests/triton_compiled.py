@@ -17,6 +17,18 @@ from triton.compiler import ASTSource
 
 from optrun.optimizer.kernels.triton import device
 
+KERNELS = (
+    "adam",
+    "adamax",
+    "lamb_moments",
+    "set_ratios",
+    "lamb_update",
+    "lion",
+    "schedule_free",
+    "ademamix",
+    "mars_norm",
+    "mars_update",
+)
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
@@ -47,7 +59,7 @@ def compiled(kernel: Any, target: GPUTarget, real: Any) -> str:
 
 
 def main() -> None:
-    for name in ("adam", "adamax", "lamb_moments", "set_ratios", "lamb_update"):
+    for name in KERNELS:
         for arch, target in TARGETS.items():
             for real in (tl.float32, tl.float64):
                 text = compiled(getattr(device, name), target, real)

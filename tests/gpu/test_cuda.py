@@ -14,7 +14,7 @@ from optrun.optimizer import Lamb
 from optrun.optimizer.kernels.triton.found import why_not
 from optrun.training.step import TrainStep
 from tests.gpu.device import DEVICE
-from tests.kernel_cases import BY_TRITON, BY_TRITON_IDS, ends
+from tests.kernel_cases import OWN, OWN_IDS, ends
 from tests.optimizer_cases import CASES, Case
 from tests.resume.test_exact import COMMON, HALF, WHOLE, causal_lm, classification
 from tests.running import optrun, records, state, summary, tensors
@@ -118,7 +118,7 @@ def test_half_of_the_steps_moves_between_devices(
 
 
 @pytest.mark.device_only
-@pytest.mark.parametrize(("case", "options"), BY_TRITON, ids=BY_TRITON_IDS)
+@pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
 def test_triton_kernels_are_foreach_and_repeat_their_bits(
     case: Case, options: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,7 +262,7 @@ def test_another_step_after_the_resume_is_seen(
 @pytest.mark.device_only
 def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison of the kernels fails if one of two steps uses another learning rate."""
-    case, options = BY_TRITON[0]
+    case, options = OWN[0]
     monkeypatch.setenv("OPTRUN_KERNEL", "foreach")
     expected = ends(case, options, torch.float32, device="cuda")
     monkeypatch.setenv("OPTRUN_KERNEL", "triton")

@@ -41,8 +41,7 @@ class Formula:
     foreach: Update | None = None
     """None: the loop is all there is."""
     name: str = ""
-    """Among `ROWS`, those that `step.c` has, and perhaps Triton's kernels too; empty: only what is
-    above."""
+    """Among `ROWS`, which `step.c` and Triton's kernels compute; empty: only what is above."""
     norms: bool = False
     """Whether it takes norms of whole tensors: over shards foreach needs one collective for all of
     them."""
@@ -55,10 +54,8 @@ class Formula:
         """
         if self.norms and not whole:
             return ("foreach", "loop")
-        if self.name in launch.FORMULAS:
-            return ("triton", "compiled", "loop")
         if self.name:
-            return ("compiled", "loop")
+            return ("triton", "compiled", "loop")
         return ("loop",) if whole else ("foreach", "loop")
 
     def kernel(self, options: Options, device: str, *, whole: bool) -> str:

@@ -1,14 +1,13 @@
-"""Adam, Adamax and LAMB over a list of tensors, in Triton.
+"""The formulas of step.c over a list of tensors, in Triton.
 
-Each formula as the loop beside it in Python writes it.
+Each as the loop of its paper's file in Python writes it.
 
 Tensors are cut into chunks of a fixed size, one program each, and a chunk into blocks; where
-tensors lie, and their numbers, stand in tables. LAMB's sums are added in float64, lane by lane,
-then chunk by chunk, without atomics and in an
-order that depends on sizes alone, and no launch is tuned: the same input gives the same bits. LAMB
-needs its direction
-twice, for the norm and for the update, and computes it twice: that moves fewer bytes than to keep
-it, and needs no memory.
+tensors lie, and their numbers, stand in tables. Sums are added in float64, lane by lane, then chunk
+by chunk, without atomics and in an order that depends on sizes alone, and no launch is tuned: the
+same input gives the same bits. LAMB needs its direction twice, for the norm and for the update, and
+computes it twice, as MARS its corrected gradient: that moves fewer bytes than to keep it, and needs
+no memory.
 
 Triton reads `tl.constexpr` in annotations as it stands: they are not postponed in this file.
 """
@@ -38,7 +37,7 @@ MOST_STATES = 3
 PLACES = ("params", "firsts", "seconds", "thirds", "size", "chunks")
 """What is told of each tensor besides `NUMBERS`: addresses of the parameter and of each kind of
 state, elements, which chunk is its first."""
-TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update")}
+TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update"), "mars": ("mars_norm", "mars_update")}
 """Formulas that need a norm of a whole tensor before they can move a weight."""
 
 # Triton takes constants of a file only as these.
@@ -54,6 +53,9 @@ _BETA1, _BETA2, _L1, _L2, _DECAY = (_AT[name] for name in ("beta1", "beta2", "l1
 _EPS, _EPS_GRADIENT, _EPS_DENOMINATOR = (
     _AT[name] for name in ("eps", "eps_gradient", "eps_denominator")
 )
+_BETA3, _ALPHA, _RATE, _MIX, _STRENGTH = (
+    _AT[name] for name in ("beta3", "alpha", "rate", "mix", "strength")
+)
 _ADAPT, _NESTEROV, _EPS_RATIO = (_AT[name] for name in ("adapt", "nesterov", "eps_ratio"))
 _MIN_NORM, _MAX_NORM, _MIN_RATIO, _MAX_RATIO = (
     _AT[f"{end}_{of}"] for of in ("norm", "ratio") for end in ("min", "max")
@@ -66,6 +68,24 @@ def _pointer(place, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
+
+
+@triton.jit
+def _job(places, rows, numbers, chunks, CHUNK: tl.constexpr):
+    """Return tensor, place, numbers, first element and elements of this program."""
+    tensor = tl.load(chunks + 2 * tl.program_id(0))
+    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
+    place = places + tensor * _PLACES
+    x = numbers + tl.load(rows + tensor) * _NUMBERS
+    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    return tensor, place, x, begin, size
+
+
+@triton.jit
+def _decay(number, REAL: tl.constexpr):
+    """Return the decay of a moment, and what is left to 1."""
+    beta = tl.load(number)
+    return beta.to(REAL), (1 - beta).to(REAL)
 
 
 @triton.jit
@@ -104,6 +124,11 @@ def _bounded(x, low, high):
 
 
 @triton.jit
+def _sign(x):
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0)).to(x.dtype)
+
+
+@triton.jit
 def _coupled(g, w, l1, l2):
     g = tl.where(l2 != 0, g + l2 * w, g)
     return tl.where(l1 != 0, tl.where(w > 0, g + l1, tl.where(w < 0, g - l1, g)), g)
@@ -122,17 +147,13 @@ def adam(
     BLOCK: tl.constexpr,
 ):
     """Step as `adam_update._single_tensor_adam`."""
-    tensor = tl.load(chunks + 2 * tl.program_id(0))
-    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
-    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
-    beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2)
-    rest1, rest2 = (1 - beta1).to(REAL), (1 - beta2).to(REAL)
-    beta1, beta2 = beta1.to(REAL), beta2.to(REAL)
+    beta1, rest1 = _decay(x + _BETA1, REAL)
+    beta2, rest2 = _decay(x + _BETA2, REAL)
     scale, keep = tl.load(x + _SCALE).to(REAL), tl.load(x + _KEEP).to(REAL)
     root, eps = tl.load(x + _ROOT).to(REAL), tl.load(x + _EPS).to(REAL)
     l2, unscale = tl.load(x + _L2).to(REAL), tl.load(x + _UNSCALE).to(REAL)
@@ -166,16 +187,13 @@ def adamax(
     BLOCK: tl.constexpr,
 ):
     """Step as `adamax._single_tensor_adamax`."""
-    tensor = tl.load(chunks + 2 * tl.program_id(0))
-    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
-    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
-    beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2).to(REAL)
-    beta1, rest1 = beta1.to(REAL), (1 - beta1).to(REAL)
+    beta1, rest1 = _decay(x + _BETA1, REAL)
+    beta2 = tl.load(x + _BETA2).to(REAL)
     scale, keep = tl.load(x + _SCALE).to(REAL), tl.load(x + _KEEP).to(REAL)
     l1, l2 = tl.load(x + _L1).to(REAL), tl.load(x + _L2).to(REAL)
     eps = tl.load(x + _EPS).to(REAL)
@@ -221,17 +239,13 @@ def lamb_moments(
 
     Moments, squares of weights and directions by chunk.
     """
-    tensor = tl.load(chunks + 2 * tl.program_id(0))
-    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
-    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
-    beta1, beta2 = tl.load(x + _BETA1), tl.load(x + _BETA2)
-    rest1, rest2 = (1 - beta1).to(REAL), (1 - beta2).to(REAL)
-    beta1, beta2 = beta1.to(REAL), beta2.to(REAL)
+    beta1, rest1 = _decay(x + _BETA1, REAL)
+    beta2, rest2 = _decay(x + _BETA2, REAL)
     l1, l2 = tl.load(x + _L1).to(REAL), tl.load(x + _L2).to(REAL)
     root, correction = tl.load(x + _ROOT).to(REAL), tl.load(x + _FIRST).to(REAL)
     eps, decay = tl.load(x + _EPS).to(REAL), tl.load(x + _DECAY).to(REAL)
@@ -304,10 +318,7 @@ def lamb_update(
 
     The direction again, as long as the ratio says.
     """
-    tensor = tl.load(chunks + 2 * tl.program_id(0))
-    begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
-    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
     params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
     firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
@@ -324,3 +335,205 @@ def lamb_update(
                 first, _load(seconds, at, size, TAIL), w, correction, root, eps, decay
             )
             _store(params, at, keep * w - scale * direction, size, TAIL)
+
+
+@triton.jit
+def lion(
+    places,
+    grad_addresses,
+    rows,
+    numbers,
+    chunks,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Step as `lion._single_tensor_lion`."""
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    beta1, rest1 = _decay(x + _BETA1, REAL)
+    beta2, rest2 = _decay(x + _BETA2, REAL)
+    scale = tl.load(x + _SCALE).to(REAL)
+    keep = tl.load(x + _KEEP).to(REAL)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w = _load(params, at, size, TAIL)
+            g = _load(grads, at, size, TAIL)
+            first = _load(firsts, at, size, TAIL)
+            moved = scale * _sign(_lerp(first, g, beta1, rest1))
+            _store(params, at, keep * w - moved, size, TAIL)
+            _store(firsts, at, _lerp(first, g, beta2, rest2), size, TAIL)
+
+
+@triton.jit
+def schedule_free(
+    places,
+    grad_addresses,
+    rows,
+    numbers,
+    chunks,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Step as `schedule_free._single_tensor_schedule_free`."""
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
+    zs = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    beta2, rest2 = _decay(x + _BETA2, REAL)
+    root = tl.load(x + _ROOT).to(REAL)
+    eps = tl.load(x + _EPS).to(REAL)
+    scale = tl.load(x + _SCALE).to(REAL)
+    decay = tl.load(x + _DECAY).to(REAL)
+    rate = tl.load(x + _RATE).to(REAL)
+    mix = tl.load(x + _MIX)
+    rest = (1 - mix).to(REAL)
+    mix = mix.to(REAL)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w = _load(params, at, size, TAIL)
+            g = _load(grads, at, size, TAIL)
+            z = _load(zs, at, size, TAIL)
+            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
+            direction = _direction(g, second, w, 1.0, root, eps, decay)
+            _store(seconds, at, second, size, TAIL)
+            _store(params, at, _lerp(w, z, rest, mix) - scale * direction, size, TAIL)
+            _store(zs, at, z - rate * direction, size, TAIL)
+
+
+@triton.jit
+def ademamix(
+    places,
+    grad_addresses,
+    rows,
+    numbers,
+    chunks,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Step as `ademamix._single_tensor_ademamix`."""
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    slows = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
+    beta1, rest1 = _decay(x + _BETA1, REAL)
+    beta2, rest2 = _decay(x + _BETA2, REAL)
+    beta3, rest3 = _decay(x + _BETA3, REAL)
+    scale = tl.load(x + _SCALE).to(REAL)
+    keep = tl.load(x + _KEEP).to(REAL)
+    root = tl.load(x + _ROOT).to(REAL)
+    eps = tl.load(x + _EPS).to(REAL)
+    correction = tl.load(x + _FIRST).to(REAL)
+    alpha = tl.load(x + _ALPHA).to(REAL)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w = _load(params, at, size, TAIL)
+            g = _load(grads, at, size, TAIL)
+            first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
+            slow = _lerp(_load(slows, at, size, TAIL), g, beta3, rest3)
+            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * g * g
+            _store(firsts, at, first, size, TAIL)
+            _store(slows, at, slow, size, TAIL)
+            _store(seconds, at, second, size, TAIL)
+            mixed = first * correction + alpha * slow
+            moved = scale * _quotient(mixed, _sqrt(second) * root + eps)
+            _store(params, at, keep * w - moved, size, TAIL)
+
+
+@triton.jit
+def mars_norm(
+    places,
+    grad_addresses,
+    rows,
+    numbers,
+    chunks,
+    sums,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Compute the squares of the corrected gradients of `mars._single_tensor_mars`."""
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
+    lasts = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
+    strength = tl.load(x + _STRENGTH)
+    rest = (1 + strength).to(REAL)
+    strength = strength.to(REAL)
+    size = tl.where(tl.load(x + _ADAPT) != 0, size, 0)
+    squares = tl.full((BLOCK,), 0.0, tl.float64)
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            g = _load(grads, at, size, TAIL)
+            c = _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
+            squares += c.to(tl.float64) * c.to(tl.float64)
+    tl.store(sums + 2 * tl.program_id(0), tl.full((), 0.0, tl.float64))
+    # In the dtype of the tensors, so that it is infinite where it is to the loop.
+    total = tl.sum(squares, axis=0).to(REAL)
+    tl.store(sums + 2 * tl.program_id(0) + 1, total.to(tl.float64))
+
+
+@triton.jit
+def mars_update(
+    places,
+    grad_addresses,
+    rows,
+    numbers,
+    chunks,
+    ratios,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Step as `mars._single_tensor_mars`, once the norms are known."""
+    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
+    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    lasts = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
+    beta1, rest1 = _decay(x + _BETA1, REAL)
+    beta2, rest2 = _decay(x + _BETA2, REAL)
+    scale = tl.load(x + _SCALE).to(REAL)
+    keep = tl.load(x + _KEEP).to(REAL)
+    root = tl.load(x + _ROOT).to(REAL)
+    eps = tl.load(x + _EPS).to(REAL)
+    strength = tl.load(x + _STRENGTH)
+    rest = (1 + strength).to(REAL)
+    strength = strength.to(REAL)
+    ratio = tl.load(ratios + tensor).to(REAL)
+    adapt = tl.load(x + _ADAPT) != 0
+    whole = size // BLOCK * BLOCK
+    for TAIL in tl.static_range(2):
+        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            w = _load(params, at, size, TAIL)
+            g = _load(grads, at, size, TAIL)
+            c = ratio * _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
+            c = tl.where(adapt, c, g)
+            first = _lerp(_load(firsts, at, size, TAIL), c, beta1, rest1)
+            second = beta2 * _load(seconds, at, size, TAIL) + rest2 * c * c
+            _store(firsts, at, first, size, TAIL)
+            _store(seconds, at, second, size, TAIL)
+            _store(lasts, at, g, size, TAIL)
+            moved = scale * _quotient(first, _sqrt(second) * root + eps)
+            _store(params, at, keep * w - moved, size, TAIL)

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from optrun.optimizer.kernels.rows import NUMBERS, Row
 
-FORMULAS = ("adam", "adamax", "lamb")
-"""Those of `ROWS` that have kernels here."""
 ALIGNMENT = 16
 """Bytes of the widest load of a thread."""
 
@@ -27,7 +25,7 @@ class Table:
     """Where the tensors of a batch lie, on their device.
 
     Args:
-        formula: One of `FORMULAS`.
+        formula: One of `ROWS`.
         lists: Parameters, gradients, each kind of state in the order of its class; of one length,
             on one device, contiguous, all float32 or all float64.
     """
