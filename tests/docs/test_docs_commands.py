@@ -27,6 +27,7 @@ OWN_TESTS = {"docs/quickstart.md", "docs/plugins.md"}
 """Pages whose commands a test of their own runs, as they stand."""
 HARMLESS = {".", "cd", "eval", "export", "git", "python3", "cat", "cp", "mkdir", "optuna-dashboard"}
 RUN, SWEEP = "outputs/2026-01-02/03-04-05", "outputs/sweeps/2026-01-02/03-04-05"
+OWN_YAML = "optimizer: lamb\nlr: 2e-3\n"
 SMALL = {"training.max_steps": "2", "data.max_eval_examples": "8"}
 """What is put into every command that trains, so that it takes seconds."""
 
@@ -56,6 +57,7 @@ def test_every_command_is_one(
     found: list[Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(OWN_YAML)
     for command in found:
         program, *arguments = command.arguments
         if program in ("torchrun", "srun"):
@@ -176,7 +178,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         Path("topics.jsonl").write_text("\n".join(map(json.dumps, topics)) + "\n")
         shutil.copy("train.csv", "reviews.csv")
-        Path("mine.yaml").write_text("optimizer: lamb\nlr: 2e-3\n")
+        Path("mine.yaml").write_text(OWN_YAML)
         pairs = [{"anchor": sentence(n), "positive": sentence(n + 60)} for n in range(60)]
         Path("pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)) + "\n")
         Path("reviews.txt").write_text(
