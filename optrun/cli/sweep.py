@@ -45,7 +45,7 @@ from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir, clean
 from optrun.sweeper.pool import DevicePool
 from optrun.sweeper.stop import Stop
-from optrun.sweeper.view import PlainView, make_view, short
+from optrun.sweeper.view import View, short
 from optrun.sweeper.workers import Workers
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _run(
         refuse_changed_files(directory, judged)
     clean(directory)
     with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
-        view = make_view(caller.console, f"optrun · sweep · {folder}")
+        view = View(caller.console)
         driver = Driver(
             directory,
             plan.command,
@@ -283,7 +283,7 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
 
 
 def _tell_devices(
-    devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: PlainView
+    devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: View
 ) -> None:
     """Say which devices are used, and which of them a search leaves idle."""
     if not devices:
@@ -299,7 +299,7 @@ def _tell_devices(
             )
 
 
-def _tell_left_out(jobs: list[jobs_of.Job], view: PlainView) -> None:
+def _tell_left_out(jobs: list[jobs_of.Job], view: View) -> None:
     """Say which points are not run, since another one is the same run.
 
     `distributed=ddp,fsdp`, for one.

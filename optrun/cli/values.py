@@ -20,7 +20,6 @@ PLACES = (
     "hydra.sweeper.devices",
     "hydra.sweeper.max_batch_size",
     "hydra.sweeper.retry_failed",
-    "hydra.sweeper.stall_seconds",
     "hydra.sweeper.timeout",
 )
 """Keys, beside those of a launcher."""

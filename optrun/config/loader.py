@@ -24,7 +24,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import Repository
 
 _AT_TOP = {field.name for field in fields(RunConfig)} - set(GROUPS)
-_VALUES_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir", "hydra.mode")
+_VALUES_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.mode")
 """Keys below `hydra.` that are values like any other; others may say where choices are found, or
 what is recorded."""
 

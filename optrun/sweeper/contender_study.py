@@ -20,7 +20,7 @@ from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import saved_kind
 from optrun.config.saved import flat
 from optrun.config.schema.metric import metric_mode
-from optrun.config.schema.sweeper import OptunaConfig, Sampler
+from optrun.config.schema.sweeper import OptunaConfig
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
@@ -28,7 +28,7 @@ from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.rungs import build_pruner, rungs_of, untrained, value_at_rung
-from optrun.sweeper.samplers import build_sampler, refuse_pickles, require_hashed
+from optrun.sweeper.samplers import build_sampler, require_hashed
 from optrun.sweeper.space import any_value, ends, space_of, written
 from optrun.sweeper.view import Board
 
@@ -212,8 +212,6 @@ class ContenderStudy:
         self._storage = storage
         self._study = study_of.open_study(storage, self.mode(), self.name, self._pruner)
         require_hashed(self._study)
-        if self.options.sampler is Sampler.cmaes:
-            refuse_pickles(self._study)
         study_of.refuse_other(self._study, where, self.space, self.shared())
 
     # Trials

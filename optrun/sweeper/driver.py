@@ -35,9 +35,8 @@ from optrun.sweeper import launch as launching
 from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
-from optrun.sweeper.stall import StallWatch, end_holder
 from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family
-from optrun.sweeper.view import Board, JobRow, PlainView
+from optrun.sweeper.view import Board, JobRow, View
 from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
@@ -73,7 +72,7 @@ class Driver:
     options: SweeperConfig
     workers: Workers
     """The processes that launchers run in."""
-    view: PlainView
+    view: View
     stop: Stop
     """Requests by signal."""
     tuned: Sequence[str] = ()
@@ -90,7 +89,6 @@ class Driver:
         self._unbegun = 0
         """Launches in a row that came back without a job begun."""
         self._waits = self._told_of_stop = self._signalled = self._killed = False
-        self._watch = StallWatch(self.sweep, self.options.stall_seconds, self.stop.clock)
         self.stop.groups, self.stop.at_work = self.workers.pids, self._unsaved
 
     # What is known
@@ -173,7 +171,6 @@ class Driver:
                 goals = plan()
             for job, _ in goals:
                 self.board.row(job).resting = False
-            self._end_stalled()
             if self.stop.requested:
                 self._tell_of_stop()
                 if not self._open or self._is_given_up():
@@ -221,22 +218,6 @@ class Driver:
         for pid in self.workers.pids():
             end_family(pid)
         return patience < -_GIVE_UP_SECONDS
-
-    def _end_stalled(self) -> None:
-        """Kill jobs of this sweep process that have made no progress for too long."""
-        for server, row in [(launch.server, row) for launch in self._open for row in launch.batch]:
-            name, label = row.job.name, row.job.label
-            if not row.running or self.sweep.read_record(name).open != self.token:
-                self._watch.forget(name)
-            elif silent := self._watch(name):
-                self._watch.forget(name)
-                if elsewhere := end_holder(self.sweep.lock(name), server.pid):
-                    self.view.note(
-                        f"{label}: made no progress for {duration(silent)}; {elsewhere}: end it"
-                        " there"
-                    )
-                else:
-                    row.stalled, row.stalled_now = silent, True
 
     def _unsaved(self) -> list[str]:
         """Find jobs that a process of this sweep trains now.
@@ -386,7 +367,6 @@ class Driver:
         """Find jobs whose worker died, and jobs that stopped because their time was up."""
         if self.stop.requested:
             return
-        stalled = [row for row in batch if row.stalled_now]
         for row in batch:
             try:
                 with self.sweep.working_on(row.job.name) as record:
@@ -394,16 +374,11 @@ class Driver:
                     if record.open == self.token:  # its worker died
                         record.open = None
                         self.sweep.write_record(row.job.name, record)
-                        if (
-                            not stalled or row.stalled_now
-                        ):  # else it was killed together with those that stalled
-                            self._suspect(row, alone=len(batch) == 1, why=why)
+                        self._suspect(row, alone=len(batch) == 1, why=why)
                     elif row.state.status == "interrupted" and "time budget" in row.state.message:
                         row.out_of_time = True
             except LockedError:
                 continue  # at work still, in a process of its own
-        for row in stalled:
-            row.stalled_now = False
 
     def _suspect(self, row: JobRow, *, alone: bool, why: str) -> None:
         """Try a job whose worker died, or was killed, once more, alone.
@@ -418,30 +393,18 @@ class Driver:
         step = max(
             row.state.step, self.sweep.steps_done(job.name)
         )  # the summary may be a second behind
-        if row.stalled_now:
-            end = (
-                f"made no progress for {duration(row.stalled or 0.0)} after step {step}, and was"
-                " killed"
-            )
-            told = f"{job.label}: {end}"
-            failure = (
-                f"{end}, when it was tried once more. hydra.sweeper.stall_seconds=SECONDS gives it"
-                " longer."
-            )
-        else:
-            told = f"the worker of {job.label} died after step {step}"
+        if alone and row.suspect:
+            row.suspect = False
             failure = (
                 f"the process of this job died twice, last after step {step}:"
                 f" {why or 'no reason given.'} Killed for memory? Try a smaller"
                 " training.per_device_train_batch_size with more"
                 " training.gradient_accumulation_steps."
             )
-        if alone and row.suspect:
-            row.suspect = False
             record_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
             return
         row.suspect = True
-        self.view.note(f"{told}; tried once more, alone")
+        self.view.note(f"the worker of {job.label} died after step {step}; tried once more, alone")
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
         """Leave the jobs of a pruned trial at a rung, but for those that have ended."""
@@ -492,7 +455,7 @@ class Driver:
                 "max_steps": row.state.total,
                 "metric": row.state.metric,
                 "best": row.state.best,
-                "message": row.state.message or row.told_of_stall,
+                "message": row.state.message,
                 "devices": row.record.devices,
                 "log": f"{row.job.name}/{self.sweep.run(row.job.name).log.name}",
             }

@@ -192,12 +192,17 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun, task_of: TaskO
         [*tokens, f"hydra.sweep.subdir={quote_path(Path(name))}"]
         for name, tokens in launch.jobs.items()
     ]
-    answers = [
-        getattr(each, "_return_value", None) for each in launcher.launch(jobs, initial_job_idx=0)
-    ]
-    return next(
-        (each for each in answers if isinstance(each, str) and each.startswith(REFUSED)), ""
-    )
+    batches = [jobs]
+    if cfg.hydra.runtime.choices["hydra/launcher"] == "basic":
+        # One after the other anyway; of jobs launched together it keeps every configuration.
+        batches = [[job] for job in jobs]
+    refused = ""
+    for number, batch in enumerate(batches):
+        for answer in launcher.launch(batch, initial_job_idx=number):
+            done = getattr(answer, "_return_value", None)
+            if not refused and isinstance(done, str) and done.startswith(REFUSED):
+                refused = done
+    return refused
 
 
 def _follow(stop: Path) -> threading.Event:

@@ -49,24 +49,6 @@ def require_hashed(study: optuna.Study) -> None:
         )
 
 
-def refuse_pickles(study: optuna.Study) -> None:
-    """Refuse to go on with CMA-ES over trials of another start.
-
-    Optuna's sampler keeps its state as a pickle in the attributes of trials, and reading a pickle
-    runs what is in it. Nothing tells the pickle of an earlier start from that of a stranger.
-
-    Raises:
-        ConfigError: A trial has such a state.
-    """
-    for trial in study.get_trials(deepcopy=False):
-        if any("cma:" in key for key in trial.system_attrs):
-            raise ConfigError(
-                "hydra.sweeper.sampler=cmaes: this study was begun by another start, whose state"
-                " lies in it as a pickle, and optrun reads none. Go on with"
-                " hydra.sweeper.sampler=tpe, or choose another hydra.sweep.dir."
-            )
-
-
 def build_sampler(
     name: Sampler,
     seed: int,
@@ -96,10 +78,6 @@ def build_sampler(
             return _Sobol(space or {}, seed=trial_seed(seed, 0, study), scramble=True)
         case Sampler.tpe:
             return optuna.samplers.TPESampler(seed=own, n_startup_trials=start)
-        case Sampler.gp:
-            return optuna.samplers.GPSampler(seed=own)
-        case Sampler.cmaes:
-            return optuna.samplers.CmaEsSampler(seed=own)
     return optuna.samplers.RandomSampler(seed=own)
 
 

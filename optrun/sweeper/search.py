@@ -28,7 +28,6 @@ try:
     from optuna.trial import TrialState
 
     from optrun.sweeper.contender_study import ContenderStudy, Trial
-    from optrun.sweeper.samplers import build_sampler
     from optrun.sweeper.storage import open_storage, told_by_name
     from optrun.sweeper.study import refuse_mixed
 except ImportError as error:
@@ -58,16 +57,6 @@ class Search:
         options: OptunaConfig,
         contenders: Sequence[Contender],
     ) -> None:
-        try:
-            with warnings.catch_warnings(
-                action="ignore", category=optuna.exceptions.ExperimentalWarning
-            ):
-                build_sampler(options.sampler, options.seed, 0, options.n_trials)
-        except ImportError as error:
-            package = getattr(error, "name", None) or str(error).splitlines()[0]
-            raise ConfigError(
-                f"hydra.sweeper.sampler={options.sampler.value} needs more: {package}"
-            ) from error
         self.options = options
         self.share = options.n_trials // len(contenders)
         """Trials of each study."""
@@ -75,21 +64,12 @@ class Search:
             ContenderStudy(hydra, compose, options, contender, self.share)
             for contender in contenders
         ]
-        self.steps = None if options.n_steps is None else options.n_steps // len(self.studies)
-        """Optimizer steps of each study; None: as many as its trials take."""
         names = ", ".join(study.name for study in self.studies)
         if not self.share:
             raise ConfigError(
                 f"hydra.sweeper.n_trials={options.n_trials}: {names} share them equally, and there"
                 f" is not one for each. Expected {len(self.studies)} or more."
             )
-        for study in self.studies:
-            least = self._length(study.example) * study.jobs_of_trial
-            if self.steps is not None and self.steps < least:
-                raise ConfigError(
-                    f"hydra.sweeper.n_steps={options.n_steps}: {self.steps} for each study, and one"
-                    f" trial takes {least}. Expected {least * len(self.studies)} or more."
-                )
 
     @property
     def apart(self) -> bool:
@@ -207,29 +187,19 @@ class Search:
             if any(row.out_of_time for row in driver.board.rows.values()):
                 return goals
             counts = {name: len(own) for name, own in trials.items()}
-            proposed, further = self._judged(self._propose(left, counts, driver), driver)
-            if not left and not proposed:
-                driver.board.expected = 0  # a budget of steps may be spent before the trials are
+            _, further = self._judged(self._propose(len(left), counts), driver)
             return goals + further
 
-    def _propose(
-        self, at_work: Sequence[Trial], counts: dict[str, int], driver: Driver
-    ) -> list[Trial]:
+    def _propose(self, at_work: int, counts: dict[str, int]) -> list[Trial]:
         """Propose trials until `n_jobs` are at work, or the budgets are spent.
 
         Args:
-            at_work: Trials that are not over.
+            at_work: How many trials are not over.
             counts: Trials of each study so far; counts what is proposed here, too.
-            driver: Of the sweep.
         """
         proposed: list[Trial] = []
-        while len(at_work) + len(proposed) < self.options.n_jobs:
-            able = [
-                study
-                for study in self.studies
-                if counts[study.name] < self.share
-                and self._affords(study, [*at_work, *proposed], driver)
-            ]
+        while at_work + len(proposed) < self.options.n_jobs:
+            able = [study for study in self.studies if counts[study.name] < self.share]
             if not able:
                 break
             study = min(able, key=lambda each: counts[each.name])
@@ -254,33 +224,6 @@ class Search:
             else:
                 trial.study.tell(trial, driver.board)
         return left, all_goals
-
-    def _affords(self, study: ContenderStudy, under_way: Sequence[Trial], driver: Driver) -> bool:
-        """Tell whether one more trial stays within the steps of a study."""
-        if self.steps is None:
-            return True
-        open_jobs = {
-            job.name: job for trial in under_way if trial.study is study for job in trial.jobs
-        }
-        spent = sum(map(self._length, open_jobs.values()))
-        begun = (job.name for trial in study.trials() for job in trial.jobs)
-        spent += sum(driver.sweep.steps_done(name) for name in begun if name not in open_jobs)
-        return spent + self._length(study.example) * study.jobs_of_trial <= self.steps
-
-    def _length(self, job: Job) -> int:
-        """Count the optimizer steps of a job.
-
-        Raises:
-            ConfigError: Its configuration counts in epochs.
-        """
-        steps = job.values["training"]["max_steps"]
-        if steps is None and self.options.n_steps is not None:
-            raise ConfigError(
-                f"hydra.sweeper.n_steps={self.options.n_steps}: how many steps a trial takes is"
-                " known before it runs with training.max_steps alone. Give it, or"
-                " hydra.sweeper.n_trials instead."
-            )
-        return int(steps or 0)
 
 
 @contextlib.contextmanager

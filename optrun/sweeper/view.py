@@ -1,25 +1,18 @@
-"""What a person sees of a sweep: a live table on a terminal, one line per event everywhere else."""
+"""What a person sees of a sweep: a line when a job ends, and on a terminal where all stand."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.markup import escape
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from optrun.base.errors import printable
 from optrun.base.formatting import duration
 from optrun.sweeper.folder import JobState, Record
 from optrun.sweeper.jobs import Job
-
-_SHOWN_RUNNING = 6
 
 
 @dataclass
@@ -32,11 +25,6 @@ class JobRow:
     running: bool = False
     resting: bool = False
     """Whether it was found too weak at a rung, and stopped there."""
-    stalled: float | None = None
-    """For how many seconds it had made no progress when it was killed in this start; None: it was
-    not."""
-    stalled_now: bool = False
-    """Whether its launch has not come back since."""
     suspect: bool = False
     """Whether its worker died, and it is tried once more, alone."""
     retry: int | None = None
@@ -50,15 +38,6 @@ class JobRow:
     def left(self) -> bool:
         """Whether it is neither ended, running nor stopped at a rung."""
         return not (self.state.ended or self.running or self.resting)
-
-    @property
-    def told_of_stall(self) -> str:
-        """For how long it made no progress before it was killed; empty: it was not."""
-        return (
-            ""
-            if self.stalled is None
-            else f"made no progress for {duration(self.stalled)} and was killed"
-        )
 
     @property
     def on_devices(self) -> str:
@@ -118,17 +97,13 @@ class Board:
             f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
             f"{self.count('failed')} failed{shown} · {left} left"
             + (f" ({stopped} interrupted{waiting})" if stopped else "")
-            + "".join(
-                f" · {row.job.label} {row.told_of_stall}" for row in rows if row.stalled is not None
-            )
         )
 
     def steps(self) -> tuple[int, int]:
         """Count optimizer steps done, and those that all jobs would take to their end."""
         states = [row.state for row in self.rows.values()]
-        return sum(state.step for state in states), sum(
-            state.total or state.step for state in states
-        )
+        done = sum(state.step for state in states)
+        return done, sum(state.total or state.step for state in states)
 
     def best_line(self) -> str:
         """Describe the best job so far; empty where there is none."""
@@ -168,8 +143,8 @@ class Eta:
         return (self.clock() - self.begun) / done * (board.left + len(board.running) - partial)
 
 
-class PlainView:
-    """One line per event.
+class View:
+    """One line per event; on a terminal the counts, the best job and the time left below them.
 
     Args:
         console: Where they go.
@@ -178,6 +153,10 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.eta = Eta()
+        self._status = None
+        if console.is_terminal and console.is_interactive:
+            self._status = console.status("sweep")
+            self._status.start()
 
     def note(self, text: str) -> None:
         """Print a note."""
@@ -189,64 +168,17 @@ class PlainView:
         self.note(event_line(row, board, self.eta(board), log))
 
     def update(self, board: Board) -> None:
-        """Draw nothing: lines are printed as jobs end."""
+        """Show where all jobs stand, on a terminal."""
+        if self._status is not None:
+            left = self.eta(board)
+            to_go = "" if left is None else f"{duration(left)} to go"
+            pieces = [board.counts(), board.best_line(), to_go]
+            self._status.update(Text(printable(" · ".join(filter(None, pieces)))))
 
     def stop(self) -> None:
-        """Leave the lines."""
-
-
-class LiveView(PlainView):
-    """Counts, running jobs, best so far and time left, drawn in place.
-
-    Args:
-        console: A terminal.
-        title: What is being swept.
-    """
-
-    def __init__(self, console: Console, title: str) -> None:
-        super().__init__(console)
-        self.title = title
-        self.live = Live(console=console, auto_refresh=False, transient=True)
-        self.live.start()
-
-    def update(self, board: Board) -> None:
-        """Draw the board."""
-        self.live.update(self._draw(board), refresh=True)
-
-    def stop(self) -> None:
-        """Take the display away; the events stay."""
-        self.live.stop()
-
-    def _draw(self, board: Board) -> Group:
-        left = self.eta(board)
-        bar = Table.grid(expand=True)  # a bar alone does not end its line
-        bar.add_row(ProgressBar(total=max(board.total, 1), completed=board.done))
-        rows: list[Text | Table] = [
-            bar,
-            Text(board.counts() + (f" · {duration(left)} to go" if left is not None else "")),
-        ]
-        if board.best_line():
-            rows.append(Text(board.best_line(), style="bold green"))
-        if board.running:
-            rows.append(_running_table(board.running))
-        panel = Panel(Group(*rows), title=escape(self.title), title_align="left", padding=(1, 2))
-        # The terminal shows ^C where the panel ends: behind a full line it would begin another one,
-        # which stays.
-        return Group(panel, "")
-
-
-def _running_table(running: Sequence[JobRow]) -> Table:
-    table = Table.grid(padding=(0, 3))
-    for row in running[:_SHOWN_RUNNING]:
-        state = row.state
-        steps = f"step {state.step:,} of {state.total:,}" if state.total else "starting"
-        best = f"{state.metric} {state.best:.5g}" if state.best is not None else ""
-        table.add_row(
-            Text(printable(row.job.label), style="dim"), steps, best, Text(row.on_devices)
-        )
-    if len(running) > _SHOWN_RUNNING:
-        table.add_row(Text(f"and {len(running) - _SHOWN_RUNNING} more", style="dim"))
-    return table
+        """Take the display away; the lines stay."""
+        if self._status is not None:
+            self._status.stop()
 
 
 def event_line(row: JobRow, board: Board, left: float | None, log: str) -> str:
@@ -278,12 +210,3 @@ def short(message: str, limit: int = 160) -> str:
         return message
     cut = message[:limit].rfind(". ")
     return message[: cut + 1] if cut > 0 else message[: limit - 3] + "..."
-
-
-def make_view(console: Console, title: str) -> PlainView:
-    """Make the view that suits a console: live on a terminal, plain elsewhere."""
-    return (
-        LiveView(console, title)
-        if console.is_terminal and console.is_interactive
-        else PlainView(console)
-    )

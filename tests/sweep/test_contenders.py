@@ -100,7 +100,6 @@ def test_a_file_that_is_no_space_is_refused(space: dict[str, object]) -> None:
             ("optimizer=sgd", "nothing to search over", "search.sgd.lr"),
         ),
         ([ADAMW, SGD], {"n_trials": 1}, ("n_trials=1", "adamw, sgd", "2 or more")),
-        ([ADAMW, SGD], {"n_steps": 7}, ("n_steps=7", "4", "8 or more")),
     ],
 )
 def test_a_search_that_cannot_be_starts_nothing(
@@ -185,11 +184,3 @@ def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
         "half of the range diverges"
     )
     assert sum(row.state.diverged for row in found.board.rows.values()) == len(diverged)
-
-
-def test_a_budget_of_steps_is_counted_from_metrics(tmp_path: Path) -> None:
-    found = searched(tmp_path, [ADAMW, SGD], n_trials=20, n_steps=26)
-    steps = {job: found.sweep.steps_done(job) for job in found.ran}
-    assert sum(of for job, of in steps.items() if job.startswith("adamw")) == 12
-    assert sum(of for job, of in steps.items() if job.startswith("sgd")) == 12
-    assert found.board.left == 0

@@ -100,16 +100,6 @@ def test_what_was_pruned_stays_so_without_the_pruner(tmp_path: Path) -> None:
     assert searched(tmp_path, [ADAMW, SGD], n_trials=12).ran == []
 
 
-def test_a_budget_of_steps_buys_more_trials_where_the_weak_are_stopped(tmp_path: Path) -> None:
-    straight = searched(tmp_path / "straight", [ADAMW, SGD], n_steps=32, n_trials=40)
-    halved = searched(tmp_path / "halved", [ADAMW, SGD], n_steps=32, **{**HALVED, "n_trials": 40})
-    assert len(straight.jobs) == 8
-    assert len(halved.jobs) > 8
-    for name in ("adamw", "sgd"):
-        jobs = [job.name for job in halved.jobs if job.name.startswith(name)]
-        assert 12 < sum(map(halved.sweep.steps_done, jobs)) <= 16
-
-
 @pytest.mark.parametrize(
     ("changed", "facts"),
     [

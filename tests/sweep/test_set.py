@@ -29,7 +29,7 @@ from optrun.cli.sweep import _tell_left_out
 from optrun.config import store
 from optrun.report.collect import load_runs
 from optrun.sweeper.jobs import Composer, build_jobs, combinations
-from optrun.sweeper.view import PlainView
+from optrun.sweeper.view import View
 from optrun.training.step import TrainStep
 from tests.running import optrun, records, summary
 from tests.sweep import forked
@@ -96,7 +96,7 @@ def test_a_point_that_is_left_out_is_told_by_name() -> None:
         "each once"
     )
     said = StringIO()
-    _tell_left_out(made, PlainView(Console(file=said)))
+    _tell_left_out(made, View(Console(file=said)))
     assert said.getvalue().count("distributed.data_parallel_shard_degree=3") == 2
     for fact in ("left out", "same run as", "lr=0.001", "lr=0.002", "hydra.sweep.dir"):
         assert fact in said.getvalue()

@@ -10,7 +10,6 @@ import optuna
 import pytest
 
 from optrun.base.errors import ConfigError, OptrunError, StorageError
-from optrun.sweeper.samplers import refuse_pickles
 from optrun.sweeper.storage import open_storage, told_by_name
 from optrun.sweeper.study import open_study
 from tests.sweep.stand_in import options
@@ -132,16 +131,3 @@ def test_neither_a_url_nor_a_journal() -> None:
         ConfigError, match=r"storage=study\.db: expected a URL.*sqlite:///.*journal:"
     ):
         options(storage="study.db")
-
-
-def test_a_pickle_of_another_start_is_never_read() -> None:
-    """CMA-ES keeps its state as a pickle in the attributes of trials, whoever wrote them."""
-    study = optuna.create_study()
-    refuse_pickles(study)
-    trial = study.ask(fixed_distributions=SPACE)
-    study.tell(trial, 1.0)
-    (done,) = study.trials
-    done.system_attrs["cma:optimizer:0"] = "80049503"
-    study.add_trial(done)
-    with pytest.raises(ConfigError, match=r"sampler=cmaes.*pickle.*sampler=tpe"):
-        refuse_pickles(study)

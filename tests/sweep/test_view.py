@@ -12,7 +12,7 @@ from rich.console import Console
 from optrun.sweeper.folder import JobState
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.stop import Stop
-from optrun.sweeper.view import Board, Eta, JobRow, LiveView, PlainView
+from optrun.sweeper.view import Board, Eta, JobRow, View
 
 
 def job(number: int) -> Job:
@@ -115,7 +115,7 @@ def test_a_limit_of_time_is_a_first_signal(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_plain_lines() -> None:
     out = io.StringIO()
-    view = PlainView(Console(file=out, width=200))
+    view = View(Console(file=out, width=200))
     shown = board()
     view.ended(shown.rows["job1"], shown, "sweep/job1/optrun.log")
     line = out.getvalue()
@@ -125,15 +125,13 @@ def test_plain_lines() -> None:
     )
 
 
-def test_live_table() -> None:
+def test_a_terminal_shows_where_all_jobs_stand() -> None:
     out = io.StringIO()
-    view = LiveView(
-        Console(file=out, width=100, force_terminal=True, color_system=None), "optrun · sweep · [x]"
+    console = Console(
+        file=out, width=200, force_terminal=True, force_interactive=True, color_system=None
     )
+    view = View(console)
     view.update(board())
     view.stop()
-    text = out.getvalue()
-    assert "1 of 4 finished" in text
-    assert "step 5 of 10" in text
-    assert "best eval/loss 2.25: seed=2" in text
-    assert "[x]" in text
+    assert "1 of 4 finished · 1 running" in out.getvalue()
+    assert "best eval/loss 2.25: seed=2" in out.getvalue()

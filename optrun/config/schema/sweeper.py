@@ -13,7 +13,7 @@ STORAGE = "hydra.sweeper.storage"
 """How a message names a storage that is not the sweep's own; its URL may hold a password."""
 
 
-Sampler = StrEnum("Sampler", ["auto", "tpe", "random", "qmc", "gp", "cmaes"])
+Sampler = StrEnum("Sampler", ["auto", "tpe", "random", "qmc"])
 """Who proposes the next trial; names as in Optuna, but `auto`: a Sobol sequence, and TPE once it
 has a start."""
 
@@ -59,11 +59,6 @@ class SweeperConfig(Checked):
     timeout: Seconds | None
     """Seconds of wall clock for the whole command; then the running jobs save and end, and the same
     line goes on. A job that has not ended 300 s later is killed."""
-    stall_seconds: Seconds | None
-    """A job whose files (metrics, log, checkpoints) stay as they are for so many seconds is
-    killed and tried once more; null: 20 times the longest pause of any job so far, at least an
-    hour, and a day until it has logged a step.
-    """
     retry_failed: bool
     """Whether jobs that failed before are tried once more."""
     max_batch_size: Count | None
@@ -122,11 +117,6 @@ class OptunaConfig(SweeperConfig):
     n_trials: Count
     """Trials in all, those of earlier starts among them; optimizers with spaces of their own share
     them equally."""
-    n_steps: Count | None
-    """Optimizer steps in all, shared in the same way; no trial begins that would exceed them.
-
-    Null: no limit.
-    """
     n_jobs: Count
     """Trials under way at a time."""
     sampler: Sampler
@@ -190,6 +180,12 @@ def journal_path(storage: str) -> str | None:
 SCHEMAS: dict[str, type[SweeperConfig]] = {"grid": GridConfig, "optuna": OptunaConfig}
 
 INSTEAD = {
+    "stall_seconds": (
+        "A job that hangs is killed when hydra.sweeper.timeout of the whole command is up."
+    ),
+    "n_steps": (
+        "hydra.sweeper.n_trials is the budget, and training.max_steps the length of a trial."
+    ),
     "rungs": (
         "A search prunes: hydra/sweeper=optuna hydra.sweeper.pruner=asha"
         " hydra.sweeper.min_resource=STEPS."
