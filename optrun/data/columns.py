@@ -489,17 +489,3 @@ def cell_text(row: Mapping[str, object], column: str) -> str:
             f"it has {cell_repr(row[column])} in column {column}, where a text is expected."
         )
     return text
-
-
-def cell_list(row: Mapping[str, object], column: str) -> list[str]:
-    """Return the texts of one row's list.
-
-    Raises:
-        ConfigError: It has none, or one that is no text.
-    """
-    found = row.get(column)
-    if not isinstance(found, list) or any(not isinstance(text, str) for text in found):
-        raise ConfigError(
-            f"it has {cell_repr(found)} in column {column}, where a list of texts is expected."
-        )
-    return found

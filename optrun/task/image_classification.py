@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from optrun.base.errors import ConfigError
 from optrun.data.columns import image_column
 from optrun.data.examples import Example, chosen
-from optrun.data.images import Images, content_of, decoded, need_pillow
+from optrun.data.images import Images
 from optrun.data.loader import Batch, ExampleSource
-from optrun.data.shards import Row
 from optrun.data.source import Source, Split
-from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.labels import label_config, row_classes
 
@@ -65,44 +62,13 @@ class ImageClassification(Task):
         """Read one example a row."""
         column = image_column(source, split)
         labels = self.numbers.pop(split)
-        if isinstance(split.rows, StreamRows):
-            return self._streamed(split.rows, column, labels)
         indices = chosen(len(split.rows), limit, seed=seed)
         return LabelledImages(
             Images(split.take(indices), column), labels if indices is None else labels[indices]
         )
 
-    def _streamed(self, rows: StreamRows, column: str, labels: np.ndarray) -> StreamedRows:
-        """Stream images that lie in the rows themselves, decoded and prepared when they are read.
-
-        Raises:
-            ConfigError: They lie in other files, which the digest of a stream would not cover.
-        """
-        need_pillow()
-
-        def bytes_of(row: Row, where: str) -> bytes:
-            content = content_of(row.get(column))
-            if not content:
-                raise ConfigError(f"{where} has no image in column {column}.")
-            if isinstance(content, bytes):
-                return content
-            raise ConfigError(
-                f"data.streaming=true: {where} has {content!r:.60} in column {column}, and no"
-                " bytes. A stream notices changes of its own files alone, so images have to lie in"
-                " them (parquet). Write them there, or take data.streaming=false."
-            )
-
-        def example(row: Row) -> Example:
-            return {"pixel_values": self.prepare(decoded(bytes_of(row, "it")))}
-
-        rows = rows.select_columns([column])
-        bytes_of(rows.row(0), rows.where(0))
-        return StreamedRows(rows, example, f"images-2 {column}", {"labels": labels})
-
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
-        """Decode and prepare, where that is not done yet; in the worker, where there is one."""
-        if "pixel_values" in example:
-            return example
+        """Decode and prepare, in the worker if there is one."""
         return {
             "pixel_values": self.prepare(example["image"].decoded()),
             "labels": example["labels"],

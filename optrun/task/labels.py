@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optrun.base.errors import ConfigError, nearest
-from optrun.data.cache import cached, digest, key_of, known_by
+from optrun.data.cache import cached, digest, key_of
 from optrun.data.cached_arrays import array_to_texts, cached_arrays, texts_to_array
 from optrun.data.columns import label_column, refuse_mixed, values
 from optrun.data.source import Source, Split
@@ -273,33 +272,6 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
 
     found = _kept(split, "label-lists-2", name, find)
     return LabelLists(array_to_texts(found["names"]), found["places"], found["borders"])
-
-
-def streamed_list_names(split: Split, name: str, expected: str) -> tuple[list[str], int]:
-    """List every label of a stream's column of lists of labels, once.
-
-    And count the rows with an empty list.
-
-    Raises:
-        ConfigError: A row without a list, or with something else than labels in it.
-    """
-
-    def find() -> list[Any]:
-        met: dict[str, int] = {}
-        empty = 0
-        counts: Counter[int] = Counter()
-        for places in _places(split, name, met, expected):
-            empty += not places
-            counts.update(places)
-        if not declared_names(split.rows.features[name]):
-            every = np.repeat(list(counts), list(counts.values()))
-            _refuse_unlabelled(split, name, list(met), every)
-        return [list(met), empty]
-
-    rows: Any = split.rows
-    key = digest("label-lists-2", rows.fingerprint(), name, *declared_names(rows.features[name]))
-    names, empty = known_by(key, find)
-    return names, empty
 
 
 def named_label(value: object, declared: Sequence[str], name: str, where: str) -> str:

@@ -6,17 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict
 from optrun.data.cache import key_of, known_by
-from optrun.data.columns import cell_text, target_column, text_column, texts, values
-from optrun.data.examples import Example, Examples, Joined, chosen, encode
+from optrun.data.columns import target_column, text_column, texts, values
+from optrun.data.examples import Examples, Joined, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
-from optrun.data.shards import Row
 from optrun.data.source import Source, Split
-from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Task, TextKind
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.tokens import interleaved, rows_key
@@ -59,11 +55,8 @@ class Seq2SeqLm(Task):
         self.limits.append(f"task.max_target_length={self.max_target_length}")
         for split in source.splits:
             target = target_column(source, split)
-            if not isinstance(split.rows, StreamRows):  # else each is looked at when it is read
-                known_by(
-                    key_of("all-targets-1", split.content, target),
-                    partial(_expect_targets, split, target),
-                )
+            key = key_of("all-targets-1", split.content, target)
+            known_by(key, partial(_expect_targets, split, target))
 
     def read(
         self,
@@ -75,8 +68,6 @@ class Seq2SeqLm(Task):
     ) -> ExampleSource:
         """Read texts and targets side by side."""
         text, target = _columns(source, split)
-        if isinstance(split.rows, StreamRows):
-            return self._streamed(split.rows, text, target, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
 
         def encoded(column: str, side: str, longest: int) -> Examples:
@@ -100,32 +91,6 @@ class Seq2SeqLm(Task):
         return Joined(
             encoded(text, "text", self.max_length), targets.renamed({"input_ids": "labels"})
         )
-
-    def _streamed(
-        self, rows: StreamRows, text: str, target: str, tokenizer: PreTrainedTokenizerBase
-    ) -> StreamedRows:
-        """Stream pairs that are tokenised when they are read."""
-
-        def example(row: Row) -> Example:
-            def ids(column: str, side: str, longest: int) -> np.ndarray:
-                (found,) = _ids(tokenizer, [cell_text(row, column)], longest, side)
-                if not found:
-                    raise ConfigError(
-                        f"its text in column {column} has no token. Leave such rows out."
-                    )
-                return np.asarray(found, dtype=np.int64)
-
-            if not cell_text(row, target):
-                raise ConfigError(f"it has no text in column {target}: nothing to produce.")
-            return {
-                "input_ids": ids(text, "text", self.max_length),
-                "labels": ids(target, "target", self.max_target_length),
-            }
-
-        key = rows_key(
-            tokenizer, "pairs", f"{self.max_length} {self.max_target_length}", text, target
-        )
-        return StreamedRows(rows.select_columns([text, target]), example, key)
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Count the tokens of texts and targets, and the examples."""

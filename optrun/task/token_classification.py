@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.base.plain import PlainMapping
-from optrun.data.cache import digest, key_of, known_by
-from optrun.data.columns import cell_list, label_column, values, words_column
+from optrun.data.cache import key_of, known_by
+from optrun.data.columns import label_column, values, words_column
 from optrun.data.encoded import Encoder
-from optrun.data.examples import Example, Examples, chosen, encode
+from optrun.data.examples import Examples, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
-from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
 from optrun.task.class_table import ClassTable, table_of_classes, table_of_entities
@@ -26,14 +24,11 @@ from optrun.task.labels import (
     LABEL_OF_EACH_WORD,
     ClassNumbers,
     class_names,
-    declared_names,
     label_config,
-    named_label,
     note_doubtful_labels,
     row_label_lists,
-    streamed_list_names,
 )
-from optrun.task.tokens import as_example, inputs_in, rows_key, tokenized
+from optrun.task.tokens import inputs_in, rows_key, tokenized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -90,23 +85,11 @@ class TokenClassification(Task):
         lists = {split: _labels_column(source, split) for split in source.splits}
         train = source.train
         self.lists = {
-            split: row_label_lists(split, name, LABEL_OF_EACH_WORD)
-            for split, name in lists.items()
-            if not isinstance(split.rows, StreamRows)
+            split: row_label_lists(split, name, LABEL_OF_EACH_WORD) for split, name in lists.items()
         }
         for split, found in self.lists.items():
             note_doubtful_labels(source, split, lists[split], found.names, found.places)
         met = {split: found.names for split, found in self.lists.items()}
-        if train not in self.lists:
-            met[train], empty = streamed_list_names(train, lists[train], LABEL_OF_EACH_WORD)
-            if empty:
-                self.notes.append(f"{train.key}: {empty:,} rows without a word carry no loss")
-            if self.config.class_weights == "balanced":
-                raise ConfigError(
-                    "task.class_weights=balanced: how many words within data.max_length have a"
-                    " label is not counted of a stream. Give weights by hand, such as {O: 0.2}, or"
-                    " take data.streaming=false."
-                )
         self.labels = class_names(source, lists[train], met)
         self.scheme = entities.scheme_of(self.labels)
         self.numbered = ClassNumbers(self.labels, source)
@@ -131,16 +114,12 @@ class TokenClassification(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one example for each row with a word; of a stream for each row."""
+        """Read one example for each row with a word."""
         everywhere = self.config.label_all_pieces and split is source.train
         continued = entities.continuations(self.labels) if everywhere else None
         encoder, key = self._encoder(tokenizer, continued)
         names = _labels_column(source, split)
         words = words_column(source, split, names)
-        if isinstance(split.rows, StreamRows):
-            return self._streamed(
-                split.rows.select_columns([words, names]), words, names, encoder, key
-            )
         labels = self.lists.pop(split)
         sizes = np.diff(labels.borders)
         _expect_labels_for_words(split, words, names, sizes)
@@ -191,23 +170,6 @@ class TokenClassification(Task):
             return {**inputs_in(made), "labels": labels}
 
         return encoder, rows_key(tokenizer, "words", self.max_length, str(continued))
-
-    def _streamed(
-        self, rows: StreamRows, words: str, labels: str, encoder: Encoder, key: str
-    ) -> StreamedRows:
-        """Stream rows whose words are tokenised when they are read."""
-        declared = declared_names(rows.features[labels])
-
-        def example(row: PlainMapping) -> Example:
-            texts, values = cell_list(row, words), row.get(labels) or []
-            if len(texts) != len(values):
-                raise ConfigError(f"it has {len(texts)} words and {len(values)} labels.")
-            names = (named_label(value, declared, labels, "it") for value in values)
-            return as_example(
-                encoder([(texts, [self.numbered.of(name, "it") for name in names])], True)
-            )
-
-        return StreamedRows(rows, example, digest(key, words, labels, *self.labels))
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class."""

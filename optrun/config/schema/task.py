@@ -182,7 +182,6 @@ class TokenClassificationConfig(ClassesConfig):
     """
 
     AUTO_CLASS = "AutoModelForTokenClassification"
-    READS_STREAMS = True
     MAIN_METRIC = "f1"
     TITLE = "token classification"
     PIPELINE_TAG = "token-classification"
@@ -269,7 +268,6 @@ class Seq2SeqLmConfig(TaskConfig):
     """A text from a text: data.text_column to data.target_column."""
 
     AUTO_CLASS = "AutoModelForSeq2SeqLM"
-    READS_STREAMS = True
     TITLE = "sequence to sequence"
     PIPELINE_TAG = "text2text-generation"
     USAGE = (
@@ -293,7 +291,6 @@ class ImageClassificationConfig(ClassesConfig):
     """A label for an image."""
 
     AUTO_CLASS = "AutoModelForImageClassification"
-    READS_STREAMS = True
     PROCESSOR = "AutoImageProcessor"
     METRICS = ("accuracy", "f1", "mcc")
     COUNTED_FROM_DATA = "classes"

@@ -5,7 +5,6 @@ And what is refused.
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from PIL import Image
 
 from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
@@ -30,11 +28,6 @@ WORDS = SENTENCE.split()
 ROWS = range(40)
 COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
     "sequence_classification": lambda n: {"text": words(n), "label": ("odd", "even")[n % 2]},
-    "token_classification": lambda n: {
-        "tokens": words(n).split(),
-        "tags": [("O", "B-X", "I-X")[(n + k) % 3] for k in range(len(words(n).split()))],
-    },
-    "seq2seq_lm": lambda n: {"text": words(n), "target": words(n + 7)},
 }
 
 
@@ -90,16 +83,6 @@ def test_a_streams_examples_are_those_of_the_rows_read_whole(
     assert streamed.eval.fingerprint() == whole.eval.fingerprint()
 
 
-def test_labels_of_all_pieces_are_those_of_the_rows_read_whole(
-    tmp_path: Path, make_task: Callable[..., Task]
-) -> None:
-    rows = [COLUMNS["token_classification"](number) for number in ROWS]
-    whole, streamed = both(
-        make_task, "token_classification", write(tmp_path, rows), label_all_pieces=True
-    )
-    assert all(same(whole.train[number], streamed.train[number]) for number in ROWS)
-
-
 def test_classes_with_names_are_those_that_datasets_wrote(
     tmp_path: Path, make_task: Callable[..., Task]
 ) -> None:
@@ -114,103 +97,12 @@ def test_classes_with_names_are_those_that_datasets_wrote(
     assert all(same(whole.train[number], streamed.train[number]) for number in ROWS)
 
 
-def picture(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (9, 9), (number, 5 * number, 99)).save(file, "png")
-    return file.getvalue()
-
-
-def prepare(image: Any) -> np.ndarray:
-    return np.asarray(image, dtype=np.float32).transpose(2, 0, 1)
-
-
-def images(
-    folder: Path, change: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda _, cell: cell
-) -> list[str]:
-    features = datasets.Features(
-        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])}
-    )
-    cells = [change(number, {"bytes": picture(number), "path": None}) for number in ROWS]
-    rows = datasets.Dataset.from_dict(
-        {"image": cells, "label": [number % 2 for number in ROWS]}, features=features
-    )
-    rows.to_parquet(folder / "a.parquet", batch_size=7)
-    return [str(folder / "a.parquet")]
-
-
-def test_images_in_the_rows_are_those_of_the_rows_read_whole(
-    tmp_path: Path, make_task: Callable[..., Task]
-) -> None:
-    whole, streamed = both(make_task, "image_classification", images(tmp_path), prepared=prepare)
-    assert whole.labels == streamed.labels == ["a", "b"]
-    randomness = np.random.default_rng(0)
-    for number in ROWS:
-        one, other = (task.transform(task.train[number], randomness) for task in (whole, streamed))
-        assert same(one, other)
-
-
-def test_images_in_other_files_are_refused(tmp_path: Path, make_task: Callable[..., Task]) -> None:
-    (tmp_path / "one.png").write_bytes(picture(1))
-
-    def elsewhere(_: int, cell: dict[str, Any]) -> dict[str, Any]:
-        return {**cell, "bytes": None, "path": str(tmp_path / "one.png")}
-
-    paths = images(tmp_path, elsewhere)
-    with pytest.raises(
-        ConfigError, match=r"data.streaming=true: .*a\.parquet: row 1 has .*and no bytes"
-    ):
-        make_task(
-            "image_classification",
-            source_of(paths, streaming=True, eval=None, eval_fraction=0),
-            prepared=prepare,
-        )
-
-
-def test_a_broken_image_is_named_when_it_is_met(
-    tmp_path: Path, make_task: Callable[..., Task]
-) -> None:
-    paths = images(
-        tmp_path, lambda number, cell: {**cell, "bytes": b"none"} if number == 8 else cell
-    )
+def test_a_bad_row_is_named_when_it_is_met(tmp_path: Path, make_task: Callable[..., Task]) -> None:
+    rows = [COLUMNS["sequence_classification"](number) for number in ROWS]
+    paths = write(tmp_path, [*rows, {"text": ["a"], "label": "odd"}])
     source = source_of(paths, streaming=True, eval=None, eval_fraction=0)
-    task = make_task("image_classification", source, prepared=prepare)
-    assert task.train[7]["pixel_values"].shape == (3, 9, 9)
-    with pytest.raises(ConfigError, match=r"a\.parquet: row 9: this image cannot be decoded"):
-        task.train[8]
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "message"),
-    [
-        (
-            "token_classification",
-            {"tokens": ["a"], "tags": ["O", "O"]},
-            r"row 24: it has 1 words and 2 labels",
-        ),
-        (
-            "token_classification",
-            {"tokens": ["a", None], "tags": ["O", "O"]},
-            r"row 24: it has .*list of texts",
-        ),
-        ("seq2seq_lm", {"text": "a", "target": ""}, r"row 24: it has no text in column target"),
-        (
-            "seq2seq_lm",
-            {"text": ["a"], "target": "a"},
-            r"row 24: it has \['a'\] \(list\) in column text",
-        ),
-    ],
-)
-def test_a_bad_row_is_named_when_it_is_met(
-    tmp_path: Path, make_task: Callable[..., Task], name: str, row: dict[str, Any], message: str
-) -> None:
-    rows = [COLUMNS[name](number) for number in ROWS]
-    source = source_of(
-        write(tmp_path, [*rows[:46], row, *rows]), streaming=True, eval=None, eval_fraction=0
-    )
-    task = make_task(name, source)
-    with pytest.raises(
-        ConfigError, match=r"data\.train=.*b\.jsonl: " + message.replace("24", "18")
-    ):
+    task = make_task("sequence_classification", source)
+    with pytest.raises(ConfigError, match=r"data\.train=.*b\.jsonl: row 18: it has \['a'\]"):
         task.train[40]
 
 
@@ -311,24 +203,6 @@ def test_texts_that_are_met_later_are_looked_at(
         ConfigError, match=r"a\.jsonl: row 101: it has turns, and the first row has not"
     ):
         task.train[100]
-
-
-def test_what_is_known_of_labels_is_refused_before_the_first_step(
-    tmp_path: Path, make_task: Callable[..., Task]
-) -> None:
-    rows = [COLUMNS["token_classification"](number) for number in ROWS]
-    alone = {"streaming": True, "eval": None, "eval_fraction": 0}
-    paths = write(tmp_path, [*rows, {"tokens": ["a"], "tags": "O"}])
-    with pytest.raises(
-        ConfigError, match=r"data.label_column=tags: .*b\.jsonl: row 18 has 'O' there"
-    ):
-        make_task("token_classification", source_of(paths, **alone))
-    paths = write(tmp_path, [*rows, {"tokens": [], "tags": []}])
-    task = make_task("token_classification", source_of(paths, **alone))
-    assert "data.train: 1 rows without a word carry no loss" in task.notes
-    assert task.count(task.collate([task.train[40]])) == 0
-    with pytest.raises(ConfigError, match="balanced: how many words"):
-        make_task("token_classification", source_of(paths, **alone), class_weights="balanced")
 
 
 def test_what_a_chat_has_beside_its_columns_is_read_though_the_first_row_lacks_it(
