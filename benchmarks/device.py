@@ -170,7 +170,7 @@ def optrun_loop(
     from optrun.training.step import TrainStep
 
     ends: list[float] = []
-    take_step = TrainStep.__call__
+    take_step = TrainStep.compute
 
     def timed(step: TrainStep, *args: Any) -> Any:
         result = take_step(step, *args)
@@ -182,7 +182,7 @@ def optrun_loop(
         write_tokenizer(model.vocab_size, f"{folder}/tokenizer")
         ids.numpy().astype(np.uint16).tofile(Path(folder, "train.bin"))
         ids[:batch].numpy().astype(np.uint16).tofile(Path(folder, "eval.bin"))
-        TrainStep.__call__ = timed  # type: ignore[method-assign]
+        TrainStep.compute = timed  # type: ignore[method-assign]
         try:
             optrun.run(
                 [
@@ -209,7 +209,7 @@ def optrun_loop(
                 ]
             )
         finally:
-            TrainStep.__call__ = take_step  # type: ignore[method-assign]
+            TrainStep.compute = take_step  # type: ignore[method-assign]
     yield from ends
 
 

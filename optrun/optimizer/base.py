@@ -84,6 +84,8 @@ class NamedOptimizer(Optimizer):
     """Names that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
     _held_at_zero: bool = False
     """Whether somebody set an lr that is a function of the step to 0 for this step."""
+    _counts_unread: bool = False
+    """Whether the step under way is counted without reading `found_inf`."""
 
     def __init_subclass__(cls, **keywords: object) -> None:
         """Read the checkers of options from the schema that a class names."""
@@ -297,6 +299,30 @@ class NamedOptimizer(Optimizer):
             excluded |= matching(option, texts, names, must_match=required)
         return excluded
 
+    # -- steps that the device leaves out
+    # ----------------------------------------------------------------------------------------------
+
+    def skips_on_device(self) -> bool:
+        """Tell whether `step_unless` works: all kernels of a step read the flag themselves."""
+        return False
+
+    def step_unless(self, found_inf: Tensor) -> None:
+        """Take a step that changes no weight and no state if a flag is set, without reading it.
+
+        `group["step"]` is counted in any case: the caller sets it back.
+
+        Args:
+            found_inf: 1.0 if nothing may change, else 0.0; shape (), float32, on the device.
+        """
+        flagged: Any = self
+        flagged.found_inf = found_inf
+        self._counts_unread = True
+        try:
+            self.step()
+        finally:
+            self._counts_unread = False
+            del flagged.found_inf
+
     # -- learning rate
     # ----------------------------------------------------------------------------------------------
 
@@ -503,7 +529,8 @@ def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 
 def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
     found_inf = getattr(optimizer, "found_inf", None)
-    if found_inf is not None and found_inf.item():
+    counts_unread = getattr(optimizer, "_counts_unread", False)
+    if found_inf is not None and not counts_unread and found_inf.item():
         return  # torch.amp.GradScaler lets a fused step run, which then changes nothing
     if getattr(optimizer, "_held_at_zero", False):
         return

@@ -146,6 +146,10 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
             defaults["fused"] = fusable(listed) or None
         super().__init__(listed, defaults)
 
+    def skips_on_device(self) -> bool:
+        """Tell whether torch's fused kernels, which read `found_inf`, step all groups."""
+        return all(group["fused"] for group in self.param_groups)
+
 
 class AdamW(_FusedAdam, torch.optim.AdamW):
     """torch's AdamW, fused where it can be.

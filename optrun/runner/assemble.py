@@ -28,6 +28,7 @@ from optrun.model.mapped import cast_slices, mapped_dtype
 from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.clip import build_clip
+from optrun.optimizer.guard import Guard
 from optrun.optimizer.kernels.report import kernel_of
 from optrun.optimizer.kernels.report import refuse_different as refuse_different_kernels
 from optrun.optimizer.sparse import refuse_sparse_gradients
@@ -439,6 +440,7 @@ def _train_step(
         forward=task.forward,
         measure=task.measure if task.measured else None,
         measured=len(task.measured),
+        guard=Guard.of(optimizer, device),
     )
 
 

@@ -24,6 +24,8 @@ class Batches:
     before_fork: Callable[[], None]
     """Called before the loader's workers are forked: no other thread may hold a lock then."""
     _steps: Generator[list[Batch]] | None = None
+    _position: int = 0
+    """Steps of data used before the next one that is fetched."""
 
     def fetch(self) -> list[Batch]:
         """Wait for the next step's batches; nothing is lost if a request to stop ends the wait.
@@ -38,13 +40,16 @@ class Batches:
         with self.signal_handler.immediate() if world.size == 1 else nullcontext():
             if self._steps is None:
                 self.before_fork()
+                self._position = setup.state.position
                 self._steps = setup.train_loader.training(
-                    setup.plan, setup.state.position, world.rank, world.size
+                    setup.plan, self._position, world.rank, world.size
                 )
             with failures.waiting_for_workers(
                 setup.train_loader.workers, setup.config.dataloader_timeout
             ):
-                return next(self._steps)
+                micro_batches = next(self._steps)
+        self._position += 1
+        return micro_batches
 
     def close(self) -> None:
         """End the loader's workers; the next fetch begins anew from where the state stands then."""
@@ -54,12 +59,20 @@ class Batches:
 
     def naming_workers(self) -> AbstractContextManager[None]:
         """Name the step and its examples when a worker was killed or does not answer."""
-        return failures.of_workers(lambda: self.setup.state.global_step, self._next_examples)
+        return failures.of_workers(self._steps_before, self._next_examples)
+
+    def _steps_before(self) -> int:
+        """Count the optimizer steps before the next one that is fetched."""
+        state = self.setup.state
+        return state.global_step + self._next_position() - state.position
+
+    def _next_position(self) -> int:
+        return self.setup.state.position if self._steps is None else self._position
 
     def _next_examples(self) -> str:
         indices = [
             index
-            for keys in next(self.setup.plan.steps(self.setup.state.position))
+            for keys in next(self.setup.plan.steps(self._next_position()))
             for _, index in keys
         ]
         return f"{', '.join(map(str, indices[:16]))}{', ...' if len(indices) > 16 else ''}"

@@ -118,6 +118,8 @@ class Callback:
 
     key = ""
     """Configuration key that it is known by."""
+    hears_late = False
+    """Whether `on_step` may be called when the next step has begun: then no step waits for it."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
         """Handle every start of the run, resumed ones too.

@@ -42,6 +42,8 @@ class Display(Callback):
     This one shows nothing.
     """
 
+    hears_late = True
+
     def start(self, step: int, total: int) -> None:
         """Show that training begins after `step` of `total` steps."""
 

@@ -122,8 +122,8 @@ class Evaluator:
     keep: Callable[[str, Any], object] | None = None
     """As for `evaluate_sets`."""
 
-    def due(self) -> bool:
-        """Tell whether an evaluation is due after this step.
+    def due(self, step: int) -> bool:
+        """Tell whether an evaluation is due after a step.
 
         Every `training.eval_steps`, or at an epoch's end.
         """
@@ -131,8 +131,8 @@ class Evaluator:
         if not len(setup.task.eval):
             return False
         if setup.config.eval_steps:
-            return state.global_step % setup.config.eval_steps == 0
-        return (state.global_step + state.data_shift) % setup.plan.steps_per_epoch == 0
+            return step % setup.config.eval_steps == 0
+        return (step + state.data_shift) % setup.plan.steps_per_epoch == 0
 
     def __call__(self, *, trained: bool = True) -> dict[str, float]:
         """Evaluate; random states are left as they were.

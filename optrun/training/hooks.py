@@ -55,6 +55,13 @@ class Hooks:
             hook: [(key, one) for key, one in every if _has(one, hook)] for hook in HOOKS
         }
 
+    def reason_to_wait(self) -> str | None:
+        """Say which component needs the numbers of each step at once; None: none does."""
+        for key, component in self._having["on_step"]:
+            if not getattr(component, "hears_late", False):
+                return f"{key or type(component).__name__}: on_step is told of each step"
+        return None
+
     def on_train_begin(self) -> None:
         """Call the hooks before the first step of this start."""
         if self.callbacks:

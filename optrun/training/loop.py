@@ -17,6 +17,7 @@ from optrun.training.batches import Batches
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.divergence import Divergence
 from optrun.training.evaluate import Evaluator
+from optrun.training.exchange import GlobalStep
 from optrun.training.hooks import Hooks
 from optrun.training.nonfinite import NonfiniteStep
 from optrun.training.progress import Progress, learning_rates
@@ -25,6 +26,7 @@ from optrun.training.saving import Saving
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates, empty_window
+from optrun.training.step import StepResult, UnreadStep
 
 
 @dataclass(eq=False)
@@ -61,10 +63,19 @@ class Loop:
         self.progress = Progress(setup, self.clock)
         started = self.clock() if self.started is None else self.started
         self.saving = Saving(
-            setup, self.training, self.checkpoints, self.signal_handler, self.progress, started
+            setup,
+            self.training,
+            self.checkpoints,
+            self.signal_handler,
+            self.progress,
+            started,
+            self._settle,
         )
         self.batches = Batches(setup, self.signal_handler, self._before_fork)
         self.checkpoints.on_save = self.hooks.on_save
+        self.reason_to_wait = setup.train_step.reason_to_wait() or self.hooks.reason_to_wait()
+        """Why the numbers of each step are read before its update; None: they are not."""
+        self._unread: tuple[UnreadStep, list[Batch]] | None = None
 
     @property
     def end(self) -> int:
@@ -152,14 +163,79 @@ class Loop:
     # ----------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
+        """Train one step.
+
+        If nothing asks for its numbers, they are read while the next one runs: just before the
+        update of that one, which must know whether this one counts.
+        """
         state, train_step = self.state, self.setup.train_step
-        several = train_step.world.size > 1
         micro_batches = self._fetch()
-        count = self.setup.plan.micro_batches(state.position)
-        step = train_step.exchange(micro_batches, self.saving.requests(), count)
+        position = state.position + (self._unread is not None)
+        step = train_step.exchange(
+            micro_batches, self.saving.requests(), self.setup.plan.micro_batches(position)
+        )
         self.training.save_requested |= step.requests.save
         if step.requests.stop:
             self.saving.stop(step.requests.stop)
+        if self.reason_to_wait is not None or step.total_weight == 0:
+            if self._settle():
+                self._step_and_wait(micro_batches, step)
+            return
+        beat(Phase.training)
+        try:
+            with failures.of_memory(position - state.position + state.global_step, micro_batches):
+                unread = train_step.compute(micro_batches, step, position)
+        except (Exception, SystemExit):
+            self._settle()  # the step before comes first, also where it ends the run
+            raise
+        if not self._settle():
+            return
+        # Those of this step: the scheduler moves them on.
+        state.lrs = learning_rates(train_step.optimizer.param_groups)
+        train_step.update(unread)
+        train_step.optimizer.zero_grad(set_to_none=True)
+        self._unread = (unread, micro_batches)
+        if self._is_read_at(state.global_step + 1):
+            self._settle()
+
+    def _is_read_at(self, step: int) -> bool:
+        """Tell whether something asks for the numbers of a step, or for the state after it."""
+        config, checkpoints = self.setup.config, self.checkpoints
+        return (
+            step >= self.end
+            or step % config.logging_steps == 0
+            or self.evaluator.due(step)
+            or (checkpoints.enabled and checkpoints.scheduled(step))
+            or self.training.save_requested
+            or self.signal_handler.save_requested
+        )
+
+    def _settle(self) -> bool:
+        """Read the numbers of the step whose update was started before, if there is one.
+
+        If they are not finite, its update has changed nothing. The step is then taken once more,
+        with the wait, so that its gradients are there to be described.
+
+        Returns:
+            Whether the gradients computed since are still those of the next step.
+        """
+        if self._unread is None:
+            return True
+        (unread, micro_batches), self._unread = self._unread, None
+        train_step = self.setup.train_step
+        result = train_step.read(unread)
+        if result.finite:
+            train_step.scheduler.step()
+            self._count(result, unread.step, micro_batches)
+            return True
+        train_step.take_back()
+        self.batches.close()  # they are ahead of the step that is taken once more
+        self._step_and_wait(micro_batches, unread.step)
+        return False
+
+    def _step_and_wait(self, micro_batches: list[Batch], step: GlobalStep) -> None:
+        """Train one step whose numbers are read before its update."""
+        state, train_step = self.state, self.setup.train_step
         # Forward passes that are seeded one by one begin with the same numbers whatever the
         # generators held before.
         before = RandomStates(train_step.device) if train_step.seed is None else None
@@ -168,21 +244,42 @@ class Loop:
         beat(Phase.training)
         with failures.of_memory(state.global_step, micro_batches):
             result = train_step(micro_batches, step, state.position)
+        self._count(result, step, micro_batches, before, drop_gradients=True)
+
+    def _count(
+        self,
+        result: StepResult,
+        step: GlobalStep,
+        micro_batches: list[Batch],
+        before: RandomStates | None = None,
+        *,
+        drop_gradients: bool = False,
+    ) -> None:
+        """Count a step, or go back, and do what is due after it.
+
+        Args:
+            result: Of the step.
+            step: What all ranks know of it.
+            micro_batches: Of the step, on this rank.
+            before: Random states from before it; None: it does not depend on them.
+            drop_gradients: Whether the gradients are still those of this step, which an evaluation
+                or a save has no use for.
+        """
+        train_step = self.setup.train_step
         nonfinite = self.divergence.judge(result, micro_batches, before)
         if nonfinite is not None:
             self._roll_back(nonfinite)
             return
         self.progress.count(result, step.facts)
         train_step.updating = False
-        state.unfinished = True
+        self.state.unfinished = True
         self.hooks.on_step(result)
         self._agree_on_requests()
-        train_step.optimizer.zero_grad(
-            set_to_none=True
-        )  # an evaluation or a save has no use for gradients
+        if drop_gradients:
+            train_step.optimizer.zero_grad(set_to_none=True)
         self._finish_step()
         if self.checkpoints.enabled and step.requests.written:
-            self.checkpoints.poll(together=several)
+            self.checkpoints.poll(together=train_step.world.size > 1)
 
     def _fetch(self) -> list[Batch]:
         try:
@@ -229,7 +326,7 @@ class Loop:
         """
         state, config = self.state, self.setup.config
         evaluation_due, line_due = (
-            self.evaluator.due(),
+            self.evaluator.due(state.global_step),
             state.global_step % config.logging_steps == 0,
         )
         evaluate = evaluation_due or self._is_last()

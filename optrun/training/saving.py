@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -32,6 +33,8 @@ class Saving:
     """Has the clock; the time of a save is none of training."""
     started: float
     """When the run was started, on that clock. The time budget counts from there."""
+    settle: Callable[[], object]
+    """Reads the numbers of the last step, and counts it."""
 
     def __post_init__(self) -> None:
         """Note where this start of the run begins."""
@@ -77,7 +80,11 @@ class Saving:
         """Save the steps of this start before it ends with an error.
 
         Which is what counts whatever becomes of this.
+
+        Raises:
+            NonFiniteError: The last step ends the run.
         """
+        self.settle()
         step, done = self.state.global_step, self.state.global_step > self._first_step
         if (
             not done
@@ -122,6 +129,7 @@ class Saving:
             StoppedEarly: Always.
             StorageError: The save was refused.
         """
+        self.settle()
         step, total, run_dir = self.state.global_step, self.setup.total_steps, self.training.run_dir
         again = self.training.command(f"resume={run_dir}")
         why = (

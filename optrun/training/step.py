@@ -15,6 +15,7 @@ from optrun.base.options import StateDict
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
 from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange, in_order
+from optrun.training.host_copy import HostCopy
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
 Numbered = tuple[Batch, int]
@@ -126,19 +127,24 @@ def plain_forward(model: Any, batch: Batch) -> Any:
 class Sums:
     """Adds up numbers of micro-batches, on their device."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._sums: torch.Tensor | None = None
 
     def plus(self, sums: torch.Tensor) -> None:
         """Add those of a micro-batch."""
         self._sums = sums if self._sums is None else self._sums + sums
 
-    def take(self, world: World, size: int) -> list[float]:
-        """Sum, over all ranks, what was added since this was last asked: `size` numbers."""
-        own = [0.0] * size if self._sums is None else self._sums.flatten().tolist()
-        self._sums = None
-        ranks = world.all_gather(own) if world.size > 1 else [own]
-        return [math.fsum(values) for values in zip(*ranks, strict=True)]
+    def take(self) -> torch.Tensor:
+        """Return the sums of this rank since the last call, and begin at 0 again."""
+        sums, self._sums = self._sums, None
+        return torch.zeros(self._size) if sums is None else sums
+
+
+def over_ranks(sums: list[float], world: World) -> list[float]:
+    """Add the sums of all ranks."""
+    ranks = world.all_gather(sums) if world.size > 1 else [sums]
+    return [math.fsum(values) for values in zip(*ranks, strict=True)]
 
 
 @dataclass(eq=False)
@@ -151,7 +157,10 @@ class BySource:
     """
     sources: int
     """How many there are."""
-    sums: Sums = field(default_factory=Sums)
+
+    def __post_init__(self) -> None:
+        """Begin at 0."""
+        self.sums = Sums(3 * self.sources)
 
     def add(self, outputs: object, batch: Batch, sources: torch.Tensor) -> None:
         """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
@@ -162,10 +171,27 @@ class BySource:
             )
             self.sums.plus(torch.nn.functional.one_hot(sources, self.sources).float().T @ each)
 
-    def take(self, world: World) -> list[list[float]]:
-        """Sum losses, targets and examples of each source over all ranks, then reset."""
-        total = self.sums.take(world, 3 * self.sources)
-        return [total[at : at + 3] for at in range(0, len(total), 3)]
+
+class Guard(Protocol):
+    """Steps an optimizer unless numbers are not finite; `optrun.optimizer.guard` has one."""
+
+    def step(self, numbers: torch.Tensor) -> None: ...
+    def take_back(self) -> None: ...
+
+
+@dataclass(eq=False)
+class UnreadStep:
+    """What a step has computed, before its numbers are read."""
+
+    step: GlobalStep
+    position: int
+    """Steps of data used before this one."""
+    numbers: list[int]
+    """Of the micro-batches that this rank ran."""
+    values: torch.Tensor
+    """What each of them adds to the loss, then the gradient norm, on the device; shape (n + 1,)."""
+    host: HostCopy
+    """Of these values, then of the sums by source and of what the task measures."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -203,6 +229,8 @@ class TrainStep(Precision):
     """
     measured: int = 0
     """How many sums those are."""
+    guard: Guard | None = None
+    """Lets an update start before its numbers are read; None: each step waits for them."""
     updating: bool = field(default=False, init=False)
     """An update is done that is not counted yet: what is saved meanwhile would fit no step."""
     scaler: torch.amp.GradScaler = field(init=False)
@@ -210,31 +238,56 @@ class TrainStep(Precision):
     def __post_init__(self) -> None:
         """Make what scales the losses of fp16."""
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
-        self._measures = Sums()
+        self._measures = Sums(self.measured)
 
     def __call__(
         self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
     ) -> StepResult:
-        """Do one step.
+        """Do one step, and wait for its numbers before the update.
 
-        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples),
-        over all ranks, so that k micro-batches give the gradient of one big batch wherever they
-        run. Each draws its dropout from a seed of its own. Nothing is updated where loss or
-        gradient norm is not finite.
+        Nothing is updated where loss or gradient norm is not finite.
 
         Args:
-            micro_batches: Of this rank, as collated, on the CPU.
-            step: What all ranks know of the step; None: there are no others.
-            position: Steps of data used before this one.
+            micro_batches: As for `compute`.
+            step: As for `compute`.
+            position: As for `compute`.
 
         Returns:
             What was seen, the same on every rank; the caller decides what a non-finite result
             means.
         """
+        result = self.read(self.compute(micro_batches, step, position))
+        if result.finite:
+            self.updating = True
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scheduler.step()
+            return result
+        result.applied = False
+        if self.scaler.is_enabled() and result.weight:
+            result.overflow = self._lower_scale(result)
+        if result.overflow:
+            self.scheduler.step()
+        return result
+
+    def compute(
+        self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
+    ) -> UnreadStep:
+        """Run a step up to its update: forward, backward, clip. Nothing waits for the device.
+
+        Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples),
+        over all ranks, so that k micro-batches give the gradient of one big batch wherever they
+        run. Each draws its dropout from a seed of its own.
+
+        Args:
+            micro_batches: Of this rank, as collated, on the CPU.
+            step: What all ranks know of the step; None: there are no others.
+            position: Steps of data used before this one.
+        """
         step = step or self.exchange(micro_batches, Requests(), len(micro_batches))
-        total = step.total_weight
-        if total == 0:  # the mean over no target is 0/0
-            return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
+        self._drop_sums()
+        if step.total_weight == 0:  # the mean over no target is 0/0
+            return UnreadStep(step, position, [], torch.tensor([math.nan]), HostCopy([]))
         self.optimizer.zero_grad(set_to_none=True)
         # Every rank takes part in every forward pass; a process alone leaves out what has no
         # target.
@@ -247,25 +300,60 @@ class TrainStep(Precision):
         self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
-        # One transfer for all numbers of the step.
-        *own, norm = torch.stack([*shares, grad_norm.to(shares[0].device)]).tolist()
-        result = self._result(step, [number for _, number in runs], own, norm)
-        if self.by_source is not None:
-            result.by_source = self.by_source.take(self.world)
+        values = torch.stack([*shares, grad_norm.to(shares[0].device)])
+        sums = [] if self.by_source is None else [self.by_source.sums.take()]
         if self.measure is not None:
-            result.measures = self._measures.take(self.world, self.measured)
-        if result.finite:
-            self.updating = True
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.scheduler.step()
-            return result
-        result.applied = False
-        if self.scaler.is_enabled():
-            result.overflow = self._lower_scale(result)
-        if result.overflow:
-            self.scheduler.step()
+            sums.append(self._measures.take())
+        numbers = [number for _, number in runs]
+        return UnreadStep(step, position, numbers, values, HostCopy([values, *sums]))
+
+    def update(self, unread: UnreadStep) -> None:
+        """Start the update, which leaves everything as it was if the numbers are not finite.
+
+        The schedule stays where it is: `read` tells whether the step counts.
+        """
+        assert self.guard is not None
+        self._seed(unread.position, -1)
+        self.updating = True
+        self.guard.step(unread.values)
+
+    def take_back(self) -> None:
+        """Forget the update that left everything as it was."""
+        assert self.guard is not None
+        self.guard.take_back()
+        self.updating = False
+
+    def read(self, unread: UnreadStep) -> StepResult:
+        """Wait for the numbers of a step, and put those of all ranks together."""
+        if unread.step.total_weight == 0:
+            return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
+        (*shares, grad_norm), *sums = unread.host.lists()
+        result = self._result(unread.step, unread.numbers, shares, grad_norm)
+        if self.by_source is not None:
+            total = over_ranks(sums.pop(0), self.world)
+            result.by_source = [total[at : at + 3] for at in range(0, len(total), 3)]
+        if self.measure is not None:
+            result.measures = over_ranks(sums.pop(0), self.world)
         return result
+
+    def reason_to_wait(self) -> str | None:
+        """Say why each step waits for its numbers before its update; None: it does not."""
+        if self.world.size > 1:
+            return "the ranks agree on the loss of each step"
+        if self.scaler.is_enabled():
+            return "training.precision=fp16: the loss scale follows each step"
+        if self.seed is None:
+            return "the random states of each step are kept"
+        if self.guard is None:
+            return "the optimizer has no kernel that leaves a step out on this device"
+        return None
+
+    def _drop_sums(self) -> None:
+        """Forget the sums of a step that was broken off."""
+        if self.by_source is not None:
+            self.by_source.sums.take()
+        if self.measure is not None:
+            self._measures.take()
 
     def _shares(self, runs: list[Numbered], step: GlobalStep, position: int) -> list[torch.Tensor]:
         """Run the micro-batches forward and backward.

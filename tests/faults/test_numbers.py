@@ -37,11 +37,12 @@ def poisoned(
     the data has moved.
     """
     seen: list[str] = []
-    original = TrainStep.__call__
+    original = TrainStep.compute
 
     def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]], *where: Any) -> Any:
         mark = str(micro_batches[0]["input_ids"].sum().item())
-        seen.append(mark)
+        if seen[-1:] != [mark]:  # a step that is not finite is computed once more
+            seen.append(mark)
         if mark not in batches:
             return original(self, micro_batches, *where)
         if how == "weight":
@@ -63,7 +64,7 @@ def poisoned(
             self.clip = clip
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", call)
+        patch.setattr(TrainStep, "compute", call)
         yield seen
 
 
@@ -75,7 +76,7 @@ def poisoned_in_float16(
 
     The loss, or a gradient that is NaN at every scale.
     """
-    original = TrainStep.__call__
+    original = TrainStep.compute
 
     def call(self: TrainStep, micro_batches: list[dict[str, torch.Tensor]], *where: Any) -> Any:
         if str(micro_batches[0]["input_ids"].sum().item()) not in batches:
@@ -93,7 +94,7 @@ def poisoned_in_float16(
                 hook.remove()
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", call)
+        patch.setattr(TrainStep, "compute", call)
         yield
 
 

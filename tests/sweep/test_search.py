@@ -322,7 +322,7 @@ def test_what_a_study_left_is_brought_to_its_end(
     Neither twice.
     """
     words = [*SEARCH, "hydra.sweeper.n_trials=2"]
-    original = TrainStep.__call__
+    original = TrainStep.compute
 
     def fail(self: TrainStep, batches: list[dict], *rest: Any) -> object:
         if not (place / "failed").exists():
@@ -331,7 +331,7 @@ def test_what_a_study_left_is_brought_to_its_end(
         return original(self, batches, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", fail)
+        patch.setattr(TrainStep, "compute", fail)
         assert sweep(*words) == 1
     assert [trial.state.name for trial in trials()] == ["FAIL", "COMPLETE"]
     assert sweep(*words) == 1

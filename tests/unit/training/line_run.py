@@ -233,9 +233,9 @@ class Looks:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def due(self) -> bool:
+    def due(self, step: int) -> bool:
         setup = self.run.loop.setup
-        return self.run.state.global_step % (setup.config.eval_steps or EPOCH) == 0
+        return step % (setup.config.eval_steps or EPOCH) == 0
 
     def __call__(self, *, trained: bool = True) -> dict[str, float]:
         self.run.events.append("evaluation" if trained else "evaluation before training")

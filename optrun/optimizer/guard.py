@@ -1,0 +1,75 @@
+"""Steps that change nothing if the numbers before them are not finite, without waiting for these.
+
+A loop that reads the loss before each update lets the device idle meanwhile. A guarded step is
+started at once, and the loss is read while the next forward pass runs.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import torch
+from torch.optim import Optimizer
+
+from optrun.optimizer.base import NamedOptimizer
+
+
+class Guard:
+    """Steps an optimizer unless numbers are not finite.
+
+    On a CPU the numbers are in the host's memory: the step is not taken at all. On another device
+    the optimizer's kernels read a flag, as those of `torch.amp.GradScaler` do, and change neither
+    weights nor state. The counters on the host then run ahead until `take_back`.
+
+    Args:
+        optimizer: One whose `skips_on_device()` is true, or any whose parameters are on a CPU.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> weight.grad = torch.tensor([float("nan")])
+        >>> Guard(torch.optim.SGD([weight])).step(weight.grad.norm())
+        >>> weight.item()
+        1.0
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._steps_before: list[int] = []
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, device: torch.device) -> Self | None:
+        """Guard an optimizer on a device; None: its steps there have to wait for the numbers."""
+        if device.type == "cpu":
+            return cls(optimizer)
+        if isinstance(optimizer, NamedOptimizer) and optimizer.skips_on_device():
+            return cls(optimizer)
+        return None
+
+    def step(self, numbers: torch.Tensor) -> None:
+        """Take a step, which changes nothing if one of the numbers is not finite.
+
+        Args:
+            numbers: On the device of the parameters. They are not read from another device.
+        """
+        if numbers.device.type == "cpu":
+            if np.isfinite(numbers.detach().numpy()).all():
+                self.optimizer.step()
+            return
+        self.step_on_device(torch.isfinite(numbers).all().logical_not().float())
+
+    def step_on_device(self, found_inf: torch.Tensor) -> None:
+        """Take a step whose kernels change nothing if a flag is set.
+
+        Args:
+            found_inf: 1.0 if nothing may change, else 0.0; shape (), float32.
+        """
+        optimizer = self.optimizer
+        assert isinstance(optimizer, NamedOptimizer)
+        self._steps_before = [group["step"] for group in optimizer.param_groups]
+        optimizer.step_unless(found_inf)
+
+    def take_back(self) -> None:
+        """Set the counters on the host back to before the last step, which changed nothing else."""
+        for group, step in zip(self.optimizer.param_groups, self._steps_before, strict=False):
+            group["step"] = step

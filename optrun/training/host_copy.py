@@ -1,0 +1,41 @@
+"""Numbers of a device on their way to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class HostCopy:
+    """Copies tensors to the host without waiting for the device.
+
+    CUDA copies into pinned memory beside its work. On a CPU nothing is copied: the numbers are
+    there, and nobody changes them.
+
+    Args:
+        tensors: On one device.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = [_to_host(tensor.detach()) for tensor in tensors]
+        self._arrived: torch.cuda.Event | None = None
+        device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if device is not None:
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(device))
+
+    def lists(self) -> list[list[float]]:
+        """Wait until the numbers are there, and return those of each tensor, flattened."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return [tensor.numpy().ravel().tolist() for tensor in self._tensors]
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype in (torch.float16, torch.bfloat16):  # numpy has no bfloat16
+        tensor = tensor.float()
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
