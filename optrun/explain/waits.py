@@ -1,0 +1,42 @@
+"""Why a run would wait for the numbers of each step before its update."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from optrun.config import registry
+from optrun.config.schema.run import RunConfig
+from optrun.explain.memory import rank_count
+from optrun.model.attention import device_type
+from optrun.optimizer.torch_named import Adam, AdamW
+from optrun.training.callback import Callback
+
+
+def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
+    """Say why each step would wait for its loss and gradient norm; None: it would not.
+
+    Without a reason they are read while the next step runs. The rules are those of
+    `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`.
+    """
+    if rank_count(config) > 1:
+        return f"distributed={config.distributed.name}: the ranks agree on the loss of each step"
+    if config.training.precision == "fp16":
+        return "training.precision=fp16: the loss scale follows each step"
+    if config.training.profile is not None:
+        return "training.profile: each profiled step is measured alone"
+    rows = registry.choices("callback")
+    for name in config.callbacks:
+        on_step = getattr(rows[name].load(), "on_step", None)
+        if on_step not in (None, Callback.on_step):
+            return f"callbacks.{name}: its on_step is told the loss of each step"
+    device = device_type(config.training.device)
+    if device == "cpu" or (device == "cuda" and _is_fused(optimizer)):
+        return None
+    return f"optimizer={config.optimizer.name}: only torch's fused Adam and AdamW need no wait here"
+
+
+def _is_fused(optimizer: Optimizer) -> bool:
+    """Tell whether torch's fused kernels would step all groups on a CUDA device."""
+    if not isinstance(optimizer, Adam | AdamW):
+        return False
+    return not any(group["foreach"] or group["fused"] is False for group in optimizer.param_groups)
