@@ -9,7 +9,6 @@ from optrun.config.schema.run import RunConfig
 from optrun.explain.memory import rank_count
 from optrun.model.attention import device_type
 from optrun.optimizer.torch_named import Adam, AdamW
-from optrun.training.callback import Callback
 
 
 def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
@@ -27,7 +26,8 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
     rows = registry.choices("callback")
     for name in config.callbacks:
         on_step = getattr(rows[name].load(), "on_step", None)
-        if on_step not in (None, Callback.on_step):
+        # A class that derives from `optrun.plugin.Callback` has that one's, which does nothing.
+        if on_step is not None and on_step.__module__ != "optrun.training.callback":
             return f"callbacks.{name}: its on_step is told the loss of each step"
     device = device_type(config.training.device)
     if device == "cpu" or (device == "cuda" and _is_fused(optimizer)):
