@@ -187,7 +187,7 @@ class RunDir:
 _WRITTEN = (
     *(CONFIG, METRICS, SUMMARY, SAMPLES, TRACKING, CURVES, LOG, LOGS, LOCK, HYDRA),
     *(CHECKPOINTS, MODEL, TOKENIZER, "nonfinite", "tensorboard"),
-    *("report.html", "report.md", "report.csv", "report-*.png"),
+    *("report*.html", "report*.md", "report*.csv", "report-*.png"),
 )
 _OF_TRACKERS = ("wandb", "mlruns", "mlflow.db*", EXTRA)
 

@@ -63,14 +63,7 @@ def confirm(
         if (
             runs.resolve().parent == sweep.resolve()
         ):  # the report of the sweep shows what confirms it
-            told = report(
-                [sweep],
-                baseline=asked.baseline,
-                metric=asked.metric,
-                by=asked.by,
-                console=caller.console,
-            )
-            return told.verdict
+            return report([sweep], console=caller.console).verdict
         return report([runs], console=caller.console).verdict  # by its plan
 
     again = shlex.join([*asked.line(sweep, out), *filter(is_place, of_hydra)])

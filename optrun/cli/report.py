@@ -21,8 +21,8 @@ def parser() -> VerbParser:
         ["DIR", "..."],
         """
 Compares runs, sweeps, or folders of them: which could be the best, a table here, report.html,
-report.md and report.csv on disk (in the first DIR; where that is one run of several, in
-outputs/reports/DATE/TIME; or in out). Reads files only.
+report.md and report.csv on disk (in DIR; of several in outputs/reports/DATE/TIME; or in out).
+Another metric or baseline than the sweep's own stands in the names of the files. Reads files only.
 
   baseline  the contender that the others are tested against; else each is asked whether it could
             be the best

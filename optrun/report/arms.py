@@ -24,7 +24,7 @@ from optrun.artifacts.provenance import (
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate
 from optrun.report.alike import shortened
-from optrun.report.collect import Run, Setting, comparable
+from optrun.report.collect import Run, Setting, comparable, number
 from optrun.report.statistics import Comparison
 
 _BESIDE_THE_POINT = {
@@ -34,6 +34,10 @@ _BESIDE_THE_POINT = {
     *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING),
 }
 """Keys and groups that say where and how a run is written, not what it computes."""
+
+
+MIXED = 0.01
+"""If one learning rate is below, all that stand beside it are written as 1e-2."""
 
 
 @dataclass
@@ -297,7 +301,9 @@ def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> lis
     ]
     chosen.sort(key=lambda pair: pair[0].cost(mode))
     told = [best.of(keys) for best, _ in chosen]
-    names = [describe(each) for each in told]
+    lrs = [number(settings.get("lr")) for settings in told]
+    scientific = any(lr is not None and lr < MIXED for lr in lrs)
+    names = [describe(each, scientific=scientific) for each in told]
     names = [
         name or best.runs[0].optimizer or "all runs"
         for name, (best, _) in zip(names, chosen, strict=True)
@@ -369,8 +375,12 @@ def numbered(labels: Sequence[str]) -> list[str]:
     ]
 
 
-def describe(settings: Mapping[str, Setting]) -> str:
+def describe(settings: Mapping[str, Setting], *, scientific: bool = False) -> str:
     """Describe settings in one line of at most 80 characters.
+
+    Args:
+        settings: By key.
+        scientific: Whether an lr of 0.01 is written as 1e-2, as beside a smaller one.
 
     Example:
         >>> describe({"optimizer.name": "lamb", "lr": 0.002, "optimizer.weight_decay": 0.1})
@@ -380,6 +390,9 @@ def describe(settings: Mapping[str, Setting]) -> str:
     leaves = [key.rpartition(".")[2] for key in settings]
     for leaf, (key, value) in zip(leaves, settings.items(), strict=True):
         named = [] if leaf == "name" else [leaf if leaves.count(leaf) == 1 else key]
-        parts += [*named, rate(value) if isinstance(value, float) else str(value)]
+        if isinstance(value, float):
+            parts += [*named, rate(value, scientific=scientific and leaf == "lr")]
+        else:
+            parts += [*named, str(value)]
     line = plain(" ".join(parts))
     return line if len(line) <= 80 else line[:79] + "…"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,7 @@ from optrun.report.confirmed import (
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
+from optrun.report.statistics import Judgement
 from optrun.report.sweep_folder import dated_folder, look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, filled, to_rich, value
 from optrun.report.templating import fill_html, fill_markdown, fill_text
@@ -51,6 +53,8 @@ class Section:
 
     title: str
     table: Table
+    note: str = ""
+    """What the table needs to be read."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,9 @@ def report(
 
     Args:
         dirs: Runs, sweeps, or folders of them.
-        out: Where to write; default: the first directory, or where that is one run of several,
-            `outputs/reports/` and date and time. Made where missing.
+        out: Where to write; default: the directory; of several, or of a run that others lie
+            beneath, `outputs/reports/` and date and time. Made where missing. Another metric,
+            baseline or key than the sweep's own stands in the names of the files.
         baseline: The contender to test the others against; default: each is asked whether it could
             be the best.
         metric: The metric to compare by; default: the main metric of the runs, of several workloads
@@ -169,9 +174,12 @@ def report(
                 "curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0])
             )
         ]
-    # No run directory holds what was found of others.
-    folder = dirs[0] if len(runs) == 1 or not RunDir(dirs[0]).is_run() else dated_folder(_REPORTS)
-    made.files.extend(_write(out or folder, content, tables.runs_csv(comparison), drawn))
+    folder = out or _own_folder(dirs, len(runs))
+    stem = "report"
+    if folder.resolve() == dirs[0].resolve():
+        # The report of a sweep answers its own question: another one has files of its own.
+        stem += _slug({**typed, "metric": metric if metric != _own_metric(comparison) else None})
+    made.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
         console.print(
             f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True
@@ -179,6 +187,23 @@ def report(
     elif console is not None:
         _print(made, opened, console)
     return made
+
+
+def _own_folder(dirs: Sequence[Path], runs: int) -> Path:
+    """Choose where a report goes: a directory holds nothing that was found of others."""
+    if len(dirs) > 1 or (runs > 1 and RunDir(dirs[0]).is_run()):
+        return dated_folder(_REPORTS)
+    return dirs[0]
+
+
+def _own_metric(comparison: Comparison) -> str:
+    return comparison.findings.own_metric
+
+
+def _slug(typed: Mapping[str, object]) -> str:
+    """Write what was asked into a file name, such as `-metric-eval-accuracy`."""
+    words = [f"-{key}-{value}" for key, value in typed.items() if value not in (None, "")]
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", "".join(words))[:100]
 
 
 def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
@@ -222,6 +247,8 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
         console.print(f"next: {made.verdict.next}", markup=False, highlight=False, soft_wrap=True)
     for section in opened:
         console.print(to_rich(section.table, title=section.title or None, width=console.width))
+        if section.note:
+            console.print(Text(section.note, style="dim"))
     if len(begun) > 1 and (rest := [run for run in begun if not run.finished or run.diverged]):
         title = (
             f"{len(rest)} of {len(begun)} runs without a"
@@ -250,10 +277,12 @@ def _open_sections(made: Report) -> list[Section]:
         if comparison.several
         else tables.ranking_table(made.findings)
     )
-    found = [Section("", table)]
+    note = _interval_note(comparison.judgement)
+    found = [Section("", table, note)]
     if confirmed is not None and confirmed.comparison is not comparison:
-        choice = Section("The choice that was confirmed", table)
-        found = [Section("", tables.ranking_table(confirmed.comparison.findings)), choice]
+        fresh = confirmed.comparison.findings
+        first = Section("", tables.ranking_table(fresh), _interval_note(fresh.judgement))
+        found = [first, Section("The choice that was confirmed", table, note)]
     if len(comparison.runs) == 1:
         found.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
         answers = tables.answers_table(comparison.runs[0])
@@ -262,8 +291,20 @@ def _open_sections(made: Report) -> list[Section]:
         found.append(Section("Workloads", tables.workloads_table(comparison)))
     for each in comparison.workloads:
         if comparison.several:
-            found.append(Section(f"Within {each.name}", tables.ranking_table(each)))
+            table = tables.ranking_table(each)
+            found.append(Section(f"Within {each.name}", table, _interval_note(each.judgement)))
     return found
+
+
+def _interval_note(judged: Judgement | None) -> str:
+    """Say why the intervals of a table have their level."""
+    if judged is None or not is_tested(judged):
+        return ""
+    level = f"Intervals are at {100 * judged.confidence:.3g} %"
+    if judged.named:
+        return f"{level}, before Holm's correction of the tests."
+    test = judged.alpha / max(1, len(judged.ranking) - 1)
+    return f"{level}: one excludes 0 exactly if the one-sided test at {test:.2g} does."
 
 
 def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
@@ -274,7 +315,8 @@ def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
         opened: What stands open.
 
     Returns:
-        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders;
+        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders,
+        `table_note`;
         `warnings`, of which three stand open; `sections`, open, in both files; `folds`, folded, in
         HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
     """
@@ -302,6 +344,7 @@ def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
         "line": made.verdict.text,
         "next": made.verdict.next,
         "table": opened[0].table,
+        "table_note": opened[0].note,
         "warnings": made.warnings,
         "sections": opened[1:],
         "folds": folds,
@@ -371,11 +414,11 @@ def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iter
 
 
 def _write(
-    folder: Path, content: Mapping[str, object], table: str, drawn: Sequence[Picture]
+    folder: Path, stem: str, content: Mapping[str, object], table: str, drawn: Sequence[Picture]
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
-    images = {picture: folder / f"report-{picture.name}.png" for picture in drawn}
-    pages = [folder / name for name in ("report.html", "report.md", "report.csv")]
+    images = {picture: folder / f"{stem}-{picture.name}.png" for picture in drawn}
+    pages = [folder / f"{stem}.{ending}" for ending in ("html", "md", "csv")]
     files = [*pages, *images.values()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

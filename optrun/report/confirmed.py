@@ -16,6 +16,7 @@ from typing import Unpack
 
 from optrun.artifacts.forks import Fork
 from optrun.base.errors import ConfigError
+from optrun.config.literal import quote_path
 from optrun.report.collect import Run, load_runs, plugins_of
 from optrun.report.confirmation import FOLDER, Asked, Confirmation, confirmations, label, prepare
 from optrun.report.findings import Findings, Question, matters_of
@@ -110,7 +111,11 @@ def judge_together(
     )
     said = [
         *notes.values(),
-        *([f"{lost} of their runs failed and have no result."] if lost > 0 else []),
+        *(
+            [f"{'1 of their runs has' if lost == 1 else f'{lost} of their runs have'} no result."]
+            if lost > 0
+            else []
+        ),
     ]
     planned_as = {"baseline": question["baseline"], "metric": made.findings.metric}
     if other := [
@@ -144,7 +149,8 @@ def waits(made: Confirmation, runs: Sequence[Run]) -> str:
     """
     left = len(made.points()) - sum(run.finished or run.status == "failed" for run in runs)
     if left > 0:
-        return f"Fresh seeds {label(made.seeds)} are judged with the last run: {left} are left."
+        count = "1 run is" if left == 1 else f"{left} runs are"
+        return f"Fresh seeds {label(made.seeds)} are judged with the last run: {count} left."
     scored = any(run.score(made.metric) is not None for run in runs)
     return "" if scored else f"None of the runs on fresh seeds {label(made.seeds)} has a result."
 
@@ -233,8 +239,13 @@ def _widen(found: Findings, sweep: Path) -> str:
         kept = _without_optimizer(first)
         grid = [f"search.{row.arm.runs[0].optimizer}.lr={lr:g}" for row, lr in together]
     recipe = ["-cn", first.config_name] if first.config_name else []
-    values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={sweep}"]
+    values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
     return shlex.join(["optrun", *first.plugins, "-m", *recipe, *first.config_dir, *kept, *values])
+
+
+def _as_typed(path: Path) -> str:
+    """Quote a path in which Hydra would read a sign of its grammar."""
+    return quote_path(path) if re.search(r"[,'\"\[\](){}$\\]", str(path)) else str(path)
 
 
 def _kept_overrides(run: Run) -> list[str]:

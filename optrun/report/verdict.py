@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import rate
-from optrun.report.arms import Contender
+from optrun.report.arms import MIXED, Contender
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict
 from optrun.report.table import value
@@ -219,7 +219,9 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
         "apart": value(widest) if widest else "",
         "shared": bool(apart),
         "seen": value(max(seen)) if seen else "",
-        "edges": [(row.name, rate(lr), row.name not in possible) for row, lr in edges[:_EDGES]],
+        "edges": [
+            (row.name, write_lr(lr, found), row.name not in possible) for row, lr in edges[:_EDGES]
+        ],
         "more_edges": len(edges[_EDGES:]),
         "learnt": _learnt([row for row in rows if row.name in named]),
     }
@@ -238,7 +240,13 @@ def configuration(row: Contender, findings: Findings) -> str:
     lr = row.arm.lr
     if lr is None or "lr" in findings.compared_keys:
         return row.name
-    return f"{row.name} at lr {rate(lr)}"
+    return f"{row.name} at lr {write_lr(lr, findings)}"
+
+
+def write_lr(lr: float, findings: Findings) -> str:
+    """Write a learning rate as all of a line are written: 3e-3 beside 1e-2, not beside 0.01."""
+    lrs = [row.arm.lr for row in findings.rows if row.arm.lr is not None]
+    return rate(lr, scientific=min(lrs, default=1.0) < MIXED)
 
 
 def beyond(row: Contender, findings: Findings) -> float | None:

@@ -162,7 +162,8 @@ def predict(
         raise ConfigError(f"{'; '.join(reasons)}.")
     waiting = sum(run.status in ("running", NOT_STARTED) for run in every)
     if waiting:
-        note = f"{waiting} of the runs have not ended: ask again when they have"
+        runs_have = "1 run has" if waiting == 1 else f"{waiting} runs have"
+        note = f"{runs_have} not ended: ask again later"
         answers = [replace(answer, notes=[*answer.notes, note]) for answer in answers]
     return Transfer(sizes, name, mode, answers, refused, fitted)
 

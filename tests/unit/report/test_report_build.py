@@ -239,7 +239,10 @@ def test_nothing_but_unfinished_runs_is_no_error(tmp_path: Path, make_run: MakeR
     assert made.findings.rows[0].rank is None
 
 
-def test_several_sweeps_a_baseline_and_another_metric(tmp_path: Path, make_run: MakeRun) -> None:
+def test_several_sweeps_a_baseline_and_another_metric(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     for optimizer in ("adamw", "lamb", "sgd"):
         for seed in range(4):
             make_run(
@@ -253,7 +256,7 @@ def test_several_sweeps_a_baseline_and_another_metric(tmp_path: Path, make_run: 
     dirs = [tmp_path / "adamw", tmp_path / "lamb", tmp_path / "sgd", tmp_path / "adamw" / "0"]
     made = report(dirs, baseline="adamw", metric="eval/accuracy")
     assert len(made.findings.runs) == 12
-    assert made.files[0].parent == tmp_path / "adamw"
+    assert made.files[0].is_relative_to(Path("outputs", "reports"))
     assert (made.findings.metric, made.findings.mode, made.findings.baseline) == (
         "eval/accuracy",
         "max",
@@ -424,3 +427,55 @@ def test_runs_that_were_given_a_device_say_which(
 def test_the_numbers_of_a_picture_hold_no_formula() -> None:
     lines = to_csv(["=a", "b"], [["=cmd()", -0.5], ["@x", float("-inf")]]).splitlines()
     assert lines == ["'=a,b,optrun_report", "'=cmd(),-0.5,1", "'@x,-inf,1"]
+
+
+def test_another_question_never_takes_the_place_of_the_report_of_a_sweep(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        for seed in range(2):
+            for optimizer in ("adamw", "lamb"):
+                path = tmp_path / name / f"{optimizer}{seed}"
+                make_run(path, optimizer=optimizer, seed=seed, max_steps=20, accuracy=True)
+    sweep = Path("first")
+    page = report([sweep]).files[0]
+    assert page == sweep / "report.html"
+    before = page.read_bytes()
+    named = report([sweep], baseline="adamw", metric="eval/accuracy").files
+    assert named[0].name == "report-baseline-adamw-metric-eval-accuracy.html"
+    assert all(path.name.startswith("report-baseline-adamw-metric") for path in named)
+    assert report([sweep], matters=0.5).files[0] == sweep / "report-matters-0.5.html"
+    assert report([sweep], metric="eval/loss").files[0] == page, "the sweep's own metric"
+    together = report([sweep, Path("second")]).files[0]
+    assert together.is_relative_to(Path("outputs", "reports"))
+    assert not (Path("second") / "report.html").exists()
+    assert before.split(b"compared by")[0] == page.read_bytes().split(b"compared by")[0]
+
+
+def test_a_table_says_why_its_intervals_have_their_level(tmp_path: Path, make_run: MakeRun) -> None:
+    for number, optimizer in enumerate(("adamw", "lamb", "sgd")):
+        for seed in range(3):
+            path = tmp_path / f"{optimizer}{seed}"
+            make_run(path, optimizer=optimizer, seed=seed, max_steps=20, final=2.5 + 0.1 * number)
+    for options, sentence in (
+        ({}, "Intervals are at 95 %: one excludes 0 exactly if the one-sided test at 0.025 does."),
+        ({"baseline": "adamw"}, "Intervals are at 95 %, before Holm's correction of the tests."),
+    ):
+        stream = io.StringIO()
+        console = Console(file=stream, width=200)
+        pages = report([tmp_path], console=console, **options).files  # type: ignore[arg-type]
+        assert sentence in stream.getvalue()
+        assert sentence in pages[1].read_text()
+        assert sentence.replace("'", "&#39;") in pages[0].read_text()
+
+
+def test_a_line_writes_all_learning_rates_alike(tmp_path: Path, make_run: MakeRun) -> None:
+    for optimizer, lr in (("adamw", 3e-3), ("lamb", 0.02)):
+        for seed in range(3):
+            path = tmp_path / f"{optimizer}{seed}"
+            final = 2.5 + 0.1 * ((seed + (lr > 0.01)) % 2)
+            make_run(path, optimizer=optimizer, lr=lr, seed=seed, max_steps=20, final=final)
+    line = report([tmp_path]).verdict.text
+    assert "adamw at lr 3e-3" in line
+    assert "lamb at lr 2e-2" in line

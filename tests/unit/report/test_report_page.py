@@ -99,6 +99,7 @@ CONTENT = {
     "table": Table(
         ["contender", "verdict"], [False, False], [["lamb", "could be the best"]], ["best"]
     ),
+    "table_note": "Intervals are at 90 %.",
     "warnings": [Warning("edge", f"reason {number}") for number in range(5)],
     "sections": [Section("Metrics", Table(["metric"], [False], [["eval/loss"]], [""]))],
     "folds": [

@@ -403,8 +403,8 @@ def test_a_ruled_out_contender_at_the_edge_of_its_grid_is_told(
     }
     made = report([grid(tmp_path / "sweep", make_run, losses)])
     text = made.verdict.text
-    assert "Ruled out: sgd at lr 0.04." in text
-    assert "sgd, ruled out, stands at the edge of its grid: try lr=0.08." in text
+    assert "Ruled out: sgd at lr 4e-2." in text
+    assert "sgd, ruled out, stands at the edge of its grid: try lr=8e-2." in text
     words = shlex.split(made.verdict.next)
     assert {"-m", "optimizer=sgd", "lr=0.08", "seed=0,1,2"} <= set(words)
 
