@@ -16,13 +16,13 @@ from optrun.config.request import DEFAULT_CONFIG, CommandLine
 from optrun.launch.single_run import Caller
 
 if TYPE_CHECKING:
-    from optrun.report.confirmation import Asked
+    from optrun.report.confirmation_plan import ConfirmationRequest
     from optrun.report.verdict import SweepVerdict
 
 
 def confirm(
     sweep: Path,
-    asked: Asked,
+    asked: ConfirmationRequest,
     caller: Caller,
     of_hydra: Sequence[str] = (),
     *,
@@ -46,14 +46,14 @@ def confirm(
     Raises:
         ConfigError: There is nothing to confirm, or something else was confirmed here.
     """
-    from optrun.report import confirmation
+    from optrun.report import confirmation_plan
     from optrun.report.build import report
 
-    folder = sweep / confirmation.FOLDER if out is None else out
-    made, said = confirmation.prepare(sweep, folder, asked)
+    folder = sweep / confirmation_plan.FOLDER if out is None else out
+    made, said = confirmation_plan.load_or_make_plan(sweep, folder, asked)
     if said:
         caller.console.print(said, markup=False, highlight=False, soft_wrap=True)
-    fresh = confirmation.read(folder) is None
+    fresh = confirmation_plan.read_plan(folder) is None
     try:
         made.write(folder)
     except OSError as error:
@@ -90,8 +90,8 @@ def confirm(
         return run_points(hydra, line, caller, made.points(), compare, again=again)
     except ConfigError:
         if fresh and [path.name for path in folder.iterdir()] == [
-            confirmation.RECORD
+            confirmation_plan.RECORD
         ]:  # nothing was begun
-            (folder / confirmation.RECORD).unlink()
+            (folder / confirmation_plan.RECORD).unlink()
             folder.rmdir()
         raise

@@ -163,7 +163,7 @@ def refuse_unfit_confirmation(
             one choice.
     """
     from optrun.cli.values import read_request
-    from optrun.report.confirmation import refuse_stale
+    from optrun.report.confirmation_plan import refuse_stale
     from optrun.report.workloads import count_planned_workloads
 
     count = count_planned_workloads([job.values for job in jobs])

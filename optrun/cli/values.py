@@ -13,7 +13,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.tokens import key_of
 
 if TYPE_CHECKING:
-    from optrun.report.confirmation import Asked
+    from optrun.report.confirmation_plan import ConfirmationRequest
 
 PLACES = (
     "hydra/launcher",
@@ -38,7 +38,7 @@ def is_place(token: str) -> bool:
 
 def read_request(
     *, seeds: Any = None, power: Any = None, difference: Any = None, **others: Any
-) -> Asked:
+) -> ConfirmationRequest:
     """Read what is asked of a confirmation: seeds, power and difference.
 
     The others are taken as they are.
@@ -46,7 +46,7 @@ def read_request(
     Raises:
         ConfigError: A value that is none; or seeds are named, and planned, too.
     """
-    from optrun.report.confirmation import Asked
+    from optrun.report.confirmation_plan import ConfirmationRequest
 
     for key, given in (("power", power), ("difference", difference)):
         if seeds is not None and given is not None:
@@ -54,7 +54,7 @@ def read_request(
                 f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one"
                 " out."
             )
-    return Asked(
+    return ConfirmationRequest(
         seeds=None if seeds is None else read_seeds(seeds),
         power=read_number("power", power, "a chance between 0 and 1, such as 0.8", 0, 1),
         difference=read_number(

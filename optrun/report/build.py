@@ -20,24 +20,24 @@ from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.formatting import plain
 from optrun.base.reading import open_file
 from optrun.report import curves, tables
-from optrun.report.collect import NOT_STARTED, load_runs
-from optrun.report.confirmation import Asked, confirmations, read
-from optrun.report.confirmed import (
-    Confirmed,
+from optrun.report.confirmation_plan import ConfirmationRequest, find_plans, read_plan
+from optrun.report.confirmation_result import (
+    ConfirmationResult,
+    choose_next_command,
+    count_ended_confirmations,
     judge_together,
-    looks_at,
-    next_command,
-    planned_options,
+    question_of_plans,
 )
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
+from optrun.report.runs import NOT_STARTED, load_runs
 from optrun.report.statistics import Judgement
-from optrun.report.sweep_folder import dated_folder, look, tuned_keys
-from optrun.report.table import CSV_MARK, Table, filled, to_rich, value
+from optrun.report.sweep_folder import count_looks, dated_folder, tuned_keys
+from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png, to_svg
-from optrun.report.verdict import SweepVerdict, is_tested, judge
+from optrun.report.verdict import SweepVerdict, is_tested, write_verdict
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
 
@@ -68,7 +68,7 @@ class Report:
     warnings: list[Warning]
     command: str
     """What makes the report again."""
-    confirmed: Confirmed | None = None
+    confirmed: ConfirmationResult | None = None
     """What confirmations beneath the directories found together, or the one that the directory is.
     """
     files: list[Path] = field(default_factory=list)
@@ -125,7 +125,7 @@ def report(
     for directory in dirs:
         if not directory.is_dir():
             raise ConfigError(f"report {directory}: no such directory")
-    planned = confirmations(dirs)
+    planned = find_plans(dirs)
     runs = load_runs(dirs, beside=planned)
     if not runs:
         listed = ", ".join(str(directory) for directory in dirs)
@@ -139,26 +139,26 @@ def report(
         *map(str, dirs),
         *(f"{key}={given}" for key, given in typed.items() if given not in (None, "")),
     ]
-    sweeps, own = [run.path.parent for run in runs], read(dirs[0]) if len(dirs) == 1 else None
+    sweeps, own = [run.path.parent for run in runs], read_plan(dirs[0]) if len(dirs) == 1 else None
     compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps))
-    question = question if own is None else planned_options([own], runs, **question)
+    question = question if own is None else question_of_plans([own], runs, **question)
     comparison = compare(**question)
-    asked = _looks(dirs, comparison) if own is None else looks_at(dirs[0], own)
+    asked = _looks(dirs, comparison) if own is None else count_ended_confirmations(dirs[0], own)
     if asked > 1:
         comparison = compare(**(question | {"looks": asked}))
-    alone = None if own is None else Confirmed.of(dirs[0], own, comparison, asked)
+    alone = None if own is None else ConfirmationResult.of(dirs[0], own, comparison, asked)
     confirmed = alone or judge_together(planned, dirs, comparison, **question)
-    judged = confirmed or Confirmed({}, comparison, looks=asked)
+    judged = confirmed or ConfirmationResult({}, comparison, looks=asked)
     waits = own is not None and bool(judged.waiting)
-    verdict = judge(
+    verdict = write_verdict(
         judged.comparison,
         confirmed=judged.seeds,
         looks=judged.looks,
         note=judged.note,
         waits=waits,
     )
-    further = next_command(
-        comparison, confirmed, dirs, Asked(baseline=baseline, metric=metric, by=by)
+    further = choose_next_command(
+        comparison, confirmed, dirs, ConfirmationRequest(baseline=baseline, metric=metric, by=by)
     )
     verdict = replace(verdict, next=further)
     cautions = _cautions(comparison, of_the_choice=own is None)
@@ -213,9 +213,11 @@ def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
     """
     if comparison.judgement is None or not is_tested(comparison.judgement):
         return 1
-    seeds = max(len(row.arm.scores) for each in comparison.workloads for row in each.ranked)
+    seeds = max(
+        len(row.configuration.scores) for each in comparison.workloads for row in each.ranked
+    )
     sweeps = [each for each in dirs if not RunDir(each).is_run()]
-    return look(sweeps, comparison.unit, seeds)
+    return count_looks(sweeps, comparison.unit, seeds)
 
 
 def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
@@ -257,7 +259,7 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
         shown = tables.runs_table(
             rest[:20], made.findings.keys, made.findings.metric, made.findings.mode
         )
-        console.print(to_rich(filled(shown), title=title, width=console.width))
+        console.print(to_rich(drop_empty_columns(shown), title=title, width=console.width))
     for caution in made.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
     if made.warnings:
@@ -327,7 +329,7 @@ def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
     folds = []
     for each in comparison.workloads:
         within = f" of {each.name}" if each.name else ""
-        folds.append(Section(f"Every configuration{within}", tables.arms_table(each)))
+        folds.append(Section(f"Every configuration{within}", tables.configurations_table(each)))
         folds.append(
             Section(
                 f"Every run{within}",
@@ -338,8 +340,8 @@ def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
     return {
         "title": curves.run_title(runs[0]) if single else _title(comparison),
         "subtitle": (
-            f"{len(runs):,} run{'s' * (not single)} ({tables.states(runs)}), compared by {by},"
-            f" {now}"
+            f"{len(runs):,} run{'' if single else 's'} ({tables.count_states(runs)}),"
+            f" compared by {by}, {now}"
         ),
         "line": made.verdict.text,
         "next": made.verdict.next,
@@ -361,9 +363,9 @@ def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
         comparison=comparison,
         judged=judged,
         is_tested=judged is not None and is_tested(judged),
-        matters="" if judged is None else value(judged.matters),
+        matters="" if judged is None else format_metric(judged.matters),
         selected=verdict.kind == "selected",
-        lost=any(arm.lost for each in every for arm in each.arms),
+        lost=any(configuration.lost for each in every for configuration in each.configurations),
         tuned=any(each.tuned_keys for each in every),
     )
 
@@ -384,7 +386,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
     found = []
     for each in comparison.workloads:
         for row in each.rows:
-            runs = row.arm.counted
+            runs = row.configuration.counted
             seeds = sorted({run.seed for run in runs if run.seed is not None})
             if runs and (line := runs[0].command(seeds=seeds)):
                 changed = any(each for run in runs for each in run.of_resumes("changes", dict))

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
 from optrun.config.schema.metric import metric_mode
-from optrun.report.collect import Array, Run, load_run
+from optrun.report.runs import Array, Run, load_run
 from optrun.report.theme import (
     LIGHT,
     PAGE,

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from optrun.report.picture import WIDTH, reach, short_name, style_of
+from optrun.report.picture import WIDTH, find_reach, short_name, style_of
 from optrun.report.statistics import Comparison, Scores
 from optrun.report.theme import Chart, Theme, style_axes
 
@@ -106,7 +106,7 @@ def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
         each.versus.high - each.versus.low for each in found if not math.isnan(each.versus.low)
     )
     room = matters if math.isfinite(matters) else 0.0
-    far = reach(
+    far = find_reach(
         (abs(each.versus.difference) for each in found), max([room, *spans[len(spans) // 2 :][:1]])
     )
     kept = [each for each in found if abs(each.versus.difference) <= far]
@@ -114,7 +114,7 @@ def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
     ends += [
         end for each in kept for end in (each.versus.low, each.versus.high, *each.seeds.values())
     ]
-    most = reach(map(abs, ends), far)
+    most = find_reach(map(abs, ends), far)
     low, high = (pick(end for end in ends if abs(end) <= most) for pick in (min, max))
     margin = 0.07 * (high - low) or 0.01
     return low - margin, high + margin

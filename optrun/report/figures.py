@@ -14,7 +14,7 @@ from optrun.report.picture import Picture, drawn_rows
 from optrun.report.theme import Chart, Theme
 from optrun.report.workloads import Comparison
 
-_WITHIN = ("differences", "metric", "basin")
+_WITHIN = ("differences", "metric", "lr")
 """Pictures of each of several workloads, by name."""
 
 
@@ -67,12 +67,12 @@ def pictures(findings: Findings) -> list[Picture]:
         caption = f"A line for each seed of the best configuration.{same}"
         draw = partial(draw_seed_lines, lines, metric, mode, axis)
         add("metric", f"{metric} during training", caption, draw)
-    if any(len(row.basin.tried) > 1 for row in rows):
+    if any(len(row.lr_curve.tried) > 1 for row in rows):
         caption = (
             "Mean over seeds at each lr; the ring is the best. Cross: diverged; arrowhead: outside."
         )
         draw = partial(draw_lr_curves, rows, findings)
-        add("basin", f"Final {metric} against learning rate", caption, draw)
+        add("lr", f"Final {metric} against learning rate", caption, draw)
     if losses := seed_lines(rows, "train/loss", axis):
         draw = partial(draw_seed_lines, losses, "train/loss", "min", axis)
         add("train-loss", "train/loss during training", f"Smoothed.{same}", draw)

@@ -1,6 +1,6 @@
 """Find what a report says of one workload, as data.
 
-Runs joined to arms, arms to contenders, and judged.
+Runs joined to configurations, configurations to contenders, and judged.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from optrun.artifacts.forks import Fork
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
 from optrun.config.schema.metric import metric_mode
-from optrun.report import arms as grouping
-from optrun.report.alike import incomparable, respell
-from optrun.report.arms import (
-    Arm,
+from optrun.report import configurations as grouping
+from optrun.report.comparability import explain_incomparable, unify_paths
+from optrun.report.configurations import (
+    Configuration,
     Contender,
-    build_arms,
+    build_configurations,
     build_contenders,
-    differing,
+    differing_keys,
     find_contender,
-    follows,
+    is_implied,
 )
-from optrun.report.collect import Run
+from optrun.report.runs import Run
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 DEFAULT_METRIC = "eval/loss"
@@ -46,13 +46,13 @@ class Findings:
     own_metric: str
     """The main metric that the runs name."""
     keys: list[str]
-    """Settings in which the arms differ."""
+    """Settings in which the configurations differ."""
     compared_keys: list[str]
     """Those of them that separate contenders."""
     tuned_keys: list[str]
     """Those over which each contender's best was chosen, and the learning rate; not what follows
     from the contender."""
-    arms: list[Arm]
+    configurations: list[Configuration]
     rows: list[Contender]
     """Best first."""
     judgement: Judgement | None
@@ -86,7 +86,7 @@ class Findings:
 
         NaN without one.
         """
-        return next((row.arm.mean for row in self.ranked), math.nan)
+        return next((row.configuration.mean for row in self.ranked), math.nan)
 
     def scaled(self) -> dict[str, dict[int, float]]:
         """Put outcomes on the scale of what was learnt.
@@ -95,7 +95,9 @@ class Findings:
         """
         learnt, rows = self.floor - self.end, self.ranked
         return {
-            row.name: {seed: (self.floor - x) / learnt for seed, x in row.arm.scores.items()}
+            row.name: {
+                seed: (self.floor - x) / learnt for seed, x in row.configuration.scores.items()
+            }
             for row in rows
         }
 
@@ -108,7 +110,7 @@ class Question(TypedDict, total=False):
     baseline: str | None
     """A contender to test the others against; None: each is asked whether it could be the best."""
     by: Sequence[str]
-    """Configuration keys that separate contenders; none: see `arms.compared`."""
+    """Configuration keys that separate contenders; none: see `configurations.compared`."""
     tuned: Collection[str]
     """Keys that separate none unless they stand in `by`, or nothing else does."""
     matters: float | None
@@ -118,7 +120,7 @@ class Question(TypedDict, total=False):
     """How often the growing set of seeds was asked, this time among them."""
 
 
-def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
+def analyse_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     """Join, rank and test.
 
     Args:
@@ -133,9 +135,9 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
     baseline = asked.get("baseline")
     name, mode = choose_metric(runs, asked.get("metric"))
     described = [run for run in runs if run.described]
-    respell(described)
+    unify_paths(described)
     _name_trunks(described)
-    keys = differing(described)
+    keys = differing_keys(described)
     for key in by:
         known = {key for run in described for key in run.config}
         if key not in known:
@@ -143,28 +145,35 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
                 f"by={key}: no run has this configuration key. {did_you_mean(key, known)}"
             )
     keys += [key for key in by if key not in keys]
-    between = list(by) or grouping.telling(
-        grouping.compared(keys, asked.get("tuned", ())), described
+    between = list(by) or grouping.drop_implied_keys(
+        grouping.pick_compared_keys(keys, asked.get("tuned", ())), described
     )
     free = [key for key in keys if key not in between]
-    chosen_over = [key for key in free if key == "lr" or not follows(key, between, described)]
-    arms = build_arms(described, keys, name, mode)
-    contenders = build_contenders(arms, between, mode)
+    chosen_over = [key for key in free if key == "lr" or not is_implied(key, between, described)]
+    configurations = build_configurations(described, keys, name, mode)
+    contenders = build_contenders(configurations, between, mode)
     chosen = find_contender(baseline, contenders).name if baseline else None
-    apart = incomparable([run for arm in arms for run in arm.runs if run.score(name) is not None])
+    apart = explain_incomparable(
+        [
+            run
+            for configuration in configurations
+            for run in configuration.runs
+            if run.score(name) is not None
+        ]
+    )
     if name.startswith("train/"):
         apart = (
             f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with"
             " data.eval"
         )
     judgement = None
-    if any(each.arm.finished for each in contenders) and not apart:
-        scores = {each.name: each.arm.scores for each in contenders}
-        sd = pooled_sd(each.arm.finished for each in contenders)
+    if any(each.configuration.finished for each in contenders) and not apart:
+        scores = {each.name: each.configuration.scores for each in contenders}
+        sd = pooled_sd(each.configuration.finished for each in contenders)
         matters, looks = asked.get("matters"), asked.get("looks", 1)
-        matters = matters_of(runs) if matters is None else matters
+        matters = read_matters(runs) if matters is None else matters
         judgement = compare(scores, mode=mode, baseline=chosen, matters=matters, sd=sd, looks=looks)
-        costs = [each.arm.cost(mode) for each in contenders]
+        costs = [each.configuration.cost(mode) for each in contenders]
         ranks = [
             1 + sum(other < cost for other in costs) if math.isfinite(cost) else None
             for cost in costs
@@ -183,7 +192,7 @@ def find(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
         keys=keys,
         compared_keys=between,
         tuned_keys=chosen_over,
-        arms=arms,
+        configurations=configurations,
         rows=contenders,
         judgement=judgement,
         floor=float(np.median(before)) if before else math.nan,
@@ -217,7 +226,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     return metric, modes.pop() if len(modes) == 1 else metric_mode(metric)
 
 
-def matters_of(runs: Sequence[Run]) -> float | None:
+def read_matters(runs: Sequence[Run]) -> float | None:
     """Read the smallest difference that counts from the runs' configuration.
 
     Where all that say one agree.

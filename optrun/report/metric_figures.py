@@ -11,20 +11,20 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib.axes import Axes
 
-from optrun.report.arms import Contender
-from optrun.report.collect import Array
+from optrun.report.configurations import Contender
 from optrun.report.curves import smooth
 from optrun.report.findings import Findings
 from optrun.report.picture import (
     Dot,
     draw_dots,
-    limit,
+    find_reach,
+    note_cut_values,
     panel,
-    reach,
+    set_limits,
     short_name,
     style_of,
-    tell_cut,
 )
+from optrun.report.runs import Array
 from optrun.report.theme import Chart, Theme, count_axis, legend, log_axis
 
 Axis = Literal["step", "epoch"]
@@ -51,7 +51,7 @@ class SeedLine:
 
 def choose_axis(rows: Sequence[Contender]) -> Axis:
     """Choose the x axis: optimizer steps, or epochs if batch sizes differ."""
-    runs = [run for row in rows for run in row.arm.runs]
+    runs = [run for row in rows for run in row.configuration.runs]
     if len({run.batch for run in runs}) <= 1:
         return "step"
     if all(len(run.series("epoch")[0]) for run in runs):
@@ -71,15 +71,15 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
     """
     lines = []
     for series, row in enumerate(rows):
-        finished = [run for run in row.arm.counted if run.finished]
-        for run in finished or row.arm.counted:
+        finished = [run for run in row.configuration.counted if run.finished]
+        for run in finished or row.configuration.counted:
             x, y = run.line(metric, axis)
             if len(x) < 2:  # one point is no curve
                 continue
             if metric.startswith("train/"):
                 y = smooth(y, max(1.0, len(y) / 50))
             shown = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
-            has_score = bool(row.arm.scores)
+            has_score = bool(row.configuration.scores)
             lines.append(SeedLine(series, row.name, run.seed, has_score, x[shown], y[shown]))
     return lines
 
@@ -102,7 +102,7 @@ def draw_seed_lines(
         (members[0].contender, float(np.mean([line.y[-1] for line in members])))
         for members in contenders.values()
     ]
-    tell_cut(ax, theme, mode, ends, [float(y) for line in lines for y in line.y])
+    note_cut_values(ax, theme, mode, ends, [float(y) for line in lines for y in line.y])
     if axis == "step":
         count_axis(ax)
     legend(ax, theme, below=figure)
@@ -132,31 +132,35 @@ def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     # The first value is that of the untrained model; a quarter later the steep descent is over.
     quarters = [sign * float(line.y[(len(line.y) + 2) // 4]) for line in lines if len(line.y) > 1]
     early = float(np.median(quarters)) - best if quarters else 0.0
-    least = min(early, max(3 * reach([sign * end - best for end in ends]), 0.33 * early))
+    least = min(early, max(3 * find_reach([sign * end - best for end in ends]), 0.33 * early))
     lowest = min(float((sign * line.y).min()) for line in lines)
-    limit(ax, ends, mode, least=least, edge=[sign * lowest])
+    set_limits(ax, ends, mode, least=least, edge=[sign * lowest])
 
 
 def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) -> Chart:
     """Draw the final metric against lr, lr logarithmic."""
     figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
-    log_axis(ax, "x", [lr for row in rows for lr in row.basin.tried])
+    log_axis(ax, "x", [lr for row in rows for lr in row.lr_curve.tried])
     ax.margins(x=0.05)
-    bests = [(row.name, row.basin.best.mean) for row in rows if row.basin.best is not None]
+    bests = [(row.name, row.lr_curve.best.mean) for row in rows if row.lr_curve.best is not None]
     if bests:
         means = [mean for _, mean in bests]
         best = min(means) if findings.mode == "min" else max(means)
-        every = [arm.mean for row in rows for arm in row.basin.points.values()]
-        limit(ax, every, findings.mode, least=1.3 * reach(abs(mean - best) for mean in means))
-        tell_cut(ax, theme, findings.mode, bests, ())
+        every = [
+            configuration.mean for row in rows for configuration in row.lr_curve.points.values()
+        ]
+        set_limits(
+            ax, every, findings.mode, least=1.3 * find_reach(abs(mean - best) for mean in means)
+        )
+        note_cut_values(ax, theme, findings.mode, bests, ())
     # Many learning rates come from a search, whose neighbours differ in other settings, too: a
     # line through them would show that noise.
-    width = 1.4 if max(len(row.basin.points) for row in rows) <= _CROWDED else 0.0
+    width = 1.4 if max(len(row.lr_curve.points) for row in rows) <= _CROWDED else 0.0
     for series, row in enumerate(rows):
         dots = _lr_dots(ax, row)
         colour = style_of(theme, series)["color"]
         for dot in dots:
-            finished = row.basin.points[dot.x].finished if math.isfinite(dot.y) else []
+            finished = row.lr_curve.points[dot.x].finished if math.isfinite(dot.y) else []
             if finished:
                 ends = [min(finished), max(finished)]
                 look = {"linewidth": 1.1, "alpha": 0.7, "color": colour}
@@ -169,12 +173,12 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) 
 def _lr_dots(ax: Axes, row: Contender) -> list[Dot]:
     """List the outcome at each lr; of one that diverged on some seeds only if it is in sight."""
     low, high = ax.get_ylim()
-    basin = row.basin
+    lr_curve = row.lr_curve
     dots = []
-    for lr, arm in basin.points.items():
-        if lr in basin.diverged and not low <= arm.mean <= high:
+    for lr, configuration in lr_curve.points.items():
+        if lr in lr_curve.diverged and not low <= configuration.mean <= high:
             continue
-        dots.append(Dot(lr, arm.mean, arm is basin.best))
-    for lr in basin.diverged:
+        dots.append(Dot(lr, configuration.mean, configuration is lr_curve.best))
+    for lr in lr_curve.diverged:
         dots.append(Dot(lr, math.nan))
     return dots

@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from optrun.base.formatting import number
-from optrun.report.arms import Contender
-from optrun.report.table import listed, value
+from optrun.report.configurations import Contender
+from optrun.report.table import format_metric, list_names
 from optrun.report.theme import (
     MARKERS,
     Chart,
@@ -53,7 +53,7 @@ def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
 
     Their place in this list is their colour and marker everywhere.
     """
-    return [row for row in rows if row.arm.runs][:SHOWN]
+    return [row for row in rows if row.configuration.runs][:SHOWN]
 
 
 def short_name(text: str) -> str:
@@ -83,7 +83,7 @@ def panel(theme: Theme, lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Ax
     return figure, ax
 
 
-def reach(distances: Iterable[float], least: float = 0.0) -> float:
+def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
     """Find how far from the best a picture reaches.
 
     So that a few bad values do not squeeze the others.
@@ -107,7 +107,7 @@ def reach(distances: Iterable[float], least: float = 0.0) -> float:
     return far
 
 
-def limit(
+def set_limits(
     ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0, edge: Sequence[float] = ()
 ) -> None:
     """Limit y by `reach`.
@@ -124,7 +124,7 @@ def limit(
     if not known:
         return
     best = min(known)
-    far = best + (reach([each - best for each in known], least) or 0.02 * abs(best) or 0.01)
+    far = best + (find_reach([each - best for each in known], least) or 0.02 * abs(best) or 0.01)
     best = min([best, *(sign * each for each in edge if math.isfinite(each))])
     margin = 0.07 * (far - best)
     low, high = sorted((sign * (best - margin), sign * (far + margin)))
@@ -132,7 +132,7 @@ def limit(
     ax.set_ylim(low, high)
 
 
-def tell_cut(
+def note_cut_values(
     ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]
 ) -> None:
     """Say above the picture which contenders ended outside, and else where values are cut off.
@@ -146,12 +146,12 @@ def tell_cut(
     """
     low, high = ax.get_ylim()
     gone = [
-        f"{short_name(name)} {value(end)}"
+        f"{short_name(name)} {format_metric(end)}"
         for name, end in ends
         if math.isfinite(end) and not low <= end <= high
     ]
     if gone:
-        text = f"{'↑' if mode == 'min' else '↓'} {listed(gone, 2)}"
+        text = f"{'↑' if mode == 'min' else '↓'} {list_names(gone, 2)}"
     elif any(math.isfinite(each) and not low <= each <= high for each in values):
         text = (
             "cut off: values"

@@ -68,10 +68,10 @@ def find_waiting(sweep: Path) -> dict[Path, list[str]]:
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
     """Collect the keys that sweeps tuned, groups as `GROUP.name`."""
-    return names_of(key for sweep in {*sweeps} for key in _read(sweep, "tuned", str))
+    return with_group_names(key for sweep in {*sweeps} for key in _read(sweep, "tuned", str))
 
 
-def names_of(keys: Iterable[str]) -> set[str]:
+def with_group_names(keys: Iterable[str]) -> set[str]:
     """Collect the keys of configurations that typed ones may mean."""
     return {name for key in keys for name in (key, f"{key}.name")}
 
@@ -83,7 +83,7 @@ def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
         return []
 
 
-def look(folders: Sequence[Path], metric: str, seeds: int) -> int:
+def count_looks(folders: Sequence[Path], metric: str, seeds: int) -> int:
     """Count the looks up to this one.
 
     Args:

@@ -35,7 +35,7 @@ class Table:
     """One word per row: "best", "better", "worse", "muted" or nothing."""
 
 
-def filled(table: Table) -> Table:
+def drop_empty_columns(table: Table) -> Table:
     """Keep the columns that have a value in some row."""
     kept = [
         any(cell not in ("", NONE) for cell in cells) for cells in zip(*table.rows, strict=True)
@@ -122,7 +122,7 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"[\\`*_\[\]|]", r"\\\g<0>", html.escape(plain(text), quote=False))
 
 
-def listed(names: Sequence[str], limit: int = 5) -> str:
+def list_names(names: Sequence[str], limit: int = 5) -> str:
     """List names, and how many more there are.
 
     Example:
@@ -133,7 +133,7 @@ def listed(names: Sequence[str], limit: int = 5) -> str:
     return ", ".join(names[:limit]) + more
 
 
-def value(number: float | None) -> str:
+def format_metric(number: float | None) -> str:
     """Format a metric with four decimals, or four significant digits where that says more.
 
     None is `NONE`.

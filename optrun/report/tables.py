@@ -14,13 +14,13 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.samples import read_samples
 from optrun.base.formatting import duration, plain, rate, size
 from optrun.config.schema.metric import metric_mode
-from optrun.report.alike import shortened
-from optrun.report.arms import Arm, Contender, describe
-from optrun.report.collect import NOT_STARTED, Run
+from optrun.report.comparability import shorten_paths
+from optrun.report.configurations import Configuration, Contender, describe_settings
 from optrun.report.findings import Findings
+from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import Comparison as Compared
 from optrun.report.statistics import Scores, Verdict
-from optrun.report.table import NONE, Table, to_csv, value
+from optrun.report.table import NONE, Table, format_metric, to_csv
 from optrun.report.workloads import Comparison
 
 T = TypeVar("T")
@@ -59,11 +59,17 @@ def ranking_table(findings: Findings) -> Table:
     columns: list[tuple[bool, Column[Contender]]] = [
         (True, ("#", True, lambda row: str(row.rank or NONE))),
         (True, ("contender", False, lambda row: row.name)),
-        (bool(tuned), ("chosen", False, lambda row: describe(row.arm.of(tuned)) or NONE)),
-        (True, (f"{findings.metric} (mean ± sd)", True, lambda row: mean_sd(row.arm))),
-        (several, ("verdict", False, partial(verdict, findings))),
-        (True, ("seeds", True, lambda row: seeds(row.arm))),
-        (several, (against, True, lambda row: difference(row.versus))),
+        (
+            bool(tuned),
+            ("chosen", False, lambda row: describe_settings(row.configuration.of(tuned)) or NONE),
+        ),
+        (
+            True,
+            (f"{findings.metric} (mean ± sd)", True, lambda row: format_mean(row.configuration)),
+        ),
+        (several, ("verdict", False, partial(name_verdict, findings))),
+        (True, ("seeds", True, lambda row: count_seeds(row.configuration))),
+        (several, (against, True, lambda row: format_difference(row.versus))),
         (True, ("diverged", True, lambda row: _lost(_runs(row)))),
         (True, ("tried", True, _effort)),
         (True, ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)]))),
@@ -80,7 +86,7 @@ def scores_table(comparison: Comparison) -> Table:
         ("contender", False, str),
         ("mean score", True, partial(_score, scores)),
         ("verdict", False, lambda name: words.get(name, "no score on every workload")),
-        ("difference", True, lambda name: difference(found.get(name), 3)),
+        ("difference", True, lambda name: format_difference(found.get(name), 3)),
         *((each.name, True, partial(_score, each.scaled())) for each in comparison.counted),
     ]
     order = dict.fromkeys([*(judged.ranking if judged is not None else ()), *scores])
@@ -107,31 +113,39 @@ def workloads_table(comparison: Comparison) -> Table:
     return tabulate(comparison.workloads, columns, lambda each: "muted" if each.left_out else "")
 
 
-def arms_table(findings: Findings) -> Table:
+def configurations_table(findings: Findings) -> Table:
     """Tabulate every configuration, best first.
 
     Its settings, a column each, what it came to, speed and memory.
     """
-    chosen = {id(row.arm) for row in findings.ranked}
-    columns: list[Column[Arm]] = [
+    chosen = {id(row.configuration) for row in findings.ranked}
+    columns: list[Column[Configuration]] = [
         *(
-            (key, False, lambda arm, key=key: _shown(arm.settings.get(key)))
+            (key, False, lambda configuration, key=key: _shown(configuration.settings.get(key)))
             for key in findings.keys
         ),
-        (f"{findings.metric} (mean ± sd)", True, mean_sd),
-        ("seeds", True, seeds),
-        ("states", False, lambda arm: states(arm.runs)),
+        (f"{findings.metric} (mean ± sd)", True, format_mean),
+        ("seeds", True, count_seeds),
+        ("states", False, lambda configuration: count_states(configuration.runs)),
         *((told, True, partial(_middle, name)) for name, (told, _) in _PERF.items()),
     ]
-    ordered = sorted(findings.arms, key=lambda arm: arm.cost(findings.mode))
+    ordered = sorted(
+        findings.configurations, key=lambda configuration: configuration.cost(findings.mode)
+    )
     return tabulate(
-        ordered, columns, lambda arm: "best" * (id(arm) in chosen) if arm.scores else "muted"
+        ordered,
+        columns,
+        lambda configuration: (
+            "best" * (id(configuration) in chosen) if configuration.scores else "muted"
+        ),
     )
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
     """Tabulate every run as its files tell it, a column for each setting."""
-    short = {key: shortened([run.config[key] for run in runs if key in run.config]) for key in keys}
+    short = {
+        key: shorten_paths([run.config[key] for run in runs if key in run.config]) for key in keys
+    }
 
     def setting(key: str, run: Run) -> str:
         found = run.config.get(key)
@@ -147,7 +161,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
             lambda run: "diverged" if run.diverged and run.status != "failed" else run.status,
         ),
         ("step", True, _step),
-        (f"last {metric}", True, lambda run: value(run.last(metric))),
+        (f"last {metric}", True, lambda run: format_metric(run.last(metric))),
         ("best", True, lambda run: _best(run, metric, mode)),
         ("wall time", True, lambda run: _total([run.wall_seconds])),
         *(
@@ -171,7 +185,7 @@ def metrics_table(run: Run) -> Table:
     """Tabulate what a run logged of its evaluations."""
     columns: list[Column[str]] = [
         ("metric", False, str),
-        ("last", True, lambda name: value(run.last(name))),
+        ("last", True, lambda name: format_metric(run.last(name))),
         ("best", True, lambda name: _best(run, name, metric_mode(name))),
     ]
     return tabulate([name for name in run.log.names() if name.startswith("eval/")], columns)
@@ -205,8 +219,8 @@ def runs_csv(comparison: Comparison) -> str:
         rank = {
             id(run): (row.rank, row.name)
             for row in found.rows
-            for arm in row.arms
-            for run in arm.runs
+            for configuration in row.configurations
+            for run in configuration.runs
         }
         unit = "" if comparison.several else f" {found.metric}"
         for run in found.runs:
@@ -243,11 +257,16 @@ def _step(run: Run) -> str:
 
 def _best(run: Run, metric: str, mode: str) -> str:
     found = run.best(metric, mode)
-    return NONE if found is None else f"{value(found[0])} at {found[1]:,}"
+    return NONE if found is None else f"{format_metric(found[0])} at {found[1]:,}"
 
 
 def _runs(row: Contender) -> list[Run]:
-    return [run for arm in row.arms for run in arm.runs if run.status != NOT_STARTED]
+    return [
+        run
+        for configuration in row.configurations
+        for run in configuration.runs
+        if run.status != NOT_STARTED
+    ]
 
 
 def _lost(runs: Sequence[Run]) -> str:
@@ -257,7 +276,9 @@ def _lost(runs: Sequence[Run]) -> str:
 
 def _effort(row: Contender) -> str:
     runs = _runs(row)
-    configurations = sum(any(run in runs for run in arm.runs) for arm in row.arms)
+    configurations = sum(
+        any(run in runs for run in configuration.runs) for configuration in row.configurations
+    )
     return f"{configurations} in {len(runs)} run{'s' * (len(runs) != 1)}"
 
 
@@ -283,40 +304,40 @@ def _shown(setting: object) -> str:
 
 
 def _known(number: float) -> str:
-    return NONE if math.isnan(number) else value(number)
+    return NONE if math.isnan(number) else format_metric(number)
 
 
-def mean_sd(arm: Arm) -> str:
+def format_mean(configuration: Configuration) -> str:
     """Format mean and standard deviation over seeds, with as many decimals."""
-    if not arm.scores:
+    if not configuration.scores:
         return NONE
-    mean = value(arm.mean)
-    if math.isnan(arm.sd):
+    mean = format_metric(configuration.mean)
+    if math.isnan(configuration.sd):
         return mean
     decimals = len(mean.partition(".")[2])
     return (
-        f"{mean} ± {value(arm.sd)}"
+        f"{mean} ± {format_metric(configuration.sd)}"
         if "e" in mean or not decimals
-        else f"{mean} ± {arm.sd:.{decimals}f}"
+        else f"{mean} ± {configuration.sd:.{decimals}f}"
     )
 
 
-def states(runs: Sequence[Run]) -> str:
+def count_states(runs: Sequence[Run]) -> str:
     """Count runs by how they ended."""
     counted = Counter("diverged" if run.diverged else run.status for run in runs)
     return ", ".join(f"{number} {state}" for state, number in counted.items())
 
 
-def seeds(arm: Arm) -> str:
+def count_seeds(configuration: Configuration) -> str:
     """Say how many seeds have a score, and of how many."""
     return (
-        str(len(arm.scores))
-        if len(arm.scores) == len(arm.runs)
-        else f"{len(arm.scores)} of {len(arm.runs)}"
+        str(len(configuration.scores))
+        if len(configuration.scores) == len(configuration.runs)
+        else f"{len(configuration.scores)} of {len(configuration.runs)}"
     )
 
 
-def difference(versus: Compared | None, digits: int = 4) -> str:
+def format_difference(versus: Compared | None, digits: int = 4) -> str:
     """Format the difference to the reference with its interval and true minus signs."""
     if versus is None or versus.name == versus.reference or math.isnan(versus.difference):
         return NONE
@@ -327,7 +348,7 @@ def difference(versus: Compared | None, digits: int = 4) -> str:
     return told if math.isnan(versus.low) else f"{told} [{low}, {high}]"
 
 
-def verdict(findings: Findings, row: Contender) -> str:
+def name_verdict(findings: Findings, row: Contender) -> str:
     """Name the verdict on a contender, and who rules it out if that is not the reference."""
     found = row.versus
     if found is None or row.rank is None or findings.judgement is None:
@@ -351,9 +372,9 @@ def row_style(row: Contender) -> str:
     )
 
 
-def _middle(name: str, arm: Arm) -> str:
+def _middle(name: str, configuration: Configuration) -> str:
     """Format the median of what is known of speed or memory."""
-    known = [number for run in arm.runs if (number := run.perf(name)) is not None]
+    known = [number for run in configuration.runs if (number := run.perf(name)) is not None]
     return _PERF[name][1](median(known)) if known else NONE
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import rate
-from optrun.report.arms import MIXED, Contender
+from optrun.report.configurations import MIXED, Contender
 from optrun.report.findings import Findings
 from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict
-from optrun.report.table import value
-from optrun.report.tables import mean_sd
+from optrun.report.table import format_metric
+from optrun.report.tables import format_mean
 from optrun.report.templating import fill_text
 from optrun.report.workloads import Comparison
 
@@ -81,14 +81,20 @@ def is_selected(row: Contender) -> bool:
     One that was run on other seeds, and on fewer, was not: the chosen one stands there for its
     number of seeds.
     """
-    best = row.arm
-    others = [arm for arm in row.arms if arm is not best and arm.scores]
+    best = row.configuration
+    others = [
+        configuration
+        for configuration in row.configurations
+        if configuration is not best and configuration.scores
+    ]
     return any(
-        set(arm.scores) & set(best.scores) or len(arm.scores) >= len(best.scores) for arm in others
+        set(configuration.scores) & set(best.scores)
+        or len(configuration.scores) >= len(best.scores)
+        for configuration in others
     )
 
 
-def judge(
+def write_verdict(
     comparison: Comparison,
     *,
     confirmed: str = "",
@@ -133,7 +139,7 @@ def judge(
     for each in comparison.workloads:
         for row in each.ranked:
             where = f" on {each.name}" if each.name else ""
-            chosen.setdefault(row.name, []).append(configuration(row, each) + where)
+            chosen.setdefault(row.name, []).append(write_contender(row, each) + where)
     joined = {name: "; ".join(found) for name, found in chosen.items()}
     return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text)
 
@@ -153,7 +159,7 @@ def is_decided(judged: Judgement) -> bool:
     return any(each.verdict in DECIDED for each in judged.comparisons.values())
 
 
-def edges_of(found: Findings) -> list[tuple[Contender, float]]:
+def find_edges(found: Findings) -> list[tuple[Contender, float]]:
     """List contenders whose best lr is the last of their grid, each with the lr to try next.
 
     Those that could be the best come first. If nothing is tested, the line names the first
@@ -162,13 +168,13 @@ def edges_of(found: Findings) -> list[tuple[Contender, float]]:
     judged = found.judgement
     rows = found.ranked
     if judged is None or not is_tested(judged):
-        best = rows[0].arm.mean if rows else math.nan
-        rows = [row for row in rows if row.arm.mean == best]
+        best = rows[0].configuration.mean if rows else math.nan
+        rows = [row for row in rows if row.configuration.mean == best]
     else:
         rows = sorted(rows, key=lambda row: row.name not in judged.possible)
     edges = []
     for row in rows:
-        lr = beyond(row, found)
+        lr = next_lr(row, found)
         if lr is not None:
             edges.append((row, lr))
     return edges
@@ -198,12 +204,12 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     seen = [each.seen for each in apart if not math.isnan(each.seen)]
     # The line names contenders and rates; of several workloads each has others.
     rows = [] if comparison.several else found.ranked
-    edges = [] if comparison.several else edges_of(found)
+    edges = [] if comparison.several else find_edges(found)
     # Where nothing is tested everyone is possible, and the line names the first alone.
     named = possible if tested else first
     return {
         "first": [names[name] for name in first],
-        "mean": mean_sd(rows[0].arm) if rows else "",
+        "mean": format_mean(rows[0].configuration) if rows else "",
         "seeds": seeds,
         "judged_by": min((each.seeds for each in judging), default=seeds),
         "tested": tested,
@@ -215,10 +221,12 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
         "possible": [names[name] for name in possible],
         "ruled_out": groups.get(Verdict.ruled_out, []),
         "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
-        "ahead": value(min((abs(each.difference) for each in versus.values()), default=0.0)),
-        "apart": value(widest) if widest else "",
+        "ahead": format_metric(
+            min((abs(each.difference) for each in versus.values()), default=0.0)
+        ),
+        "apart": format_metric(widest) if widest else "",
         "shared": bool(apart),
-        "seen": value(max(seen)) if seen else "",
+        "seen": format_metric(max(seen)) if seen else "",
         "edges": [
             (row.name, write_lr(lr, found), row.name not in possible) for row, lr in edges[:_EDGES]
         ],
@@ -230,14 +238,17 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
 def _whole(name: str, comparison: Comparison) -> str:
     """Write a contender with its lr, and how many of its seeds diverged."""
     rows = [row for each in comparison.workloads for row in each.rows if row.name == name]
-    text = name if comparison.several else configuration(rows[0], comparison.findings)
-    lost, runs = sum(len(row.arm.lost) for row in rows), sum(len(row.arm.scores) for row in rows)
+    text = name if comparison.several else write_contender(rows[0], comparison.findings)
+    lost, runs = (
+        sum(len(row.configuration.lost) for row in rows),
+        sum(len(row.configuration.scores) for row in rows),
+    )
     return f"{text} ({lost} of {runs} seeds diverged)" if lost else text
 
 
-def configuration(row: Contender, findings: Findings) -> str:
+def write_contender(row: Contender, findings: Findings) -> str:
     """Write a contender with the lr that was chosen for it."""
-    lr = row.arm.lr
+    lr = row.configuration.lr
     if lr is None or "lr" in findings.compared_keys:
         return row.name
     return f"{row.name} at lr {write_lr(lr, findings)}"
@@ -245,18 +256,18 @@ def configuration(row: Contender, findings: Findings) -> str:
 
 def write_lr(lr: float, findings: Findings) -> str:
     """Write a learning rate as all of a line are written: 3e-3 beside 1e-2, not beside 0.01."""
-    lrs = [row.arm.lr for row in findings.rows if row.arm.lr is not None]
+    lrs = [row.configuration.lr for row in findings.rows if row.configuration.lr is not None]
     return rate(lr, scientific=min(lrs, default=1.0) < MIXED)
 
 
-def beyond(row: Contender, findings: Findings) -> float | None:
+def next_lr(row: Contender, findings: Findings) -> float | None:
     """Find the lr to try next where the best one is the last of its grid; None where it is not."""
-    basin = row.basin
-    if "lr" not in findings.tuned_keys or basin.best is None or len(basin.begun) < 2:
+    lr_curve = row.lr_curve
+    if "lr" not in findings.tuned_keys or lr_curve.best is None or len(lr_curve.begun) < 2:
         return None
-    below, above = basin.beside()
-    inside, best = basin.points.get(below or above or 0.0), basin.best.lr or 0.0
-    if (below and above) or (inside is not None and inside.mean == basin.best.mean):
+    below, above = lr_curve.beside()
+    inside, best = lr_curve.points.get(below or above or 0.0), lr_curve.best.lr or 0.0
+    if (below and above) or (inside is not None and inside.mean == lr_curve.best.mean):
         return None  # as good inside: nothing says that further out is better
     return best * 2 if above is None else best / 2
 
@@ -265,7 +276,7 @@ def _learnt(rows: Sequence[Contender]) -> str:
     """Say of which contenders most runs learnt nothing that holds on evaluation."""
     clauses = []
     for row in rows:
-        finished = [run for run in row.arm.runs if run.finished]
+        finished = [run for run in row.configuration.runs if run.finished]
         results = [generalisation_of(run.summary) for run in finished]
         bad = [each for each in results if each is not None and each.verdict in NOTHING_LEARNT]
         if 2 * len(bad) > len(finished):

@@ -12,12 +12,12 @@ from itertools import chain
 
 from optrun.artifacts.forks import MORE_TRUNKS, Fork
 from optrun.base.formatting import rate
-from optrun.report.collect import NOT_STARTED, Run
 from optrun.report.findings import Findings
+from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import MIN_SEEDS
-from optrun.report.table import listed, value
+from optrun.report.table import format_metric, list_names
 from optrun.report.templating import fill_text
-from optrun.report.verdict import beyond
+from optrun.report.verdict import next_lr
 
 _COARSE = 5.0
 """A grid whose values beside the best lr are further apart than this factor may have missed the
@@ -75,7 +75,7 @@ def find_warnings(findings: Findings) -> list[Warning]:
 def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
     labels = tuple(run.label for run in of)
     count = "1 run" if len(labels) == 1 else f"{len(labels)} runs"
-    text = fill_text("warnings.txt", kind=kind, count=count, runs=listed(labels), **details)
+    text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels), **details)
     return Warning(kind, text, labels)
 
 
@@ -95,17 +95,19 @@ def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Itera
 def _edges(findings: Findings) -> Iterable[Warning]:
     """Warn where the best lr has no other close by on both sides."""
     for row in findings.rows if "lr" in findings.tuned_keys else ():
-        if row.basin.best is None or len(row.basin.begun) < 2:
+        if row.lr_curve.best is None or len(row.lr_curve.begun) < 2:
             continue
-        best, further = row.basin.best.lr or 0.0, beyond(row, findings)
-        for end, lr in zip(("lowest", "highest"), row.basin.beside(), strict=True):
+        best, further = row.lr_curve.best.lr or 0.0, next_lr(row, findings)
+        for end, lr in zip(("lowest", "highest"), row.lr_curve.beside(), strict=True):
             about: dict[str, object] = {"name": row.name, "best": rate(best), "end": end}
             if lr is None and further is not None:
-                yield _warn("edge", (), try_lr=rate(further), tried=len(row.basin.tried), **about)
+                yield _warn(
+                    "edge", (), try_lr=rate(further), tried=len(row.lr_curve.tried), **about
+                )
             elif lr is not None and (factor := max(best / lr, lr / best)) > _COARSE:
                 about |= {
                     "beside": rate(lr),
-                    "gone": lr in row.basin.diverged,
+                    "gone": lr in row.lr_curve.diverged,
                     "factor": f"{factor:.3g}",
                 }
                 yield _warn("coarse", (), try_lr=rate(math.sqrt(best * lr)), **about)
@@ -116,17 +118,19 @@ def _unlike(findings: Findings) -> Iterable[Warning]:
     rows = findings.ranked
     if findings.tuned_keys:
         yield from _unequal(
-            "tuning", {row.name: sum(bool(a.scores) for a in row.arms) for row in rows}
+            "tuning", {row.name: sum(bool(a.scores) for a in row.configurations) for row in rows}
         )
     single = [
-        row.name for row in rows if len(row.basin.tried) == 1 and "lr" not in findings.compared_keys
+        row.name
+        for row in rows
+        if len(row.lr_curve.tried) == 1 and "lr" not in findings.compared_keys
     ]
     if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
-        yield _warn("single-lr", listed=listed(single))
+        yield _warn("single-lr", listed=list_names(single))
     samples, steps = (
         {
             row.name: next(
-                (n for run in row.arm.runs if (n := getattr(run, name)) is not None), None
+                (n for run in row.configuration.runs if (n := getattr(run, name)) is not None), None
             )
             for row in rows
         }
@@ -142,17 +146,25 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
     rows = findings.ranked
     if len(rows) < 2:
         return
-    yield from _unequal("seeds", {row.name: _numbers(sorted(row.arm.scores)) for row in rows})
+    yield from _unequal(
+        "seeds", {row.name: _numbers(sorted(row.configuration.scores)) for row in rows}
+    )
     few = [row.name for row in rows if row.versus is not None and row.versus.seeds < MIN_SEEDS]
-    few += [row.name for row in rows if row.name not in few and len(row.arm.scores) < MIN_SEEDS]
+    few += [
+        row.name
+        for row in rows
+        if row.name not in few and len(row.configuration.scores) < MIN_SEEDS
+    ]
     if few:
-        branched = any(Fork.of(run.summary) is not None for row in rows for run in row.arm.runs)
+        branched = any(
+            Fork.of(run.summary) is not None for row in rows for run in row.configuration.runs
+        )
         more = (
             f"For more seeds {MORE_TRUNKS}."
             if branched
             else "Run the best configurations again with seed=0,1,2,3,4."
         )
-        yield _warn("few-seeds", least=MIN_SEEDS, listed=listed(few), more=more)
+        yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few), more=more)
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
@@ -163,13 +175,13 @@ def _versions(findings: Findings) -> Iterable[Warning]:
     runs = [
         run
         for row in findings.rows
-        for run in row.arm.runs
+        for run in row.configuration.runs
         if run.score(findings.metric) is not None
     ]
     if text := _shared_luck(runs):
         yield _warn("trunk", text=text)
     if len(tasks := _distinct(run.config.get("task.name") for run in runs)) > 1:
-        yield _warn("task", listed=listed(tasks))
+        yield _warn("task", listed=list_names(tasks))
     prints = {
         (run.seed, str(mark)) for run in runs if (mark := run.at("data", "fingerprint")) is not None
     }
@@ -190,17 +202,24 @@ def _different_code(runs: Sequence[Run]) -> Iterable[str]:
     for section, name, title in places:
         values = _distinct(run.at(section, name) for run in runs)
         if len(values) > 1:
-            yield f"{title} {listed([value[:10] for value in values])}"
+            yield f"{title} {list_names([format_metric[:10] for format_metric in values])}"
 
 
 def _runs(findings: Findings) -> Iterable[Warning]:
     """Warn of runs that are not ranked, or not as they should be."""
     every = findings.runs
-    worst = next((arm.scores[seed] for arm in findings.arms for seed in arm.lost), None)
+    worst = next(
+        (
+            configuration.scores[seed]
+            for configuration in findings.configurations
+            for seed in configuration.lost
+        ),
+        None,
+    )
     lost = [run for run in every if run.diverged]
     failed = [run for run in every if run.status == "failed" and not run.diverged]
     cut = ("running", "interrupted", "unknown")
-    ranked = [run for row in findings.rows for run in row.arm.runs if not run.diverged]
+    ranked = [run for row in findings.rows for run in row.configuration.runs if not run.diverged]
     early = [run for run in ranked if run.max_steps and 0 < run.global_step < run.max_steps]
     broken = [run for run in every if run.problems]
     about = {
@@ -208,7 +227,9 @@ def _runs(findings: Findings) -> Iterable[Warning]:
         "failed": failed,
         "unfinished": [run for run in every if run.status in cut and not run.diverged],
         "not-started": [run for run in every if run.status == NOT_STARTED],
-        "repeated": [run for arm in findings.arms for run in arm.repeated],
+        "repeated": [
+            run for configuration in findings.configurations for run in configuration.repeated
+        ],
         "metric": [
             run
             for run in every
@@ -219,26 +240,26 @@ def _runs(findings: Findings) -> Iterable[Warning]:
     }
     details = {
         "reason": lost[0].diverged if len(lost) == 1 else "",
-        "worst": "" if worst is None else value(worst),
+        "worst": "" if worst is None else format_metric(worst),
         "message": failed[0].message if failed else "",
         "metric": findings.metric,
-        "early": listed(
+        "early": list_names(
             [f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early], 4
         ),
-        "broken": listed([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3),
+        "broken": list_names([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3),
     }
     yield from (_warn(kind, of, **details) for kind, of in about.items() if of)
 
 
 def _distinct(values: Iterable[object]) -> list[str]:
     """Sort the different known values."""
-    return sorted({str(value) for value in values if value is not None})
+    return sorted({str(format_metric) for format_metric in values if format_metric is not None})
 
 
 def _numbers(values: Sequence[int]) -> str:
     return (
         "{"
-        + ", ".join(str(value) for value in values[:8])
+        + ", ".join(str(format_metric) for format_metric in values[:8])
         + (", …" if len(values) > 8 else "")
         + "}"
     )

@@ -21,10 +21,21 @@ from optrun.artifacts.forks import KEY as BRANCH_FROM
 from optrun.artifacts.forks import Trunk
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
-from optrun.report.alike import data_of, incomparable, respell, workload_of
-from optrun.report.arms import compared, describe, differing, numbered, telling
-from optrun.report.collect import NOT_STARTED, Run, Setting, flatten
-from optrun.report.findings import Findings, Question, find
+from optrun.report.comparability import (
+    explain_incomparable,
+    identify_workload,
+    name_data,
+    unify_paths,
+)
+from optrun.report.configurations import (
+    describe_settings,
+    differing_keys,
+    drop_implied_keys,
+    number_labels,
+    pick_compared_keys,
+)
+from optrun.report.findings import Findings, Question, analyse_runs
+from optrun.report.runs import NOT_STARTED, Run, Setting, flatten
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 TEACHES = 5.0
@@ -51,8 +62,8 @@ class Comparison:
         """Make that of a single workload."""
         rows = found.rows
         scores, lost = (
-            {row.name: row.arm.scores for row in rows},
-            {row.name: row.arm.lost for row in rows},
+            {row.name: row.configuration.scores for row in rows},
+            {row.name: row.configuration.lost for row in rows},
         )
         return cls([found], scores, lost, found.judgement)
 
@@ -96,10 +107,12 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
     metric = asked.get("metric")
     baseline = asked.get("baseline")
     by = asked.get("by", ())
-    parts = split(runs) if len(runs) > 1 else {}
-    find_in = partial(find, tuned=asked.get("tuned", ()))
+    parts = split_workloads(runs) if len(runs) > 1 else {}
+    find_in = partial(analyse_runs, tuned=asked.get("tuned", ()))
     between = dict.fromkeys(
-        key for part in parts.values() for key in telling(compared(differing(part)), part)
+        key
+        for part in parts.values()
+        for key in drop_implied_keys(pick_compared_keys(differing_keys(part)), part)
     )
     shared = [
         key
@@ -112,7 +125,7 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
         several.append(replace(find_in(part, metric=logged, by=shared), name=name))
     names = Counter(row.name for each in several for row in each.ranked)
     if sum(count > 1 for count in names.values()) < 2:
-        return Comparison.of(find(runs, **asked))
+        return Comparison.of(analyse_runs(runs, **asked))
     if baseline is not None and baseline not in names:
         raise ConfigError(
             f"baseline={baseline}: nothing compared here has this name."
@@ -123,7 +136,7 @@ def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
     rows = [row for each in counted for row in each.ranked]
     scores, judgement = _mean_scores(counted), None
     lost = {
-        name: set[int]().union(*(row.arm.lost for row in rows if row.name == name))
+        name: set[int]().union(*(row.configuration.lost for row in rows if row.name == name))
         for name in scores
     }
     if sum(map(bool, scores.values())) > 1:
@@ -149,7 +162,7 @@ def _why_left_out(found: Findings) -> str:
     if math.isnan(found.floor):
         return "no run was evaluated before its first step, so nothing says how much was learnt"
     gain = (found.floor - found.end) * (1 if found.mode == "min" else -1)
-    sd = pooled_sd([row.arm.finished for row in found.ranked])
+    sd = pooled_sd([row.configuration.finished for row in found.ranked])
     if gain <= 0 or gain < TEACHES * sd:
         return (
             f"it teaches nothing: the best contender gains {gain:.3g} {found.metric}, less than"
@@ -175,20 +188,20 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
     return found
 
 
-def split(runs: Sequence[Run]) -> dict[str, list[Run]]:
+def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Group comparable runs by workload, in the order of their first run.
 
     Runs whose configuration is not known are left out.
     """
     described = [run for run in runs if run.described]
-    respell(described)
+    unify_paths(described)
     by_rows: dict[tuple[object, ...], list[Run]] = {}
     for run in described:
-        by_rows.setdefault(workload_of(run), []).append(run)
+        by_rows.setdefault(identify_workload(run), []).append(run)
     parts: list[list[Run]] = []
     for found in by_rows.values():
         # Other words for the same rows, such as a copy of the file, make no other workload.
-        alike = next((part for part in parts if not incomparable([*part, *found])), None)
+        alike = next((part for part in parts if not explain_incomparable([*part, *found])), None)
         if alike is None:
             parts.append(found)
         else:
@@ -203,7 +216,7 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
         settings = flatten(config)
         trunk = {BRANCH_FROM: _planned_step(settings.get(BRANCH_FROM))}
         planned = Run(Path(), "", NOT_STARTED, config=settings, respelt=trunk)
-        workloads.add(workload_of(planned))
+        workloads.add(identify_workload(planned))
     return len(workloads)
 
 
@@ -211,19 +224,20 @@ def _names(parts: Sequence[list[Run]]) -> list[str]:
     """Name workloads by their tasks, then by their data, then by what else tells them apart."""
     firsts = [part[0] for part in parts]
     tasks = [str(run.config.get("task.name") or "task") for run in firsts]
-    data = [data_of(run) for run in firsts]
+    data = [name_data(run) for run in firsts]
     names = tasks if len(set(data)) == 1 else data if len(set(tasks)) == 1 else []
     names = names or [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
     if len(set(names)) < len(names):
-        keys = [key for key in differing(firsts) if key.partition(".")[0] in ("task", "data")]
+        keys = [key for key in differing_keys(firsts) if key.partition(".")[0] in ("task", "data")]
         told = [
-            describe({key: run.setting(key) for key in telling(keys, firsts)}) for run in firsts
+            describe_settings({key: run.setting(key) for key in drop_implied_keys(keys, firsts)})
+            for run in firsts
         ]
         names = [
             f"{name} ({more})" if names.count(name) > 1 else name
             for name, more in zip(names, told, strict=True)
         ]
-    return numbered([*map(plain, names)])
+    return number_labels([*map(plain, names)])
 
 
 def _planned_step(trunk: Setting) -> Setting:

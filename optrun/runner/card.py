@@ -12,7 +12,7 @@ from markupsafe import Markup
 from optrun.artifacts.generalisation import sentence_of
 from optrun.base.formatting import count, plain
 from optrun.base.plain import lookup
-from optrun.report.table import Table, value
+from optrun.report.table import Table, format_metric
 from optrun.report.templating import fill_markdown
 
 _HUB_METRICS = {
@@ -69,7 +69,7 @@ def model_card(
     parameters = lookup(summary, "model", "parameters")
     results = Table(["metric, on the evaluation split", "value"], [False, True])
     for key, number in metrics.items():
-        results.rows.append([key.removeprefix("eval/"), value(number)])
+        results.rows.append([key.removeprefix("eval/"), format_metric(number)])
     return fill_markdown(
         "card.md",
         "optrun.runner",

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from optrun.base.formatting import number
-from optrun.report.table import value
+from optrun.report.table import format_metric
 from optrun.runner import summary as summary_file
 from optrun.runner.card import relative_names
 from tests.e2e.prediction_runs import WORDS, rows_of, write_rows
@@ -141,7 +141,7 @@ def agree(said: str) -> dict[str, Any]:
         ]:
             assert held["value"] in (min(finite), max(finite))
         assert table[short] == [number(held["value"]), str(held["step"]), number(last[name])]
-        assert rows[short] == [value(last[name])]
+        assert rows[short] == [format_metric(last[name])]
         assert indexed.get(short, round(last[name], 6)) == round(last[name], 6)
     assert table["train/loss"][-1] == number(last["train/loss"])
     assert indexed
@@ -215,7 +215,7 @@ def test_an_exported_checkpoint_tells_of_itself(here: Path) -> None:
     card = Path("out/README.md").read_text()
     assert "step 3 of" not in card, "it was the end of that run"
     state = json.loads(Path("run/checkpoints/step-00000003/state.json").read_text())
-    assert cells(card, "|", 2)["loss"] == [value(state["train"]["last"]["eval/loss"])]
+    assert cells(card, "|", 2)["loss"] == [format_metric(state["train"]["last"]["eval/loss"])]
     assert optrun("export", "run/checkpoints/step-00000006", "other") == 0
     assert (
         Path("other/README.md")

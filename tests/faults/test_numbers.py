@@ -20,7 +20,7 @@ from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
-from optrun.report.collect import load_run
+from optrun.report.runs import load_run
 from optrun.runner.resume import restore as loading
 from optrun.training import nonfinite
 from optrun.training.step import TrainStep

@@ -28,8 +28,8 @@ from optrun.artifacts.samples import read_samples
 from optrun.base import reading
 from optrun.base.errors import OptrunError, UnreadableFileError
 from optrun.data import content
-from optrun.report.collect import load_runs
-from optrun.report.confirmation import read
+from optrun.report.confirmation_plan import read_plan
+from optrun.report.runs import load_runs
 from optrun.report.sweep_folder import find_waiting, in_sweep, tuned_keys
 from optrun.runner import train as experiment
 from tests.faults.runs import Straight
@@ -237,7 +237,7 @@ def runs(run: Path) -> int:
         tuned_keys([run.parent]),
         find_waiting(run.parent),
         in_sweep(run),
-        read(run.parent),
+        read_plan(run.parent),
     )
     for each in found:
         print(each.path.name, each.problems, read_samples(RunDir(each.path).samples))

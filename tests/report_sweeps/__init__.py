@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from optrun.report.arms import describe
 from optrun.report.build import Report
+from optrun.report.configurations import describe_settings
 from optrun.report.findings import Findings
 
 FOLDER = Path(__file__).parent
@@ -76,16 +76,16 @@ def _contenders(findings: Findings) -> list[dict[str, Any]]:
     return [
         {
             "name": row.name,
-            "chosen": describe(row.arm.settings),
-            "seeds": sorted(row.arm.scores),
-            "mean": _plain(row.arm.mean),
-            "sd": _plain(row.arm.sd),
+            "chosen": describe_settings(row.configuration.settings),
+            "seeds": sorted(row.configuration.scores),
+            "mean": _plain(row.configuration.mean),
+            "sd": _plain(row.configuration.sd),
             "difference": _plain(row.versus.difference if row.versus else math.nan),
             "interval": [_plain(row.versus.low), _plain(row.versus.high)]
             if row.versus
             else [None, None],
             "verdict": row.versus.verdict if row.versus else None,
-            "diverged": len(row.arm.diverged),
+            "diverged": len(row.configuration.diverged),
         }
         for row in findings.rows
     ]

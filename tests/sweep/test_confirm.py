@@ -21,9 +21,9 @@ from optrun.cli.sweep import SweepOutcome
 from optrun.config.request import CommandLine
 from optrun.launch.single_run import Caller
 from optrun.report import build
-from optrun.report.collect import load_runs
-from optrun.report.confirmation import Asked
-from optrun.report.findings import find
+from optrun.report.confirmation_plan import ConfirmationRequest
+from optrun.report.findings import analyse_runs
+from optrun.report.runs import load_runs
 from optrun.report.sweep_folder import tuned_keys
 from tests.running import optrun, summary
 from tests.sweep import forked
@@ -163,7 +163,7 @@ def test_what_goes_on_runs_where_it_ran(place: Path, monkeypatch: pytest.MonkeyP
     assert run(shlex.split(seen[0][0])[1:]) == 75
     assert seen[1] == seen[0]
     of_sweep = ["optimizer=lamb", "hydra.sweeper.confirm.seeds=5-7", "hydra.sweeper.devices=auto"]
-    asked, limit = Asked(baseline="adamw"), "hydra.sweeper.timeout=9"
+    asked, limit = ConfirmationRequest(baseline="adamw"), "hydra.sweeper.timeout=9"
     then = confirm_sweep.confirm(
         Path("a sweep"), asked, Caller(Console()), [*of_sweep, limit], seconds=0.5
     )
@@ -216,8 +216,11 @@ def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyP
     searched = load_runs([Path("whole")], beside=[Path("whole/confirm")])
     assert [each.status for each in searched].count("finished") >= 4
     assert {each.status for each in searched} <= {"finished", "interrupted"}
-    chosen = find(searched, tuned=tuned_keys(run.path.parent for run in searched))
-    tried = {row.name: sum(len(arm.runs) for arm in row.arms) for row in chosen.rows}
+    chosen = analyse_runs(searched, tuned=tuned_keys(run.path.parent for run in searched))
+    tried = {
+        row.name: sum(len(configuration.runs) for configuration in row.configurations)
+        for row in chosen.rows
+    }
     assert tried == {"adamw": 4, "lamb": 4}
     fresh = load_runs([Path("whole/confirm")])
     assert sorted((each.optimizer, each.seed) for each in fresh) == [

@@ -27,7 +27,7 @@ from optrun.cli import sweep_files
 from optrun.cli.sweep import _folder as sweep_folder
 from optrun.cli.sweep import _tell_left_out
 from optrun.config import store
-from optrun.report.collect import load_runs
+from optrun.report.runs import load_runs
 from optrun.sweeper.jobs import Composer, build_jobs, combinations
 from optrun.sweeper.view import View
 from optrun.training.step import TrainStep

@@ -14,8 +14,8 @@ from optrun.config import store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import checked
 from optrun.report.build import report as made
-from optrun.report.collect import load_runs
-from optrun.report.workloads import split
+from optrun.report.runs import load_runs
+from optrun.report.workloads import split_workloads
 from optrun.sweeper.jobs import Composer, build_jobs, combinations, merged, param_overrides
 from tests.running import TINY_GPT, optrun, records
 from tests.sweep.forked import jobs, result
@@ -133,8 +133,10 @@ def test_widths_keep_their_heads() -> None:
             job.get("parametrization", "standard"),
             int(job["model.config.n_embd"]),
         ] += 1
-    arms = itertools.product(("adamw", "lamb", "muon"), ("standard", "mup"), (32, 64, 128))
-    assert tried == dict.fromkeys(arms, 6 * 2)
+    configurations = itertools.product(
+        ("adamw", "lamb", "muon"), ("standard", "mup"), (32, 64, 128)
+    )
+    assert tried == dict.fromkeys(configurations, 6 * 2)
 
 
 @pytest.mark.slow
@@ -150,7 +152,7 @@ def test_chats_and_preferences_go_on_from_one_start(place: Path) -> None:
     given = [*words[:3], "model.path=start/model", "lr=1e-3", "seed=0", "hydra.sweep.dir=sweep"]
     assert optrun("-cn", "preference_lr", *given) == 0
     assert [row["status"] for row in result().values()] == ["finished"] * 2
-    assert sorted(split(load_runs([Path("sweep")]))) == [
+    assert sorted(split_workloads(load_runs([Path("sweep")]))) == [
         "preference on stdlib_preferences",
         "sft on stdlib_chat",
     ]
@@ -208,7 +210,7 @@ def test_every_workload_runs(place: Path) -> None:
         == 0
     )
     assert [row["status"] for row in result().values()] == ["finished"] * 5
-    assert sorted(split(load_runs([Path("sweep")]))) == [
+    assert sorted(split_workloads(load_runs([Path("sweep")]))) == [
         "causal_lm on stdlib",
         "image_classification on digits",
         "masked_lm on stdlib",

@@ -35,7 +35,7 @@ MIN_SEEDS = 2
 
 
 @dataclass(frozen=True)
-class LrCurve:
+class FittedCurve:
     """Cost over lr at one size: a parabola around its optimum."""
 
     best: float
@@ -91,7 +91,7 @@ class ScalingLaw:
         return value, value - half, value + half
 
 
-def fit_lr_curve(lrs: Array, costs: Array) -> LrCurve:
+def fit_lr_curve(lrs: Array, costs: Array) -> FittedCurve:
     """Fit a parabola around the best learning rate.
 
     Least squares of cost = c_seed + b x + a x^2: each seed has a height of its own.
@@ -111,7 +111,7 @@ def fit_lr_curve(lrs: Array, costs: Array) -> LrCurve:
     best, level, curvature = _parabola(x, y)
     wide = _parabola(lrs[far], costs[:, far])[0]
     left_out = [_parabola(x, np.delete(y, seed, axis=0))[0] for seed in range(len(y))]
-    return LrCurve(
+    return FittedCurve(
         best=best,
         level=level,
         curvature=curvature,
@@ -149,7 +149,7 @@ def _parabola(x: Array, costs: Array) -> tuple[float, float, float]:
     return center + best, float(np.mean(c) + b * best + a * best**2), float(a)
 
 
-def fit_law(sizes: Array, curves: Sequence[LrCurve]) -> ScalingLaw:
+def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     """Fit the power law through the optima of sizes, with a slight bend of unknown sign.
 
     The bend is normal around 0 with standard deviation `BEND` (a ridge): sizes that show it narrow

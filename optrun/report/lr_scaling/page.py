@@ -18,9 +18,9 @@ from optrun.base.errors import ConfigError, StorageError
 from optrun.base.formatting import rate
 from optrun.report.lr_scaling.predict import Answer, Transfer, predict, write_interval
 from optrun.report.lr_scaling.sizes import Size, Sweep, write_size
-from optrun.report.picture import limit, short_name, style_of
+from optrun.report.picture import set_limits, short_name, style_of
 from optrun.report.sweep_folder import dated_folder
-from optrun.report.table import Table, to_rich, value
+from optrun.report.table import Table, format_metric, to_rich
 from optrun.report.templating import fill_markdown
 from optrun.report.theme import LIGHT, Chart, legend, log_axis, save_png, style_axes
 
@@ -93,7 +93,7 @@ def _tables(answer: Answer, metric: str) -> list[Table]:
     for optimum in answer.optima:
         name = write_size(optimum.size)
         lr = [rate(optimum.lr.value), write_interval(optimum.lr)]
-        sizes.append([name, *lr, value(optimum.cost), str(optimum.seeds)])
+        sizes.append([name, *lr, format_metric(optimum.cost), str(optimum.seeds)])
     heads = ["lr* ~ key^exponent", "exponent", "90 % interval"]
     columns = ["size", "best lr", "90 % interval", metric, "seeds"]
     return [
@@ -159,7 +159,7 @@ def _draw_sizes(ax: Axes, answer: Answer, sweep: Sweep, mode: str) -> None:
     means = [_means(size) for size in sweep.sizes]
     lrs = [lr for size in sweep.sizes for lr in (*size.scores, *size.diverged)]
     log_axis(ax, "x", [*lrs, answer.lr.value])
-    limit(ax, [mean for curve in means for mean in curve], mode)
+    set_limits(ax, [mean for curve in means for mean in curve], mode)
     if answer.lr.is_bounded:
         ax.axvspan(answer.lr.low, answer.lr.high, color=LIGHT.muted, alpha=0.15)
     predicted = f"predicted {rate(answer.lr.value)}"

@@ -11,10 +11,9 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import rate
-from optrun.report.alike import incomparable, respell
-from optrun.report.arms import build_arms, build_contenders, differing
-from optrun.report.collect import NOT_STARTED, Run, flatten, load_runs
-from optrun.report.confirmation import confirmations
+from optrun.report.comparability import explain_incomparable, unify_paths
+from optrun.report.configurations import build_configurations, build_contenders, differing_keys
+from optrun.report.confirmation_plan import find_plans
 from optrun.report.findings import choose_metric
 from optrun.report.lr_scaling.fit import NORMAL, ScalingLaw, fit_law
 from optrun.report.lr_scaling.sizes import (
@@ -28,6 +27,7 @@ from optrun.report.lr_scaling.sizes import (
     size_of,
     write_size,
 )
+from optrun.report.runs import NOT_STARTED, Run, flatten, load_runs
 
 _OF_EVALUATION = {
     "training.eval_steps",
@@ -144,7 +144,9 @@ def predict(
             " with metric=NAME."
         )
     name, mode = choose_metric(runs, metric)
-    apart = incomparable([run for run in runs if run.score(name) is not None or run.diverged])
+    apart = explain_incomparable(
+        [run for run in runs if run.score(name) is not None or run.diverged]
+    )
     if apart:
         raise ConfigError(f"{apart}: ask for each kind by itself.")
     answers = []
@@ -173,10 +175,10 @@ def _load_sweeps(dirs: Sequence[Path]) -> list[Run]:
     for directory in dirs:
         if not directory.is_dir():
             raise ConfigError(f"transfer {directory}: no such directory.")
-    runs = load_runs(dirs, beside=confirmations(dirs))
+    runs = load_runs(dirs, beside=find_plans(dirs))
     if not any(run.described for run in runs):
         raise ConfigError(f"transfer {', '.join(map(str, dirs))}: no run found here or beneath.")
-    respell([run for run in runs if run.described])
+    unify_paths([run for run in runs if run.described])
     return runs
 
 
@@ -346,8 +348,8 @@ def find_lr_for_run(
 def _lr_of_sweep(runs: list[Run], config: Mapping[str, object]) -> tuple[Estimate, str]:
     """Find the optimum at a run's own size, or predict it, and say which."""
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
-    respell([run, *runs])
-    keys = [key for key in differing([run, *runs]) if key not in {"lr", *_OF_EVALUATION}]
+    unify_paths([run, *runs])
+    keys = [key for key in differing_keys([run, *runs]) if key not in {"lr", *_OF_EVALUATION}]
     sizes = [key for key in keys if key.partition(".")[0] in GROUPS and is_size(key, [run])]
     for key in keys:
         if key in sizes:
@@ -365,7 +367,7 @@ def _lr_of_sweep(runs: list[Run], config: Mapping[str, object]) -> tuple[Estimat
         target = {key: size_of(run, key) for key in sizes}
         answer = _answer(find_sweeps(runs, target, metric, mode)[0], mode)
         return answer.lr, f"predicted for {write_size(target)}"
-    contender = build_contenders(build_arms(same, ["lr"], metric, mode), [], mode)[0]
+    contender = build_contenders(build_configurations(same, ["lr"], metric, mode), [], mode)[0]
     sweep = fit_sizes(contender, [], {}, metric, mode)
     if not sweep.sizes:
         raise ConfigError(f"{'; '.join(sweep.missing)}.")

@@ -11,17 +11,24 @@ import numpy as np
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import rate
-from optrun.report.arms import (
-    Arm,
+from optrun.report.configurations import (
+    Configuration,
     Contender,
-    build_arms,
+    build_configurations,
     build_contenders,
-    differing,
-    follows,
-    telling,
+    differing_keys,
+    drop_implied_keys,
+    is_implied,
 )
-from optrun.report.collect import Run, number
-from optrun.report.lr_scaling.fit import MIN_LRS, MIN_SEEDS, Array, LrCurve, best_of, fit_lr_curve
+from optrun.report.lr_scaling.fit import (
+    MIN_LRS,
+    MIN_SEEDS,
+    Array,
+    FittedCurve,
+    best_of,
+    fit_lr_curve,
+)
+from optrun.report.runs import Run, to_number
 
 GROUPS = ("model", "training", "data")
 """Groups whose numbers are a size; those of other groups tell contenders apart."""
@@ -39,7 +46,7 @@ class Size:
     """Learning rate -> seed -> outcome, by rising lr, without those at which a run diverged."""
     diverged: Sequence[float]
     """Learning rates at which a run diverged."""
-    curve: LrCurve
+    curve: FittedCurve
     runs: Sequence[Run]
 
 
@@ -69,7 +76,7 @@ def write_size(values: Mapping[str, float]) -> str:
 
 def size_of(run: Run, key: str) -> float:
     """Read a setting as a number above 0; NaN if it is none."""
-    value = number(run.setting(key))
+    value = to_number(run.setting(key))
     return value if value is not None and value > 0 else math.nan
 
 
@@ -93,20 +100,22 @@ def find_sweeps(
         ConfigError: A key of the target that no run has, that did not vary, or that is no number
             above 0 in a run.
     """
-    keys = differing(runs)
+    keys = differing_keys(runs)
     _expect_varied(target, keys, runs)
     rest = [key for key in keys if key != "lr" and key not in target]
     sizes = [key for key in rest if is_size(key, runs)]
     apart = [
         key
         for key in rest
-        if key not in sizes or (_group(key) not in GROUPS and not follows(key, [*target], runs))
+        if key not in sizes or (_group(key) not in GROUPS and not is_implied(key, [*target], runs))
     ]
     sweeps = []
     for contender in build_contenders(
-        build_arms(runs, keys, metric, mode), telling(apart, runs), mode
+        build_configurations(runs, keys, metric, mode), drop_implied_keys(apart, runs), mode
     ):
-        members = [run for arm in contender.arms for run in arm.counted]
+        members = [
+            run for configuration in contender.configurations for run in configuration.counted
+        ]
         moved = [key for key in sizes if key not in apart and _varies(key, members)]
         try:
             named, values = find_axes(members, target, moved)
@@ -261,15 +270,23 @@ def fit_sizes(
     contender: Contender, keys: Sequence[str], target: Mapping[str, float], metric: str, mode: str
 ) -> Sweep:
     """Fit each size of a contender; `missing` says what cannot be fitted."""
-    groups: dict[tuple[float, ...], list[Arm]] = defaultdict(list)
-    for arm in contender.arms:
-        groups[tuple(size_of(arm.runs[0], key) for key in keys)].append(arm)
+    groups: dict[tuple[float, ...], list[Configuration]] = defaultdict(list)
+    for configuration in contender.configurations:
+        groups[tuple(size_of(configuration.runs[0], key) for key in keys)].append(configuration)
     sweep = Sweep(contender.name, keys, target)
-    for values, arms in sorted(groups.items()):
+    for values, configurations in sorted(groups.items()):
         size = dict(zip(keys, values, strict=True))
-        by_lr = {arm.lr: arm for arm in arms if arm.lr is not None}
-        diverged = sorted(lr for lr, arm in by_lr.items() if arm.diverged)
-        scores = {lr: arm.scores for lr, arm in sorted(by_lr.items()) if arm.finished}
+        by_lr = {
+            configuration.lr: configuration
+            for configuration in configurations
+            if configuration.lr is not None
+        }
+        diverged = sorted(lr for lr, configuration in by_lr.items() if configuration.diverged)
+        scores = {
+            lr: configuration.scores
+            for lr, configuration in sorted(by_lr.items())
+            if configuration.finished
+        }
         scores = {lr: row for lr, row in scores.items() if lr not in diverged}
         seeds = sorted(set[int]().union(*scores.values()))
         table = [[row.get(seed, math.nan) for row in scores.values()] for seed in seeds]
@@ -278,7 +295,7 @@ def fit_sizes(
         if reason:
             sweep.missing.append(f"{write_size(size)}: {reason}" if size else reason)
             continue
-        runs = [run for arm in arms for run in arm.counted]
+        runs = [run for configuration in configurations for run in configuration.counted]
         curve = fit_lr_curve(np.log([*scores]), costs)
         sweep.sizes.append(Size(size, scores, diverged, curve, runs))
     return sweep

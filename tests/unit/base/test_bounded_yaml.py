@@ -11,7 +11,7 @@ from optrun.base.bounded_yaml import UnboundedYamlError, yaml_mapping, yaml_text
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.config import saved, store
 from optrun.config.original_cwd import original_cwd
-from optrun.report import collect
+from optrun.report import runs
 
 
 def bomb(levels: int) -> str:
@@ -55,7 +55,7 @@ def test_refused_in_no_time(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         saved.read_config(path)
     with pytest.raises(ValueError, match=r"config\.yaml"):
-        collect.read_config(path)
+        runs.read_config(path)
     (tmp_path / "hydra.yaml").write_text(text)
     assert original_cwd(tmp_path) is None
     assert time.process_time() - started < 5, "and not minutes"

@@ -18,7 +18,7 @@ from optrun.artifacts.lock import RunLock, starting
 from optrun.base.errors import ConfigError
 from optrun.report import build
 from optrun.report.build import Report, report
-from optrun.report.collect import load_runs
+from optrun.report.runs import load_runs
 from optrun.report.statistics import Verdict
 from optrun.report.table import to_csv, to_markdown
 from optrun.report.tables import ranking_table, runs_table
@@ -46,13 +46,13 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
         "report.csv",
         "report-differences.png",
         "report-metric.png",
-        "report-basin.png",
+        "report-lr.png",
         "report-train-loss.png",
     ]
     assert all(path.parent == sweep and path.stat().st_size > 500 for path in result.files[:7])
     assert all(path.parent == sweep and path.stat().st_size > 200 for path in result.files[7:])
     assert [row.name for row in result.findings.rows] == ["lamb", "adamw"]
-    assert result.findings.rows[0].arm.settings["lr"] == 4e-3
+    assert result.findings.rows[0].configuration.settings["lr"] == 4e-3
     assert result.findings.rows[1].versus is not None
     assert result.findings.rows[1].versus.verdict is Verdict.ruled_out
     assert result.warnings == []
@@ -77,7 +77,7 @@ def test_a_report_says_the_same_twice_and_replaces_itself(sweep: Path) -> None:
     assert set(differing) <= {"report.html", "report.md"}  # the time it was made
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.md", "report.csv", "report-basin.png"])
+@pytest.mark.parametrize("name", ["report.html", "report.md", "report.csv", "report-lr.png"])
 def test_a_file_of_a_person_is_never_overwritten(sweep: Path, name: str) -> None:
     (sweep / name).write_text("mine")
     with pytest.raises(ConfigError, match=r"was not written by optrun report.*out="):
@@ -140,7 +140,7 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
     assert by_label["103"].status == "failed"
     assert by_label["104"].status == "unknown"
     assert [row.name for row in made.findings.rows][:2] == ["lamb", "adamw"]
-    assert made.findings.rows[0].arm.mean == pytest.approx(2.5, abs=0.1)
+    assert made.findings.rows[0].configuration.mean == pytest.approx(2.5, abs=0.1)
     for label in ("100", "101", "102", "103", "104"):
         assert f" {label} " in stream.getvalue()
     kinds = {warning.kind for warning in made.warnings}
@@ -335,7 +335,11 @@ def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
     start = time.process_time()
     made = report([sweep])
     seconds = time.process_time() - start
-    assert (len(made.findings.runs), len(made.findings.arms), len(made.findings.rows)) == (
+    assert (
+        len(made.findings.runs),
+        len(made.findings.configurations),
+        len(made.findings.rows),
+    ) == (
         1000,
         200,
         10,

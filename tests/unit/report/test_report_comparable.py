@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from optrun.report.collect import load_runs
-from optrun.report.findings import find
-from optrun.report.tables import arms_table, ranking_table
-from optrun.report.verdict import judge
+from optrun.report.findings import analyse_runs
+from optrun.report.runs import load_runs
+from optrun.report.tables import configurations_table, ranking_table
+from optrun.report.verdict import write_verdict
 from optrun.report.workloads import Comparison
 
 LM, MLM = {"task": {"name": "causal_lm"}}, {"task": {"name": "masked_lm"}}
@@ -65,11 +65,11 @@ def test_what_is_compared(
                 seed=seed,
                 **kind,
             )
-    findings = find(load_runs([tmp_path]))
+    findings = analyse_runs(load_runs([tmp_path]))
     assert [row.rank for row in findings.rows] == ([None, None] if said else [1, 2])
     assert said in findings.incomparable
     assert ("best" in ranking_table(findings).styles) is (said == "")
-    assert ("best" in arms_table(findings).styles) is (said == "")
-    text = judge(Comparison.of(findings)).text
+    assert ("best" in configurations_table(findings).styles) is (said == "")
+    text = write_verdict(Comparison.of(findings)).text
     assert text.startswith("Nothing is ranked: ") is bool(said)
-    assert all(row.arm.scores for row in findings.rows), "shown all the same"
+    assert all(row.configuration.scores for row in findings.rows), "shown all the same"

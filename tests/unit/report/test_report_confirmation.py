@@ -13,11 +13,18 @@ from rich.console import Console
 
 from optrun.base.errors import ConfigError
 from optrun.cli.values import read_request, read_seeds
-from optrun.report import build, confirmation
+from optrun.report import build, confirmation_plan
 from optrun.report.build import report
-from optrun.report.collect import load_runs
-from optrun.report.confirmation import MOST, Asked, Confirmation, plan, prepare, read
-from optrun.report.findings import Findings, find
+from optrun.report.confirmation_plan import (
+    MOST,
+    ConfirmationPlan,
+    ConfirmationRequest,
+    load_or_make_plan,
+    make_plan,
+    read_plan,
+)
+from optrun.report.findings import Findings, analyse_runs
+from optrun.report.runs import load_runs
 
 MakeRun = Callable[..., Path]
 
@@ -40,7 +47,7 @@ def sweep(tmp_path: Path, make_run: MakeRun) -> Path:
 
 
 def _found(folder: Path, **options: str) -> Findings:
-    return find(load_runs([folder]), **options)  # type: ignore[arg-type]
+    return analyse_runs(load_runs([folder]), **options)  # type: ignore[arg-type]
 
 
 def _noisy(
@@ -62,13 +69,13 @@ def _noisy(
 
 
 def test_the_chosen_configurations_run_on_seeds_nobody_was_chosen_by(sweep: Path) -> None:
-    made, said = plan(_found(sweep), Asked())
+    made, said = make_plan(_found(sweep), ConfirmationRequest())
     assert made.contenders == {
         "lamb": ["optimizer=lamb", "lr=0.004", "training.max_steps=200"],
         "adamw": ["optimizer=adamw", "lr=0.001", "training.max_steps=200"],
     }
     assert made.reference is None, "nobody named one: each is asked whether it could be the best"
-    assert plan(_found(sweep, baseline="adamw"), Asked())[0].reference == "adamw"
+    assert make_plan(_found(sweep, baseline="adamw"), ConfirmationRequest())[0].reference == "adamw"
     assert min(made.seeds) == 3
     assert f"{len(made.seeds)} fresh seeds" in said
     points = made.points()
@@ -93,37 +100,40 @@ def test_the_chosen_configurations_run_on_seeds_nobody_was_chosen_by(sweep: Path
 )
 def test_seeds_that_prove_nothing_are_refused(sweep: Path, seeds: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        plan(_found(sweep), Asked(seeds=seeds))
+        make_plan(_found(sweep), ConfirmationRequest(seeds=seeds))
 
 
 def test_one_contender_is_no_comparison(sweep: Path, tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path / "alone" / "a")
     with pytest.raises(ConfigError, match="compares contenders"):
-        prepare(tmp_path / "alone", tmp_path / "alone" / "confirm")
+        load_or_make_plan(tmp_path / "alone", tmp_path / "alone" / "confirm")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="no run found"):
-        prepare(tmp_path / "empty", tmp_path / "empty" / "confirm")
+        load_or_make_plan(tmp_path / "empty", tmp_path / "empty" / "confirm")
     (sweep / "confirm").mkdir()
     (sweep / "confirm" / "mine.txt").touch()
     with pytest.raises(ConfigError, match="is no confirmation"):
-        prepare(sweep, sweep / "confirm")
+        load_or_make_plan(sweep, sweep / "confirm")
 
 
 def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
     wide, narrow = (_noisy(tmp_path / str(gap), make_run, gap=gap) for gap in (0.05, 1e-5))
-    sizes = [len(plan(_found(each), Asked(difference=0.02))[0].seeds) for each in (wide, narrow)]
+    sizes = [
+        len(make_plan(_found(each), ConfirmationRequest(difference=0.02))[0].seeds)
+        for each in (wide, narrow)
+    ]
     assert sizes[0] == sizes[1]
-    made, said = plan(_found(wide), Asked(difference=0.02))
+    made, said = make_plan(_found(wide), ConfirmationRequest(difference=0.02))
     assert (made.difference, made.power, made.spread) == (0.02, 0.8, pytest.approx(0.01 / 3**0.5))
     assert (
         f"{sizes[0]} fresh seeds: a difference of 0.02 eval/loss is found in 4 of 5 cases" in said
     )
-    surer, told = plan(_found(wide), Asked(difference=0.02, power=0.95))
+    surer, told = make_plan(_found(wide), ConfirmationRequest(difference=0.02, power=0.95))
     assert len(surer.seeds) > sizes[0]
     assert "19 of 20" in told
-    none, told = plan(_found(wide), Asked(difference=1e-4))
+    none, told = make_plan(_found(wide), ConfirmationRequest(difference=1e-4))
     assert (len(none.seeds), none.difference) == (MOST, 1e-4)
     assert f"{MOST} fresh seeds: a difference of 0.0001 eval/loss takes more" in told
     assert "difference= or seeds= plan others" in told
@@ -132,9 +142,9 @@ def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(
 def test_unless_told_what_matters_is_that_of_the_sweep(tmp_path: Path, make_run: MakeRun) -> None:
     found = _found(_noisy(tmp_path / "unset", make_run, gap=0.05))
     assert found.judgement is not None
-    assert plan(found, Asked())[0].difference == pytest.approx(found.judgement.sd), (
-        "what another seed changes"
-    )
+    assert make_plan(found, ConfirmationRequest())[0].difference == pytest.approx(
+        found.judgement.sd
+    ), "what another seed changes"
     for seed in range(4):
         for optimizer in ("adamw", "lamb"):
             make_run(
@@ -143,11 +153,13 @@ def test_unless_told_what_matters_is_that_of_the_sweep(tmp_path: Path, make_run:
                 seed=seed,
                 config={"matters": 0.5},
             )
-    assert prepare(tmp_path / "set", tmp_path / "set" / "confirm")[0].difference == 0.5
+    assert load_or_make_plan(tmp_path / "set", tmp_path / "set" / "confirm")[0].difference == 0.5
 
 
 def test_a_sweep_of_one_seed_says_nothing_of_the_spread(tmp_path: Path, make_run: MakeRun) -> None:
-    made, said = plan(_found(_noisy(tmp_path, make_run, gap=0.05, seeds=1)), Asked())
+    made, said = make_plan(
+        _found(_noisy(tmp_path, make_run, gap=0.05, seeds=1)), ConfirmationRequest()
+    )
     assert (made.seeds, made.difference, made.spread) == ([1, 2, 3, 4, 5], None, None)
     assert "5 fresh seeds" in said
     assert "nothing of the spread" in said
@@ -155,7 +167,7 @@ def test_a_sweep_of_one_seed_says_nothing_of_the_spread(tmp_path: Path, make_run
 
 def test_a_run_that_diverged_adds_nothing_to_the_spread(tmp_path: Path, make_run: MakeRun) -> None:
     folder = _noisy(tmp_path, make_run, gap=0.05)
-    spread = plan(_found(folder), Asked())[0].spread
+    spread = make_plan(_found(folder), ConfirmationRequest())[0].spread
     for seed in range(4):
         make_run(
             folder / f"c{seed}",
@@ -165,34 +177,34 @@ def test_a_run_that_diverged_adds_nothing_to_the_spread(tmp_path: Path, make_run
             diverge_at=20 if seed else None,
             final=2.5,
         )
-    made, _ = plan(_found(folder), Asked())
+    made, _ = make_plan(_found(folder), ConfirmationRequest())
     assert len(made.contenders) == 3
     assert made.spread == pytest.approx(spread)
 
 
 def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
     folder = sweep / "confirm"
-    made, _ = prepare(sweep, folder, Asked(seeds=[5, 6, 7]))
+    made, _ = load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7]))
     made.write(folder)
-    assert read(folder) == made
-    again, said = prepare(sweep, folder)
+    assert read_plan(folder) == made
+    again, said = load_or_make_plan(sweep, folder)
     assert (again, said) == (made, "goes on with what was planned: seeds 5-7")
     make_run(folder / "adamw5", seed=5, max_steps=25)
     with pytest.raises(ConfigError, match=r"planned with seeds 5-7.*out=DIR"):
-        prepare(sweep, folder, Asked(seeds=[5, 6, 7, 8]))
+        load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7, 8]))
     for seed in range(3):
         make_run(sweep / f"more{seed}", optimizer="adamw", lr=1.5e-3, seed=seed, floor=1.0)
     with pytest.raises(ConfigError, match=r"another choice: adamw changed since.*out=DIR"):
-        prepare(sweep, folder)
+        load_or_make_plan(sweep, folder)
     for broken in (
         "{",
         "[]",
         '{"format": 1}',
         json.dumps({"format": 1, **asdict(made), "contenders": {"a": "lr=1"}}),
     ):
-        (folder / confirmation.RECORD).write_text(broken)
+        (folder / confirmation_plan.RECORD).write_text(broken)
         with pytest.raises(ConfigError, match="Move the folder away"):
-            prepare(sweep, folder)
+            load_or_make_plan(sweep, folder)
 
 
 @pytest.mark.parametrize(
@@ -202,33 +214,39 @@ def test_the_same_line_goes_on_with_what_it_was_planned_for(
     sweep: Path, make_run: MakeRun, asked: dict[str, float]
 ) -> None:
     folder = sweep / "confirm"
-    made, _ = prepare(sweep, folder, Asked(**asked))  # type: ignore[arg-type]
+    made, _ = load_or_make_plan(sweep, folder, ConfirmationRequest(**asked))  # type: ignore[arg-type]
     made.write(folder)
-    assert prepare(sweep, folder, Asked(**asked))[0] == prepare(sweep, folder)[0] == made  # type: ignore[arg-type]
+    assert (
+        load_or_make_plan(sweep, folder, ConfirmationRequest(**asked))[0]
+        == load_or_make_plan(sweep, folder)[0]
+        == made
+    )  # type: ignore[arg-type]
     make_run(folder / "adamw5", seed=5, max_steps=25)
     for key, value in asked.items():
         with pytest.raises(ConfigError, match="was planned with seeds"):
-            prepare(sweep, folder, Asked(**{key: value / 2}))  # type: ignore[arg-type]
+            load_or_make_plan(sweep, folder, ConfirmationRequest(**{key: value / 2}))  # type: ignore[arg-type]
     (sweep / "file").touch()
     with pytest.raises(ConfigError, match="is no confirmation"):
-        prepare(sweep, sweep / "file")
+        load_or_make_plan(sweep, sweep / "file")
 
 
 def test_a_record_of_an_earlier_version_is_gone_on_with_against_its_reference(sweep: Path) -> None:
     """It names the best of the sweep as reference, and knows neither difference nor spread."""
-    made, _ = prepare(sweep, sweep / "confirm", Asked(seeds=[5, 6, 7], baseline="adamw"))
+    made, _ = load_or_make_plan(
+        sweep, sweep / "confirm", ConfirmationRequest(seeds=[5, 6, 7], baseline="adamw")
+    )
     old = {"format": 1, **asdict(made), "power": 0.8}
     for key in ("difference", "spread", "sweep"):
         del old[key]
     (sweep / "confirm").mkdir()
-    (sweep / "confirm" / confirmation.RECORD).write_text(json.dumps(old))
-    again, said = prepare(sweep, sweep / "confirm")
+    (sweep / "confirm" / confirmation_plan.RECORD).write_text(json.dumps(old))
+    again, said = load_or_make_plan(sweep, sweep / "confirm")
     assert (again.reference, again.seeds) == ("adamw", [5, 6, 7])
     assert "goes on" in said
     with pytest.raises(
         ConfigError, match=r"another choice: baseline=lamb, planned with adamw\. out=DIR"
     ):
-        prepare(sweep, sweep / "confirm", Asked(baseline="lamb"))
+        load_or_make_plan(sweep, sweep / "confirm", ConfirmationRequest(baseline="lamb"))
 
 
 @pytest.mark.parametrize(
@@ -248,12 +266,12 @@ def test_a_record_of_an_earlier_version_is_gone_on_with_against_its_reference(sw
     ],
 )
 def test_a_record_that_is_none_is_named(sweep: Path, key: str, value: object) -> None:
-    made, _ = prepare(sweep, sweep / "confirm", Asked(seeds=[5, 6, 7]))
+    made, _ = load_or_make_plan(sweep, sweep / "confirm", ConfirmationRequest(seeds=[5, 6, 7]))
     made.write(sweep / "confirm")
-    path = sweep / "confirm" / confirmation.RECORD
+    path = sweep / "confirm" / confirmation_plan.RECORD
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     with pytest.raises(ConfigError, match=r"confirmation\.json.*Move the folder away"):
-        read(sweep / "confirm")
+        read_plan(sweep / "confirm")
 
 
 @pytest.mark.parametrize(
@@ -264,11 +282,11 @@ def test_no_file_of_a_run_lets_code_run(sweep: Path, token: str) -> None:
         summary = json.loads(path.read_text())
         path.write_text(json.dumps({**summary, "overrides": [*summary["overrides"], token]}))
     with pytest.raises(ConfigError, match=r"stands in a file"):
-        prepare(sweep, sweep / "confirm")
+        load_or_make_plan(sweep, sweep / "confirm")
 
 
 def _run_plan(
-    folder: Path, made: Confirmation, make_run: MakeRun, *, lamb: float, skip: int = 0
+    folder: Path, made: ConfirmationPlan, make_run: MakeRun, *, lamb: float, skip: int = 0
 ) -> None:
     """Run what was planned but for the last runs; lamb is `lamb` better on every seed."""
     made.write(folder)
@@ -290,7 +308,12 @@ def _run_plan(
 def _confirm(
     sweep: Path, folder: Path, seeds: list[int], make_run: MakeRun, **options: float
 ) -> None:
-    _run_plan(folder, prepare(sweep, folder, Asked(seeds=seeds))[0], make_run, **options)  # type: ignore[arg-type]
+    _run_plan(
+        folder,
+        load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=seeds))[0],
+        make_run,
+        **options,
+    )  # type: ignore[arg-type]
 
 
 def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
@@ -311,8 +334,8 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
     assert alone.verdict.ruled_out == (), "nobody is, before the last run"
     _confirm(sweep, folder, [5, 6, 7], make_run, lamb=0.1)
     made = report([sweep])
-    assert [row.arm.scores for row in made.findings.rows] == [
-        row.arm.scores for row in before.findings.rows
+    assert [row.configuration.scores for row in made.findings.rows] == [
+        row.configuration.scores for row in before.findings.rows
     ]
     assert made.confirmed is not None
     judged = made.confirmed.comparison.judgement
@@ -353,7 +376,7 @@ def test_runs_that_failed_are_told_beside_the_verdict(sweep: Path, make_run: Mak
 
 def test_a_confirmation_without_any_result_waits_for_no_run(sweep: Path, make_run: MakeRun) -> None:
     folder = sweep / "confirm"
-    made = prepare(sweep, folder, Asked(seeds=[5, 6, 7]))[0]
+    made = load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7]))[0]
     made.write(folder)
     for seed in made.seeds:
         for optimizer, lr in (("adamw", 1e-3), ("lamb", 4e-3)):
@@ -393,8 +416,8 @@ def test_several_confirmations_are_judged_together_and_all_named(
     assert "so judged at 0.025" in by_itself.verdict.text
     assert by_itself.comparison.judgement is not None
     assert by_itself.comparison.judgement.alpha == pytest.approx(0.05 / 2), "as it says"
-    assert min(prepare(sweep, sweep / "confirm-3")[0].seeds) == 11
-    _, said = prepare(sweep, sweep / "confirm-3", Asked(seeds=[7, 8, 11]))
+    assert min(load_or_make_plan(sweep, sweep / "confirm-3")[0].seeds) == 11
+    _, said = load_or_make_plan(sweep, sweep / "confirm-3", ConfirmationRequest(seeds=[7, 8, 11]))
     assert "seeds 7-8 ran in a confirmation before" in said
     assert "from 11 on" in said
     _confirm(sweep, sweep / "confirm-3", [11, 12, 13], make_run, lamb=0.1, skip=1)
@@ -409,7 +432,7 @@ def test_confirmations_of_another_choice_are_not_mixed(sweep: Path, make_run: Ma
     _confirm(sweep, sweep / "confirm", [5, 6, 7], make_run, lamb=0.1)
     for seed in range(3):
         make_run(sweep / f"more{seed}", optimizer="adamw", lr=1.5e-3, seed=seed, floor=1.0)
-    second = prepare(sweep, sweep / "confirm-2", Asked(seeds=[8, 9, 10]))[0]
+    second = load_or_make_plan(sweep, sweep / "confirm-2", ConfirmationRequest(seeds=[8, 9, 10]))[0]
     second.write(sweep / "confirm-2")
     for seed in second.seeds:
         for optimizer, lr in (("adamw", 1.5e-3), ("lamb", 4e-3)):
@@ -428,7 +451,7 @@ def test_a_baseline_that_was_named_is_what_all_are_judged_against(
     folder = sweep / "confirm"
     _run_plan(
         folder,
-        prepare(sweep, folder, Asked(seeds=[5, 6, 7], baseline="adamw"))[0],
+        load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7], baseline="adamw"))[0],
         make_run,
         lamb=0.1,
     )
@@ -494,13 +517,13 @@ def test_a_plan_says_how_long_it_takes_and_may_change_while_nothing_has_finished
                 summary={"wall_seconds": 60.0, "overrides": [f"optimizer={optimizer}"]},
             )
     sweep, folder = tmp_path / "sweep", tmp_path / "sweep" / "confirm"
-    made, said = prepare(sweep, folder, Asked(seeds=[5, 6, 7, 8]))
+    made, said = load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7, 8]))
     assert "8 runs, about 8 min" in said
     made.write(folder)
     cut = folder / "adamw5"
     make_run(cut, seed=5, max_steps=20, global_step=10, log_every=10, status="interrupted")
-    again, _ = prepare(sweep, folder, Asked(seeds=[5, 6, 7]))
+    again, _ = load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7]))
     assert again.seeds == [5, 6, 7]
     make_run(cut, seed=5, max_steps=20, log_every=10)
     with pytest.raises(ConfigError, match="raise the error rate"):
-        prepare(sweep, folder, Asked(seeds=[5, 6, 7]))
+        load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7]))

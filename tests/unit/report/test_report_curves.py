@@ -12,9 +12,9 @@ from PIL import Image
 
 from optrun.config import registry
 from optrun.config.schema.metric import MetricConfig
-from optrun.report.collect import load_run, load_runs
 from optrun.report.curves import curves_figure, draw_curves, run_title, smooth
 from optrun.report.findings import choose_metric
+from optrun.report.runs import load_run, load_runs
 from optrun.report.theme import LIGHT
 
 

@@ -14,7 +14,7 @@ from optrun.cli.values import read_request
 from optrun.config import overrides, store
 from optrun.report import build
 from optrun.report.build import report
-from optrun.report.confirmation import Asked, Confirmation, prepare
+from optrun.report.confirmation_plan import ConfirmationPlan, ConfirmationRequest, load_or_make_plan
 from optrun.sweeper import jobs
 from optrun.sweeper.folder import SweepDir
 
@@ -50,7 +50,7 @@ def sweep(tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) ->
     return Path("a sweep")
 
 
-def _planned(line: str, sweep: Path) -> tuple[Confirmation, Path]:
+def _planned(line: str, sweep: Path) -> tuple[ConfirmationPlan, Path]:
     """What the verb makes of a line, and where it goes."""
     program, name, *words = shlex.split(line)
     assert (program, name) == ("optrun", "confirm")
@@ -60,7 +60,7 @@ def _planned(line: str, sweep: Path) -> tuple[Confirmation, Path]:
     given = dict(arguments.own)
     folder = Path(given.pop("out", str(sweep / "confirm")))
     by = [key for key in given.pop("by", "").split(",") if key]
-    return prepare(sweep, folder, read_request(by=by, **given))[0], folder
+    return load_or_make_plan(sweep, folder, read_request(by=by, **given))[0], folder
 
 
 def _confirm(
@@ -70,7 +70,9 @@ def _confirm(
     folder = next(
         each for name in ("", "-2", "-3") if not (each := sweep / f"confirm{name}").exists()
     )
-    prepare(sweep, folder, Asked(seeds=list(seeds), **asked))[0].write(folder)  # type: ignore[arg-type]
+    load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=list(seeds), **asked))[0].write(
+        folder
+    )  # type: ignore[arg-type]
     _runs(folder, make_run, seeds[: len(seeds) - left], gain, noise=0.1 if gain else 1.0)
     return folder
 
@@ -199,7 +201,9 @@ def test_a_confirmation_that_tells_leaves_nothing(sweep: Path, make_run: MakeRun
 def test_a_confirmation_that_is_not_done_is_gone_on_with(
     sweep: Path, make_run: MakeRun, name: str
 ) -> None:
-    made, _ = prepare(sweep, Path(name), Asked(seeds=[3, 4, 5, 6, 7], baseline="adamw"))
+    made, _ = load_or_make_plan(
+        sweep, Path(name), ConfirmationRequest(seeds=[3, 4, 5, 6, 7], baseline="adamw")
+    )
     made.write(Path(name))
     _runs(Path(name), make_run, range(3, 5))
     for directory in (Path(name), *([sweep] if name.startswith("a sweep") else [])):

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from optrun.report.collect import load_runs
 from optrun.report.differences import LINES, differences, draw_differences
 from optrun.report.figures import pictures
-from optrun.report.findings import find
-from optrun.report.picture import Picture, reach
+from optrun.report.findings import analyse_runs
+from optrun.report.picture import Picture, find_reach
+from optrun.report.runs import load_runs
 from optrun.report.theme import LIGHT, PAGE, to_svg
 from tests.unit.report.conftest import BEST_LR
 
@@ -92,11 +92,11 @@ def test_of_two_contenders_both_are_inside() -> None:
 
 
 def test_the_nearer_half_is_always_inside() -> None:
-    assert reach([0.0, 0.001, 0.5, 0.6]) == 0.001, "two of four"
-    assert reach([0.0, 0.5, 0.6, 0.7]) == 0.7
-    assert reach([0.0, 0.3]) == 0.3
-    assert reach([0.0, 0.01, math.inf, math.nan]) == 0.01
-    assert reach([]) == 0.0
+    assert find_reach([0.0, 0.001, 0.5, 0.6]) == 0.001, "two of four"
+    assert find_reach([0.0, 0.5, 0.6, 0.7]) == 0.7
+    assert find_reach([0.0, 0.3]) == 0.3
+    assert find_reach([0.0, 0.01, math.inf, math.nan]) == 0.01
+    assert find_reach([]) == 0.0
 
 
 def test_more_contenders_than_lines() -> None:
@@ -113,7 +113,7 @@ def test_a_picture_says_what_it_is_and_takes_its_colours_from_the_page(
         make_run(
             tmp_path / str(number), optimizer=optimizer, seed=number % 4, max_steps=20, final=final
         )
-    picture = _drawn(pictures(find(load_runs([tmp_path]))))["differences"]
+    picture = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))["differences"]
     svg = to_svg(picture.draw(PAGE), name="differences", label='"<differences>')
     assert 'aria-label="&quot;&lt;differences&gt;"' in svg
     assert "var(--series-1)" in svg
@@ -135,9 +135,9 @@ def test_a_bad_contender_is_named_above_curves_and_basins(
                 eval_every=10,
             )
             number += 1
-    found = find(load_runs([tmp_path]))
+    found = analyse_runs(load_runs([tmp_path]))
     assert found.rows[-1].name == "sgd"
-    for name in ("metric", "basin"):
+    for name in ("metric", "lr"):
         (ax,) = _drawn(pictures(found))[name].draw(LIGHT).axes
         assert ax.get_ylim()[1] < 4.0, name
         assert any(text.get_text().startswith("↑ sgd ") for text in ax.texts), name
@@ -155,7 +155,7 @@ def test_every_seed_has_a_line_in_the_colour_of_its_contender(
             max_steps=40,
             eval_every=10,
         )
-    picture = _drawn(pictures(find(load_runs([tmp_path]))))["metric"]
+    picture = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))["metric"]
     (ax,) = picture.draw(PAGE).axes
     colours = [line.get_color() for line in ax.get_lines()]
     assert colours == [PAGE.series[at // 2] for at in range(8)]
@@ -176,8 +176,8 @@ def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
             log_every=20,
             eval_every=10,
         )
-    drawn = _drawn(pictures(find(load_runs([tmp_path]))))
-    for name in ("differences", "basin", "metric"):
+    drawn = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))
+    for name in ("differences", "lr", "metric"):
         assert "<svg" in to_svg(drawn[name].draw(PAGE), name=name, label=name)
 
 
@@ -194,8 +194,8 @@ def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRu
                 log_every=10,
                 **lost,
             )
-    found = find(load_runs([tmp_path]))
-    figure = _drawn(pictures(found))["basin"].draw(LIGHT)
+    found = analyse_runs(load_runs([tmp_path]))
+    figure = _drawn(pictures(found))["lr"].draw(LIGHT)
     crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
     assert sorted(float(line.get_xdata()[0]) for line in crosses) == [1e-3, 2e-3, 2e-3, 2e-3]
     (box,) = figure.legends
@@ -219,7 +219,7 @@ def test_the_worse_side_is_cut(tmp_path: Path, make_run: MakeRun, mode: str) -> 
             lr=BEST_LR[optimizer],
             summary={"main_metric": {"name": metric, "mode": mode}},
         )
-    found = find(load_runs([tmp_path]))
+    found = analyse_runs(load_runs([tmp_path]))
     assert found.rows[-1].name == "sgd"
     drawn = _drawn(pictures(found))
     (ax,) = drawn["metric"].draw(LIGHT).axes

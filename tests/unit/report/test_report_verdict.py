@@ -17,10 +17,10 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.report.build import report
-from optrun.report.collect import load_runs
-from optrun.report.findings import find
+from optrun.report.findings import analyse_runs
+from optrun.report.runs import load_runs
 from optrun.report.statistics import Verdict
-from optrun.report.verdict import SweepVerdict, judge
+from optrun.report.verdict import SweepVerdict, write_verdict
 from optrun.report.workloads import Comparison, compare_runs
 
 MakeRun = Callable[..., Path]
@@ -60,7 +60,7 @@ def compared(folder: Path, **options: Any) -> Comparison:
 
 
 def line(folder: Path, **options: Any) -> SweepVerdict:
-    return judge(compared(folder, **options))
+    return write_verdict(compared(folder, **options))
 
 
 def lose(folder: Path, names: Sequence[str]) -> None:
@@ -109,9 +109,12 @@ def test_nobody_wins_by_losing_runs(tmp_path: Path, make_run: MakeRun) -> None:
     lose(folder, ["lion-1", "lion-3"])
     found = compared(folder)
     (lion,) = [row for row in found.findings.rows if row.name == "lion"]
-    assert {seed: lion.arm.scores[seed] for seed in lion.arm.lost} == {1: 10.8, 3: 10.8}
+    assert {seed: lion.configuration.scores[seed] for seed in lion.configuration.lost} == {
+        1: 10.8,
+        3: 10.8,
+    }
     assert [row.name for row in found.findings.rows] == ["adamw", "lion"]
-    assert "lion at lr 1e-3 (2 of 5 seeds diverged)" in judge(found).text
+    assert "lion at lr 1e-3 (2 of 5 seeds diverged)" in write_verdict(found).text
 
 
 def test_a_diverged_run_counts_as_the_worst_of_all_where_the_model_was_not_evaluated(
@@ -122,7 +125,7 @@ def test_a_diverged_run_counts_as_the_worst_of_all_where_the_model_was_not_evalu
     found = compared(folder).findings
     logged = max(max(run.series("eval/loss")[1]) for run in found.runs)
     (lion,) = [row for row in found.rows if row.name == "lion"]
-    assert lion.arm.scores[0] == logged
+    assert lion.configuration.scores[0] == logged
 
 
 def test_a_configuration_that_diverged_is_not_chosen(tmp_path: Path, make_run: MakeRun) -> None:
@@ -147,8 +150,8 @@ def test_a_configuration_that_diverged_is_not_chosen(tmp_path: Path, make_run: M
             before=10.8,
         )
     lose(tmp_path / "a", ["lion-0"])
-    (row,) = [row for row in find(load_runs([tmp_path])).rows if row.name == "lion"]
-    assert row.arm.settings["lr"] == 1e-4
+    (row,) = [row for row in analyse_runs(load_runs([tmp_path])).rows if row.name == "lion"]
+    assert row.configuration.settings["lr"] == 1e-4
 
 
 def test_a_sure_and_small_difference_is_said_to_be_small(tmp_path: Path, make_run: MakeRun) -> None:
@@ -158,7 +161,8 @@ def test_a_sure_and_small_difference_is_said_to_be_small(tmp_path: Path, make_ru
     assert lamb.versus is not None
     assert lamb.versus.verdict is Verdict.either_will_do
     assert (
-        "by less than another seed changes, so either will do: lamb at lr 1e-3" in judge(found).text
+        "by less than another seed changes, so either will do: lamb at lr 1e-3"
+        in write_verdict(found).text
     )
     assert "Ruled out: lamb" in line(folder, matters=0.00001).text, "the user's own limit decides"
     said = write(
@@ -271,7 +275,7 @@ def test_equal_means_share_the_first_place(tmp_path: Path, make_run: MakeRun) ->
         make_run(tmp_path / name, optimizer=name, max_steps=20, final=2.6)
     found = compared(tmp_path)
     assert [row.rank for row in found.findings.rows] == [1, 1]
-    text = judge(found).text
+    text = write_verdict(found).text
     assert "share the best mean eval/loss: 2.6000 over one seed; nothing is tested below 3" in text
     assert text.startswith("Pilot: ")
 
@@ -359,7 +363,7 @@ def test_a_winner_that_learnt_nothing_is_said_to(tmp_path: Path, make_run: MakeR
 
 def test_the_third_look_is_judged_harder(tmp_path: Path, make_run: MakeRun) -> None:
     folder = write(tmp_path, make_run, {"adamw": 2.6, "lamb": 2.7})
-    found = judge(compared(folder, looks=3), looks=3)
+    found = write_verdict(compared(folder, looks=3), looks=3)
     assert "Look 3 at a growing set of seeds, so judged at 0.017." in found.text
 
 
@@ -455,11 +459,11 @@ def test_a_confirmation_that_tells_nobody_apart_is_undecided(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
     close = compared(write(tmp_path / "close", make_run, {"adamw": 2.5, "lamb": 2.501}, own=0.05))
-    found = judge(close, confirmed="5-9")
+    found = write_verdict(close, confirmed="5-9")
     assert found.kind == "undecided"
     assert found.text.startswith("Undecided on fresh seeds 5-9: ")
     apart = compared(write(tmp_path / "apart", make_run, {"adamw": 2.5, "lamb": 3.5}))
-    assert judge(apart, confirmed="5-9").text.startswith("Confirmed on fresh seeds 5-9: ")
+    assert write_verdict(apart, confirmed="5-9").text.startswith("Confirmed on fresh seeds 5-9: ")
 
 
 def test_commands_load_the_plugins_of_their_runs(tmp_path: Path, make_run: MakeRun) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from optrun.report.collect import load_runs
-from optrun.report.findings import find
+from optrun.report.findings import analyse_runs
+from optrun.report.runs import load_runs
 from optrun.report.warnings import find_warnings
 
 Change = dict[str, Any]
@@ -34,7 +34,7 @@ def _sweep(
             continue
         options = {"lr": BEST[optimizer] * step / 2, "seed": seed, **options}
         make_run(folder / str(number), optimizer=optimizer, max_steps=40, eval_every=10, **options)
-    return [warning.kind for warning in find_warnings(find(load_runs([folder])))]
+    return [warning.kind for warning in find_warnings(analyse_runs(load_runs([folder])))]
 
 
 def test_a_clean_comparison_has_no_warning(tmp_path: Path, make_run: Callable[..., Path]) -> None:
@@ -139,7 +139,9 @@ def test_unequal_tuning(tmp_path: Path, make_run: Callable[..., Path]) -> None:
             max_steps=40,
             eval_every=10,
         )
-    assert [warning.kind for warning in find_warnings(find(load_runs([tmp_path])))] == ["tuning"]
+    assert [warning.kind for warning in find_warnings(analyse_runs(load_runs([tmp_path])))] == [
+        "tuning"
+    ]
 
 
 def test_one_lr_each_is_no_comparison_of_optimizers(
@@ -195,7 +197,7 @@ def test_the_best_lr_wants_results_close_by(
         make_run(tmp_path / f"b{number}", lr=2e-3, optimizer="lamb", max_steps=20, seed=number)
     told = [
         each
-        for each in find_warnings(find(load_runs([tmp_path])))
+        for each in find_warnings(analyse_runs(load_runs([tmp_path])))
         if each.kind in ("edge", "coarse")
     ]
     assert [each.kind for each in told] == [kind for kind, _ in expected]
@@ -233,7 +235,7 @@ def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[...
         eval_every=10,
         summary=late,
     )
-    findings = find(load_runs([tmp_path]))
+    findings = analyse_runs(load_runs([tmp_path]))
     (warning,) = find_warnings(findings)
     assert warning.kind == "repeated"
     assert warning.runs != ("again",)
@@ -242,7 +244,9 @@ def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[...
     summary = json.loads((tmp_path / "again" / "summary.json").read_text())
     summary["metrics"] = {}
     (tmp_path / "again" / "summary.json").write_text(json.dumps(summary))
-    found = {warning.kind: warning for warning in find_warnings(find(load_runs([tmp_path])))}
+    found = {
+        warning.kind: warning for warning in find_warnings(analyse_runs(load_runs([tmp_path])))
+    }
     assert "line 1 is torn" in found["files"].text
     assert "config.yaml is missing" in found["files"].text
     assert found["metric"].runs == ("again",)
@@ -272,7 +276,7 @@ def test_a_run_without_a_finite_metric_is_named(
         "\n".join([*first, json.dumps(json.loads(last) | {"eval/accuracy": "NaN"})]) + "\n"
     )
     (found,) = [
-        each for each in find_warnings(find(load_runs([tmp_path]))) if each.kind == "metric"
+        each for each in find_warnings(analyse_runs(load_runs([tmp_path]))) if each.kind == "metric"
     ]
     assert found.runs == ("adamw-1",)
     assert "eval/accuracy" in found.text
@@ -290,5 +294,5 @@ def test_learning_rates_that_are_compared_were_swept(
             max_steps=40,
             eval_every=10,
         )
-    found = find(load_runs([tmp_path]), by=["optimizer.name", "lr"])
+    found = analyse_runs(load_runs([tmp_path]), by=["optimizer.name", "lr"])
     assert "single-lr" not in {each.kind for each in find_warnings(found)}

@@ -270,18 +270,18 @@ def test_a_parabola_is_recovered() -> None:
     x = np.log(np.array(LRS))
     costs = 0.3 * (x - math.log(0.012)) ** 2 + np.array([[1.0], [2.0]])
     costs[1, 0] = math.nan
-    basin = fit_lr_curve(x, costs)
-    assert math.exp(basin.best) == pytest.approx(0.012)
-    assert (basin.curvature, basin.level) == (pytest.approx(0.3), pytest.approx(1.5))
-    assert basin.variance == pytest.approx(0, abs=1e-12)
+    lr_curve = fit_lr_curve(x, costs)
+    assert math.exp(lr_curve.best) == pytest.approx(0.012)
+    assert (lr_curve.curvature, lr_curve.level) == (pytest.approx(0.3), pytest.approx(1.5))
+    assert lr_curve.variance == pytest.approx(0, abs=1e-12)
 
 
 def test_exponents_of_two_keys() -> None:
     sizes = np.array([[64.0, 100.0], [128.0, 100.0], [128.0, 400.0], [256.0, 200.0]])
     x = np.log(np.geomspace(1e-3, 1e-1, 9))
     optima = np.log(0.1) - 0.5 * np.log(sizes[:, 0] / 64) - 0.3 * np.log(sizes[:, 1] / 100)
-    basins = [fit_lr_curve(x, (x - best) ** 2 + np.zeros((2, 1))) for best in optima]
-    law = fit_law(sizes, basins)
+    fitted_curves = [fit_lr_curve(x, (x - best) ** 2 + np.zeros((2, 1))) for best in optima]
+    law = fit_law(sizes, fitted_curves)
     assert (law.exponent(0)[0], law.exponent(1)[0]) == (pytest.approx(-0.5), pytest.approx(-0.3))
     assert not law.is_broken
 

@@ -15,10 +15,10 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.report.build import report
-from optrun.report.collect import load_runs
+from optrun.report.runs import load_runs
 from optrun.report.statistics import Judgement
-from optrun.report.verdict import judge
-from optrun.report.workloads import compare_runs, split
+from optrun.report.verdict import write_verdict
+from optrun.report.workloads import compare_runs, split_workloads
 
 MakeRun = Callable[..., Path]
 
@@ -75,7 +75,7 @@ def test_how_often_is_evaluated_changes_no_score(tmp_path: Path, make_run: MakeR
         workload(folder, make_run, {"adamw": 2.3, "lamb": 2.0}, task="two", eval_every=45 - often)
         found = compare_runs(load_runs([folder]))
         scores.append(found.scores)
-        assert judge(found).possible == ("lamb",)
+        assert write_verdict(found).possible == ("lamb",)
     assert scores[0] == scores[1]
 
 
@@ -96,7 +96,7 @@ def test_a_workload_at_chance_is_named_and_left_out(tmp_path: Path, make_run: Ma
     assert [name for name, why in reasons.items() if not why] == [
         name for name in reasons if name != chance
     ]
-    verdict = judge(found)
+    verdict = write_verdict(found)
     assert verdict.possible == ("adamw",)
     assert "is the best of 3 over 1 workload " in verdict.text
 
@@ -132,7 +132,7 @@ def test_a_contender_that_is_missing_somewhere_has_no_score(
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1}, task="two")
     found = compare_runs(load_runs([tmp_path]))
     assert found.scores["sgd"] == {}
-    assert judge(found).possible == ("adamw",)
+    assert write_verdict(found).possible == ("adamw",)
 
 
 def test_a_baseline_of_several_workloads(tmp_path: Path, make_run: MakeRun) -> None:
@@ -154,15 +154,15 @@ def test_runs_that_share_no_two_contenders_are_not_compared(
     workload(tmp_path, make_run, {"lamb": 2.0}, task="two")
     found = compare_runs(load_runs([tmp_path]))
     assert not found.several
-    assert "different tasks" in judge(found).text
+    assert "different tasks" in write_verdict(found).text
 
 
 def test_what_a_workload_is(tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path / "a", max_steps=20)
     make_run(tmp_path / "b", max_steps=40, optimizer="lamb")
-    assert len(split(load_runs([tmp_path]))) == 1
+    assert len(split_workloads(load_runs([tmp_path]))) == 1
     make_run(tmp_path / "c", max_steps=20, config={"task.name": "masked_lm"})
-    assert list(split(load_runs([tmp_path]))) == ["causal_lm", "masked_lm"]
+    assert list(split_workloads(load_runs([tmp_path]))) == ["causal_lm", "masked_lm"]
 
 
 def test_runs_that_diverged_do_not_widen_what_another_seed_changes(
@@ -192,7 +192,7 @@ def test_a_baseline_without_a_score_on_every_workload_is_not_forgotten(
 ) -> None:
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.1, "sgd": 2.2}, task="one")
     workload(tmp_path, make_run, {"adamw": 3.0, "lamb": 3.1}, task="two")
-    found = judge(compare_runs(load_runs([tmp_path]), baseline="sgd"))
+    found = write_verdict(compare_runs(load_runs([tmp_path]), baseline="sgd"))
     assert "sgd, the baseline" in found.text
     assert not found.ruled_out
 
@@ -202,7 +202,7 @@ def test_each_workload_has_its_own_choice(tmp_path: Path, make_run: MakeRun) -> 
         for lr in (1e-3, 4e-3):
             part = tmp_path / f"{lr}"
             workload(part, make_run, {"adamw": 2.0 + (lr != best), "lamb": 2.5}, task=task, lr=lr)
-    chosen = judge(compare_runs(load_runs([tmp_path]))).chosen["adamw"]
+    chosen = write_verdict(compare_runs(load_runs([tmp_path]))).chosen["adamw"]
     assert "adamw at lr 1e-3 on one" in chosen
     assert "adamw at lr 4e-3 on two" in chosen
 

@@ -80,7 +80,7 @@ class Run:
 
     def settings(self, keys: Iterable[str]) -> tuple[object, ...]:
         """Normalise the settings of some keys: 1 and 1.0 are equal, True and 1 are not."""
-        return tuple(comparable(self.setting(key)) for key in keys)
+        return tuple(normalise_setting(self.setting(key)) for key in keys)
 
     def at(self, *path: str) -> object:
         """Look up a value of the summary, such as `at("data", "fingerprint")`.
@@ -103,7 +103,7 @@ class Run:
     @property
     def lr(self) -> float | None:
         """The peak learning rate."""
-        return number(self.config.get("lr"))
+        return to_number(self.config.get("lr"))
 
     @cached_property
     def global_step(self) -> int:
@@ -168,7 +168,7 @@ class Run:
 
     def last(self, name: str) -> float | None:
         """Return the last value of a metric, NaN included; None if it was never logged."""
-        value = number(self.at("metrics", "last", name))
+        value = to_number(self.at("metrics", "last", name))
         return next(reversed(self.log.series(name)[1]), None) if value is None else value
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
@@ -199,7 +199,7 @@ class Run:
     def score(self, metric: str) -> float | None:
         """Return the metric's last value if the run finished and it is finite.
 
-        Its arm scores a diverged run.
+        Its configuration scores a diverged run.
         """
         if not self.finished or self.diverged:
             return None
@@ -208,7 +208,7 @@ class Run:
 
     def perf(self, name: str) -> float | None:
         """Return a number of the section `perf` of the summary."""
-        value = number(self.at("perf", name))
+        value = to_number(self.at("perf", name))
         return value if value is not None and math.isfinite(value) else None
 
     @property
@@ -222,17 +222,17 @@ class Run:
     @property
     def wall_seconds(self) -> float | None:
         """Seconds of wall clock the run took."""
-        return number(self.at("wall_seconds"))
+        return to_number(self.at("wall_seconds"))
 
     @property
     def batch(self) -> int | None:
         """Training examples of an optimizer step, as far as the configuration tells."""
-        size = number(self.config.get("training.per_device_train_batch_size"))
-        micro = number(self.config.get("training.gradient_accumulation_steps", 1))
-        ranks = number(self.at("hardware", "ranks")) or 1
+        size = to_number(self.config.get("training.per_device_train_batch_size"))
+        micro = to_number(self.config.get("training.gradient_accumulation_steps", 1))
+        ranks = to_number(self.at("hardware", "ranks")) or 1
         return (
             int(
-                number(self.config.get("training.global_batch_size"))
+                to_number(self.config.get("training.global_batch_size"))
                 or (size or 0) * (micro or 0) * ranks
             )
             or None
@@ -319,14 +319,14 @@ def plugins_of(runs: Iterable[Run]) -> list[str]:
     return [word for name in names for word in ("--plugin", name)]
 
 
-def comparable(value: object) -> object:
+def normalise_setting(value: object) -> object:
     """Normalise a setting so that 1 and 1.0 are equal, True and 1 are not."""
     if isinstance(value, bool) or value is None:
         return str(value)
     return float(value) if isinstance(value, (int, float)) else value
 
 
-def number(value: object) -> float | None:
+def to_number(value: object) -> float | None:
     """Convert a number to float.
 
     None for anything else, booleans and integers beyond every float among it.

@@ -19,8 +19,8 @@ from optrun.artifacts.run_dir import find_runs
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import duration
 from optrun.base.reading import read_json
-from optrun.report.collect import load_runs
-from optrun.report.findings import Findings, find
+from optrun.report.findings import Findings, analyse_runs
+from optrun.report.runs import load_runs
 from optrun.report.statistics import MIN_SEEDS, POWER, residual_sd, seeds_for
 from optrun.report.sweep_folder import tuned_keys
 
@@ -36,7 +36,7 @@ _OWN = ("resume=", "hydra.", "hydra/", "seed=")
 
 
 @dataclass(frozen=True)
-class Confirmation:
+class ConfirmationPlan:
     """What is run; written beside its runs, so that it stays what was planned."""
 
     contenders: dict[str, list[str]]
@@ -107,7 +107,7 @@ class Confirmation:
             raise TypeError("no confirmation has such values")
 
 
-def read(folder: Path) -> Confirmation | None:
+def read_plan(folder: Path) -> ConfirmationPlan | None:
     """Read what a folder confirms; None where it is no confirmation.
 
     Raises:
@@ -117,7 +117,7 @@ def read(folder: Path) -> Confirmation | None:
         record = read_json(folder / RECORD)
         if record.pop("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT}")
-        made = Confirmation(**record)
+        made = ConfirmationPlan(**record)
         made.check()
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -129,7 +129,7 @@ def read(folder: Path) -> Confirmation | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ConfirmationRequest:
     """What is asked of a confirmation."""
 
     seeds: Sequence[int] | None = None
@@ -159,7 +159,9 @@ class Asked:
         ]
 
 
-def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Confirmation, str]:
+def load_or_make_plan(
+    sweep: Path, folder: Path, asked: ConfirmationRequest | None = None
+) -> tuple[ConfirmationPlan, str]:
     """Plan the confirmation of a sweep, or find the one that was planned.
 
     Args:
@@ -173,7 +175,7 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
     Raises:
         ConfigError: As for `plan`; or the folder holds the confirmation of something else.
     """
-    asked, earlier, before = asked or Asked(), confirmations([sweep]), read(folder)
+    asked, earlier, before = asked or ConfirmationRequest(), find_plans([sweep]), read_plan(folder)
     runs = load_runs([sweep], beside=[folder, *earlier])
     if not runs:
         raise ConfigError(
@@ -202,12 +204,14 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
             f"{folder} is there and is no confirmation: out=DIR names another folder."
         )
     tuned = tuned_keys(run.path.parent for run in runs)
-    found = find(runs, metric=metric, baseline=baseline, by=by, tuned=tuned)
+    found = analyse_runs(runs, metric=metric, baseline=baseline, by=by, tuned=tuned)
     if before is None:
-        made, said = plan(found, asked, {seed for each in earlier.values() for seed in each.seeds})
+        made, said = make_plan(
+            found, asked, {seed for each in earlier.values() for seed in each.seeds}
+        )
         said = ". ".join(filter(None, (said, _estimate(found, made))))
         return replace(made, sweep=os.path.relpath(sweep.resolve(), folder.resolve())), said
-    now, _ = plan(found, Asked(seeds=before.seeds))
+    now, _ = make_plan(found, ConfirmationRequest(seeds=before.seeds))
     if changed := [
         key
         for key in ("contenders", "reference", "metric")
@@ -231,14 +235,14 @@ def prepare(sweep: Path, folder: Path, asked: Asked | None = None) -> tuple[Conf
         for key in ("seeds", "power", "difference")
     ):
         raise ConfigError(
-            f"{folder} was planned with seeds {label(before.seeds)}: seeds that are added until"
-            " something shows raise the error rate. Without seeds=, power= and difference= it goes"
-            " on; out=DIR begins another."
+            f"{folder} was planned with seeds {write_seeds(before.seeds)}: seeds that are added"
+            " until something shows raise the error rate. Without seeds=, power= and difference= it"
+            " goes on; out=DIR begins another."
         )
-    return before, f"goes on with what was planned: seeds {label(before.seeds)}"
+    return before, f"goes on with what was planned: seeds {write_seeds(before.seeds)}"
 
 
-def _plans_anew(asked: Asked, before: Confirmation, folder: Path) -> bool:
+def _plans_anew(asked: ConfirmationRequest, before: ConfirmationPlan, folder: Path) -> bool:
     """Tell whether another plan may take the place of one of which no run has finished."""
     keys = ("seeds", "power", "difference")
     if all(getattr(asked, key) in (None, getattr(before, key)) for key in keys):
@@ -246,11 +250,11 @@ def _plans_anew(asked: Asked, before: Confirmation, folder: Path) -> bool:
     return not any(run.finished or run.status == "failed" for run in load_runs([folder]))
 
 
-def _estimate(findings: Findings, made: Confirmation) -> str:
+def _estimate(findings: Findings, made: ConfirmationPlan) -> str:
     """Say how long the runs of a plan take, by how long those of the choice took."""
     seconds = []
     for row in findings.ranked:
-        known = [run.wall_seconds for run in row.arm.counted if run.wall_seconds]
+        known = [run.wall_seconds for run in row.configuration.counted if run.wall_seconds]
         if not known:
             return ""
         seconds.append(sum(known) / len(known))
@@ -259,7 +263,9 @@ def _estimate(findings: Findings, made: Confirmation) -> str:
     return f"{runs} runs, about {duration(total)} one after the other"
 
 
-def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[Confirmation, str]:
+def make_plan(
+    findings: Findings, asked: ConfirmationRequest, used: Collection[int] = ()
+) -> tuple[ConfirmationPlan, str]:
     """Choose what is run again, and on which seeds.
 
     Args:
@@ -284,12 +290,12 @@ def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[
         )
         raise ConfigError(f"Nothing can be confirmed: {why}.")
     known = {run.seed for run in findings.runs if run.seed is not None}
-    runs = {row.name: row.arm.counted[0] for row in rows}
+    runs = {row.name: row.configuration.counted[0] for row in rows}
     if len({(run.config_name, *run.config_dir) for run in runs.values()}) > 1:
         raise ConfigError(
             "The contenders come from several recipes: confirm each recipe's sweep by itself."
         )
-    made = Confirmation(
+    made = ConfirmationPlan(
         contenders={name: _retyped(name, run.overrides) for name, run in runs.items()},
         reference=findings.baseline,
         by=findings.compared_keys,
@@ -306,7 +312,7 @@ def plan(findings: Findings, asked: Asked, used: Collection[int] = ()) -> tuple[
     return (
         made,
         (
-            f"seeds {label(again)} ran in a confirmation before; unused: from {first} on"
+            f"seeds {write_seeds(again)} ran in a confirmation before; unused: from {first} on"
             if again
             else ""
         ),
@@ -329,8 +335,8 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
 
 
 def _sized(
-    made: Confirmation, findings: Findings, asked: Asked, first: int
-) -> tuple[Confirmation, str]:
+    made: ConfirmationPlan, findings: Findings, asked: ConfirmationRequest, first: int
+) -> tuple[ConfirmationPlan, str]:
     """Count the seeds that find the smallest difference that matters.
 
     Never the observed one, which was selected.
@@ -338,7 +344,12 @@ def _sized(
     judged, rows, power = findings.judgement, findings.ranked, asked.power or POWER
     difference = asked.difference or (judged.matters if judged is not None else math.nan)
     finished = (
-        {seed: x for seed, x in row.arm.scores.items() if seed not in row.arm.lost} for row in rows
+        {
+            seed: x
+            for seed, x in row.configuration.scores.items()
+            if seed not in row.configuration.lost
+        }
+        for row in rows
     )
     sd, degrees = residual_sd(finished)
     if not (sd > 0 and difference > 0):
@@ -394,7 +405,7 @@ def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:
         )
 
 
-def label(seeds: Sequence[int]) -> str:
+def write_seeds(seeds: Sequence[int]) -> str:
     """Write seeds shortly.
 
     Example:
@@ -405,17 +416,17 @@ def label(seeds: Sequence[int]) -> str:
     return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
 
 
-def confirmations(directories: Sequence[Path]) -> Mapping[Path, Confirmation]:
+def find_plans(directories: Sequence[Path]) -> Mapping[Path, ConfirmationPlan]:
     """Find the confirmations beneath some directories that have a run, at any depth.
 
     A directory itself is none.
     """
-    found: dict[Path, Confirmation] = {}
+    found: dict[Path, ConfirmationPlan] = {}
     for directory in directories:
         for folder in dict.fromkeys(run.parent for run in find_runs(directory)):
             if (
                 directory.resolve() in folder.resolve().parents
-                and (made := read(folder)) is not None
+                and (made := read_plan(folder)) is not None
             ):
                 found[folder] = made
     return found

@@ -1,4 +1,4 @@
-"""Joining runs: what differs, what is compared, where the basin ends."""
+"""Joining runs: what differs, what is compared, where the lr curve ends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from optrun.artifacts.provenance import NOT_IDENTITY_OF_TRAINING
-from optrun.report.arms import differing, telling
-from optrun.report.collect import Run, flatten, load_runs, read_config
-from optrun.report.findings import Findings, find
+from optrun.report.configurations import differing_keys, drop_implied_keys
+from optrun.report.findings import Findings, analyse_runs
+from optrun.report.runs import Run, flatten, load_runs, read_config
 from optrun.report.table import to_rich
 from optrun.report.tables import ranking_table
 
@@ -21,7 +21,7 @@ MakeRun = Callable[..., Path]
 
 
 def _find(folder: Path) -> Findings:
-    return find(load_runs([folder]))
+    return analyse_runs(load_runs([folder]))
 
 
 def test_only_what_differs_within_a_choice_is_named(tmp_path: Path, make_run: MakeRun) -> None:
@@ -34,7 +34,7 @@ def test_only_what_differs_within_a_choice_is_named(tmp_path: Path, make_run: Ma
         make_run(
             tmp_path / str(number), optimizer=optimizer, max_steps=20, config=config, seed=number
         )
-    assert differing(load_runs([tmp_path])) == ["optimizer.name", "optimizer.eps"]
+    assert differing_keys(load_runs([tmp_path])) == ["optimizer.name", "optimizer.eps"]
 
 
 def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: MakeRun) -> None:
@@ -48,7 +48,9 @@ def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: M
         make_run(tmp_path / str(number), seed=number, max_steps=20, config=config)
     findings = _find(tmp_path)
     assert findings.keys == []
-    assert [sorted(arm.scores) for arm in findings.arms] == [[0, 1, 2]]
+    assert [sorted(configuration.scores) for configuration in findings.configurations] == [
+        [0, 1, 2]
+    ]
 
 
 def test_of_settings_changed_together_the_first_typed_names_the_contender(
@@ -79,7 +81,7 @@ def test_of_settings_changed_together_the_first_typed_names_the_contender(
     }
     # Without a command line, which of the two that follow from each other it is does not matter.
     runs = load_runs([tmp_path])
-    assert telling(["scheduler.warmup_ratio", "training.eval_steps"], runs) == [
+    assert drop_implied_keys(["scheduler.warmup_ratio", "training.eval_steps"], runs) == [
         "training.eval_steps"
     ]
 
@@ -117,11 +119,11 @@ def test_the_spelling_of_a_path_makes_no_contender(tmp_path: Path, make_run: Mak
             f"hydra:\n  runtime:\n    version: 1\n    cwd: {tmp_path / folder}\n"
         )
     runs = load_runs([tmp_path])
-    found = find(runs[:4])
+    found = analyse_runs(runs[:4])
     assert found.keys == ["optimizer.name"]
     assert sorted(row.name for row in found.rows) == ["adamw", "lamb"]
     assert runs[1].config["data.train"] == "../train.tsv", "the table of runs says what each has"
-    assert "data.train" not in find([runs[0], runs[4]]).keys, "the examples are the same"
+    assert "data.train" not in analyse_runs([runs[0], runs[4]]).keys, "the examples are the same"
 
 
 def test_paths_that_differ_are_told_by_where_they_do(tmp_path: Path, make_run: MakeRun) -> None:
@@ -131,7 +133,7 @@ def test_paths_that_differ_are_told_by_where_they_do(tmp_path: Path, make_run: M
         make_run(tmp_path / str(number), max_steps=20, config={"data.train": path}, summary=summary)
     findings = _find(tmp_path)
     assert sorted(row.name for row in findings.rows) == ["train clean", "train noisy"]
-    assert find(load_runs([tmp_path]), baseline=folders[1]).baseline == "train noisy"
+    assert analyse_runs(load_runs([tmp_path]), baseline=folders[1]).baseline == "train noisy"
 
 
 def test_a_narrow_terminal_shows_fewer_columns_and_breaks_no_word(
@@ -169,7 +171,7 @@ def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(
             final=3.0 + seed / 100,
         )
     findings = _find(tmp_path)
-    assert [(row.name, row.arm.settings["lr"]) for row in findings.rows] == [
+    assert [(row.name, row.configuration.settings["lr"]) for row in findings.rows] == [
         ("adamw", 1e-3),
         ("lamb", 1e-3),
     ]
@@ -188,7 +190,7 @@ def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(
         )
     assert sorted(row.name for row in _find(tmp_path / "lr").rows) == ["lr 1e-3", "lr 2e-3"]
     assert _find(tmp_path / "rate").compared_keys == ["param_groups.decay_rate"]
-    by_lr = find(load_runs([tmp_path / "rate"]), by=["lr"])
+    by_lr = analyse_runs(load_runs([tmp_path / "rate"]), by=["lr"])
     assert sorted(row.name for row in by_lr.rows) == ["lr 1e-3", "lr 2e-3"]
 
 
@@ -202,11 +204,14 @@ def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: Make
             diverge_at=20 if lr == 4e-3 else None,
         )
         make_run(tmp_path / f"x{number}", optimizer="lamb", lr=lr, max_steps=40, final=2.0)
-    basin = next(row.basin for row in _find(tmp_path).rows if row.name == "adamw")
-    assert {lr: arm.mean for lr, arm in basin.points.items()} == {1e-3: 2.001, 2e-3: 2.002}
-    assert (basin.diverged, basin.tried) == ((4e-3,), (1e-3, 2e-3, 4e-3))
-    assert basin.best is basin.points[1e-3]
-    assert basin.beside() == (None, 2e-3)
+    lr_curve = next(row.lr_curve for row in _find(tmp_path).rows if row.name == "adamw")
+    assert {lr: configuration.mean for lr, configuration in lr_curve.points.items()} == {
+        1e-3: 2.001,
+        2e-3: 2.002,
+    }
+    assert (lr_curve.diverged, lr_curve.tried) == ((4e-3,), (1e-3, 2e-3, 4e-3))
+    assert lr_curve.best is lr_curve.points[1e-3]
+    assert lr_curve.beside() == (None, 2e-3)
 
 
 @pytest.mark.parametrize(
@@ -321,4 +326,4 @@ def test_the_metric_of_early_stopping_separates_runs(
         config = {"training.early_stopping_patience": patience, "checkpoint.metric": metric}
         make_run(tmp_path / str(number), seed=number, max_steps=20, config=config)
     expected = [] if patience is None else ["checkpoint.metric"]
-    assert differing(load_runs([tmp_path])) == expected
+    assert differing_keys(load_runs([tmp_path])) == expected

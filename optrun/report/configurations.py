@@ -2,7 +2,7 @@
 
 Which settings differ, which runs differ in the seed alone, what is compared.
 
-The scores of an arm are here, too.
+The scores of a configuration are here, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from optrun.artifacts.provenance import (
 )
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate
-from optrun.report.alike import shortened
-from optrun.report.collect import Run, Setting, comparable, number
+from optrun.report.comparability import shorten_paths
+from optrun.report.runs import Run, Setting, normalise_setting, to_number
 from optrun.report.statistics import Comparison
 
 _BESIDE_THE_POINT = {
@@ -41,11 +41,11 @@ MIXED = 0.01
 
 
 @dataclass
-class Arm:
+class Configuration:
     """Runs of one configuration, alike but for the seed."""
 
     settings: dict[str, Setting]
-    """The settings in which the arms of this report differ."""
+    """The settings in which the configurations of this report differ."""
     runs: list[Run] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
     """Seed -> outcome: the final value of the metric of a finished run, the stand-in of one that
@@ -100,16 +100,16 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Basin:
+class LrCurve:
     """Metric against learning rate of one contender."""
 
-    points: dict[float, Arm]
-    """By rising lr the arm with the best mean; learning rates without a score left out."""
+    points: dict[float, Configuration]
+    """By rising lr the configuration with the best mean, if one has a score."""
     diverged: tuple[float, ...]
     """Learning rates at which some run diverged."""
     begun: tuple[float, ...]
     """Every learning rate, one whose runs have not come to an end among them."""
-    best: Arm | None
+    best: Configuration | None
 
     @property
     def tried(self) -> tuple[float, ...]:
@@ -130,16 +130,16 @@ class Basin:
 class Contender:
     """What a verdict is about.
 
-    One optimizer (or whatever is compared) with all arms tried for it.
+    One optimizer (or whatever is compared) with all configurations tried for it.
     """
 
     name: str
     """The settings that set it apart; unique in the report."""
     settings: dict[str, Setting]
-    arms: list[Arm]
-    arm: Arm
+    configurations: list[Configuration]
+    configuration: Configuration
     """The one that stands for it."""
-    basin: Basin
+    lr_curve: LrCurve
     rank: int | None = None
     """1 is best, equal means share; None without an outcome."""
     versus: Comparison | None = None
@@ -160,7 +160,7 @@ def _decisive_keys(runs: Sequence[Run]) -> set[str]:
     return {f"{group}.{name}" for group, name in keys}
 
 
-def differing(runs: Sequence[Run]) -> list[str]:
+def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys that tell the runs apart.
 
     A key of a group counts where runs with the same choice in that group differ in it: what merely
@@ -178,7 +178,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
             config[key] == config.get("seed") for config in having
         )
         is_beside = bool(_BESIDE_THE_POINT & {key, group}) and key not in decisive
-        if not (is_beside or repeats_seed or follows(key, choice, runs)):
+        if not (is_beside or repeats_seed or is_implied(key, choice, runs)):
             found.append(key)
     first = [
         key
@@ -188,7 +188,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return first + [key for key in found if key not in first]
 
 
-def compared(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
+def pick_compared_keys(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
     """Pick the keys that separate contenders.
 
     The others were tuned, and each contender is shown at its best.
@@ -212,7 +212,7 @@ def compared(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
     return [key for key in found if key not in tuned] or found
 
 
-def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
+def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Reduce keys to the fewest that still tell apart what all of them do.
 
     Where batch size, warm-up and evaluation interval were changed together, the batch size says it
@@ -226,12 +226,12 @@ def telling(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     for key in sorted(
         keys, key=lambda key: place.get(key, place.get(key.removesuffix(".name"), -len(typed)))
     ):
-        if any(follows(key, [other], runs) for other in kept if other != key):
+        if any(is_implied(key, [other], runs) for other in kept if other != key):
             kept.remove(key)
     return kept
 
 
-def follows(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
+def is_implied(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
     """Tell whether runs that agree in all of the others agree in the key too."""
     seen: dict[tuple[object, ...], object] = {}
     return all(
@@ -239,7 +239,9 @@ def follows(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
     )
 
 
-def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> list[Arm]:
+def build_configurations(
+    runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str
+) -> list[Configuration]:
     """Join runs that differ in nothing but the seed.
 
     Args:
@@ -249,90 +251,117 @@ def build_arms(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
         mode: "min" or "max".
 
     Returns:
-        Arms in order of their first run. Where one configuration and seed occurs twice, the run
-        that was updated last counts, a finished one before an unfinished one. A run that diverged
-        counts as `stand_in` has it.
+        In the order of their first run. If one configuration and seed occurs twice, the run that
+        was updated last counts, a finished one before an unfinished one. A run that diverged has
+        the score of `stand_in`.
     """
     scores = {id(run): score for run in runs if (score := run.score(metric)) is not None}
     worst = stand_in(scores.values(), (run.untrained(metric, mode) for run in runs), mode)
     short = {
-        key: shortened([run.setting(key) for run in runs if key in run.config]) for key in keys
+        key: shorten_paths([run.setting(key) for run in runs if key in run.config]) for key in keys
     }
     alike: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         alike[run.settings(keys)].append(run)
-    arms = []
+    configurations = []
     for members in alike.values():
         found = {key: members[0].setting(key) for key in keys if key in members[0].config}
-        arm = Arm({key: short[key].get(value, value) for key, value in found.items()}, members)
+        configuration = Configuration(
+            {key: short[key].get(value, value) for key, value in found.items()}, members
+        )
         ordered = sorted(
             members, key=lambda run: (run.finished, str(run.summary.get("updated_at", "")))
         )
         latest = {run.seed or 0: run for run in ordered}
-        arm.repeated = [run for run in ordered if run is not latest[run.seed or 0]]
+        configuration.repeated = [run for run in ordered if run is not latest[run.seed or 0]]
         for seed, run in sorted(latest.items()):
             if (score := scores.get(id(run), worst if run.diverged else None)) is not None:
-                arm.scores[seed] = score
-                arm.lost |= {seed} if run.diverged else set()
+                configuration.scores[seed] = score
+                configuration.lost |= {seed} if run.diverged else set()
         losses = [loss for run in members if (loss := run.last(loss_beside(metric))) is not None]
-        arm.loss = float(np.mean(losses)) if losses else math.inf
-        arms.append(arm)
-    return arms
+        configuration.loss = float(np.mean(losses)) if losses else math.inf
+        configurations.append(configuration)
+    return configurations
 
 
-def build_contenders(arms: Sequence[Arm], keys: Sequence[str], mode: str) -> list[Contender]:
-    """Gather arms into contenders and choose the arm that stands for each, best contender first.
+def build_contenders(
+    configurations: Sequence[Configuration], keys: Sequence[str], mode: str
+) -> list[Contender]:
+    """Gather configurations into contenders, best first, and choose one for each.
 
-    The chosen arm has the best mean among those with the most seeds, of equal ones the lower loss.
-    So an arm that was run again with more seeds is preferred to one lucky run, and a stable arm to
-    one that diverged on some seeds.
+    The chosen one has the best mean among those with the most seeds, of equal ones the lower loss.
+    So a configuration that was run again with more seeds is preferred to one lucky run, and a
+    stable one to one that diverged on some seeds.
 
     Args:
-        arms: All arms.
+        configurations: All configurations.
         keys: What `compared` found.
         mode: "min" or "max".
     """
-    groups: dict[tuple[object, ...], list[Arm]] = defaultdict(list)
-    for arm in arms:
-        groups[tuple(comparable(arm.settings.get(key)) for key in keys)].append(arm)
+    groups: dict[tuple[object, ...], list[Configuration]] = defaultdict(list)
+    for configuration in configurations:
+        groups[tuple(normalise_setting(configuration.settings.get(key)) for key in keys)].append(
+            configuration
+        )
     chosen = [
-        (min(own, key=lambda arm: (-len(arm.scores), arm.cost(mode), arm.loss)), own)
+        (
+            min(
+                own,
+                key=lambda configuration: (
+                    -len(configuration.scores),
+                    configuration.cost(mode),
+                    configuration.loss,
+                ),
+            ),
+            own,
+        )
         for own in groups.values()
     ]
     chosen.sort(key=lambda pair: pair[0].cost(mode))
     told = [best.of(keys) for best, _ in chosen]
-    lrs = [number(settings.get("lr")) for settings in told]
+    lrs = [to_number(settings.get("lr")) for settings in told]
     scientific = any(lr is not None and lr < MIXED for lr in lrs)
-    names = [describe(each, scientific=scientific) for each in told]
+    names = [describe_settings(each, scientific=scientific) for each in told]
     names = [
         name or best.runs[0].optimizer or "all runs"
         for name, (best, _) in zip(names, chosen, strict=True)
     ]
     return [
-        Contender(name, settings, own, best, _basin(own, best, mode))
-        for name, settings, (best, own) in zip(numbered(names), told, chosen, strict=True)
+        Contender(name, settings, own, best, _lr_curve(own, best, mode))
+        for name, settings, (best, own) in zip(number_labels(names), told, chosen, strict=True)
     ]
 
 
-def _basin(arms: Sequence[Arm], chosen: Arm, mode: str) -> Basin:
-    """Find the basin of a contender over all its arms.
+def _lr_curve(configurations: Sequence[Configuration], chosen: Configuration, mode: str) -> LrCurve:
+    """Find the lr curve of a contender over all its configurations.
 
-    At each lr the arm with the best mean counts.
+    At each lr the configuration with the best mean counts.
     """
     known = sorted(
-        (arm for arm in arms if arm.lr),
-        key=lambda arm: (arm.lr or 0.0, bool(arm.diverged), arm.cost(mode)),
+        (configuration for configuration in configurations if configuration.lr),
+        key=lambda configuration: (
+            configuration.lr or 0.0,
+            bool(configuration.diverged),
+            configuration.cost(mode),
+        ),
     )
-    diverged = {arm.lr for arm in known if arm.lr and arm.diverged}
-    points: dict[float, Arm] = {}
-    for arm in known:
-        if arm.finished and arm.lr:
-            points.setdefault(arm.lr, arm)
-    stable = [arm for lr, arm in points.items() if lr not in diverged] or [*points.values()]
+    diverged = {
+        configuration.lr for configuration in known if configuration.lr and configuration.diverged
+    }
+    points: dict[float, Configuration] = {}
+    for configuration in known:
+        if configuration.finished and configuration.lr:
+            points.setdefault(configuration.lr, configuration)
+    stable = [configuration for lr, configuration in points.items() if lr not in diverged] or [
+        *points.values()
+    ]
     own = points.get(chosen.lr or 0.0) if chosen.scores else None
-    best = own or min(stable, key=lambda arm: arm.cost(mode), default=None)
-    return Basin(
-        points, tuple(sorted(diverged)), tuple(sorted({arm.lr for arm in known if arm.lr})), best
+    best = own or min(stable, key=lambda configuration: configuration.cost(mode), default=None)
+    return LrCurve(
+        points,
+        tuple(sorted(diverged)),
+        tuple(sorted({configuration.lr for configuration in known if configuration.lr})),
+        best,
     )
 
 
@@ -347,7 +376,7 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
         # Settings as they are shown, and as the runs have them.
         values = [
             *each.settings.values(),
-            *(run.config.get(key) for key in each.settings for run in each.arm.runs),
+            *(run.config.get(key) for key in each.settings for run in each.configuration.runs),
         ]
         if name in map(str, values):
             fitting.append(each)
@@ -361,7 +390,7 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
     return fitting[0]
 
 
-def numbered(labels: Sequence[str]) -> list[str]:
+def number_labels(labels: Sequence[str]) -> list[str]:
     """Number labels where two would read the same.
 
     Example:
@@ -375,7 +404,7 @@ def numbered(labels: Sequence[str]) -> list[str]:
     ]
 
 
-def describe(settings: Mapping[str, Setting], *, scientific: bool = False) -> str:
+def describe_settings(settings: Mapping[str, Setting], *, scientific: bool = False) -> str:
     """Describe settings in one line of at most 80 characters.
 
     Args:

@@ -17,20 +17,27 @@ from typing import Unpack
 from optrun.artifacts.forks import Fork
 from optrun.base.errors import ConfigError
 from optrun.config.literal import quote_path
-from optrun.report.collect import Run, load_runs, plugins_of
-from optrun.report.confirmation import FOLDER, Asked, Confirmation, confirmations, label, prepare
-from optrun.report.findings import Findings, Question, matters_of
+from optrun.report.confirmation_plan import (
+    FOLDER,
+    ConfirmationPlan,
+    ConfirmationRequest,
+    find_plans,
+    load_or_make_plan,
+    write_seeds,
+)
+from optrun.report.findings import Findings, Question, read_matters
+from optrun.report.runs import Run, load_runs, plugins_of
 from optrun.report.statistics import Judgement, Verdict
 from optrun.report.sweep_folder import is_search
-from optrun.report.verdict import edges_of, is_selected
+from optrun.report.verdict import find_edges, is_selected
 from optrun.report.workloads import Comparison, compare_runs
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class ConfirmationResult:
     """What the confirmations of one choice found."""
 
-    plans: Mapping[Path, Confirmation]
+    plans: Mapping[Path, ConfirmationPlan]
     """By folder, in the order of their seeds."""
     comparison: Comparison
     """Of the runs of those that are judged; of the choice if none is."""
@@ -40,13 +47,15 @@ class Confirmed:
     """What is not judged yet, or not as planned; empty where there is no such thing."""
     looks: int = 1
     """How many confirmations of the sweep were judged."""
-    waiting: Mapping[Path, Confirmation] = field(default_factory=dict)
+    waiting: Mapping[Path, ConfirmationPlan] = field(default_factory=dict)
     """Those of the plans that have not come to their end, and are not looked at."""
 
     @classmethod
-    def of(cls, folder: Path, made: Confirmation, comparison: Comparison, looks: int) -> Confirmed:
+    def of(
+        cls, folder: Path, made: ConfirmationPlan, comparison: Comparison, looks: int
+    ) -> ConfirmationResult:
         """Make that of a report on one confirmation by itself."""
-        found, note = comparison.findings, waits(made, comparison.runs)
+        found, note = comparison.findings, explain_waiting(made, comparison.runs)
         waiting = {folder: made} if note else {}
         asked = (found.metric, found.baseline, {*found.compared_keys})
         if not note and asked != (made.metric, made.reference, {*made.by}):
@@ -54,16 +63,21 @@ class Confirmed:
                 f"Not as planned, which was {made.metric} against {made.reference or 'the best'}."
             )
         return cls(
-            {folder: made}, comparison, "" if note else label(made.seeds), note, looks, waiting
+            {folder: made},
+            comparison,
+            "" if note else write_seeds(made.seeds),
+            note,
+            looks,
+            waiting,
         )
 
 
 def judge_together(
-    planned: Mapping[Path, Confirmation],
+    planned: Mapping[Path, ConfirmationPlan],
     directories: Sequence[Path],
     choice: Comparison,
     **typed: Unpack[Question],
-) -> Confirmed | None:
+) -> ConfirmationResult | None:
     """Judge the confirmations directly beneath some directories by all their runs.
 
     None where there is none.
@@ -81,14 +95,18 @@ def judge_together(
     plans = {folder: made for folder, made in planned.items() if folder.resolve().parent in sweeps}
     plans = dict(sorted(plans.items(), key=lambda item: min(item[1].seeds)))
     runs = {folder: load_runs([folder]) for folder in plans}
-    notes = {folder: note for folder, made in plans.items() if (note := waits(made, runs[folder]))}
+    notes = {
+        folder: note
+        for folder, made in plans.items()
+        if (note := explain_waiting(made, runs[folder]))
+    }
     waiting, ended = (
         {each: plans[each] for each in notes},
         [each for each in plans if each not in notes],
     )
     if not ended:
         return (
-            Confirmed(plans, choice, note=" ".join(notes.values()), waiting=waiting)
+            ConfirmationResult(plans, choice, note=" ".join(notes.values()), waiting=waiting)
             if plans
             else None
         )
@@ -99,15 +117,15 @@ def judge_together(
         if (plans[each].metric, plans[each].contenders) == (last.metric, last.contenders)
     ]
     notes |= {
-        it: f"Seeds {label(plans[it].seeds)} confirmed another choice."
+        it: f"Seeds {write_seeds(plans[it].seeds)} confirmed another choice."
         for it in ended
         if it not in alike
     }
     fresh = [run for folder in alike for run in runs[folder]]
-    question = planned_options([plans[it] for it in alike], fresh, matters=typed.get("matters"))
+    question = question_of_plans([plans[it] for it in alike], fresh, matters=typed.get("matters"))
     made = compare_runs(fresh, **(question | {"looks": len(ended)}))
     lost = sum(len(plans[it].points()) for it in alike) - sum(
-        len(arm.scores) for arm in made.findings.arms
+        len(configuration.scores) for configuration in made.findings.configurations
     )
     said = [
         *notes.values(),
@@ -124,16 +142,18 @@ def judge_together(
         if (given := typed.get(key)) not in (None, own)
     ]:
         said.append(f"Judged as planned: {', '.join(other)} is for the choice alone.")
-    seeds = " and ".join(label(plans[folder].seeds) for folder in alike)
-    return Confirmed(plans, made, seeds, " ".join(said), len(ended), waiting)
+    seeds = " and ".join(write_seeds(plans[folder].seeds) for folder in alike)
+    return ConfirmationResult(plans, made, seeds, " ".join(said), len(ended), waiting)
 
 
-def planned_options(
-    plans: Sequence[Confirmation], runs: Sequence[Run], **typed: Unpack[Question]
+def question_of_plans(
+    plans: Sequence[ConfirmationPlan], runs: Sequence[Run], **typed: Unpack[Question]
 ) -> Question:
     """Ask as some plans of one choice do, as far as nothing else was typed."""
     last, references = plans[-1], {made.reference for made in plans}
-    matters = min((made.difference for made in plans if made.difference), default=matters_of(runs))
+    matters = min(
+        (made.difference for made in plans if made.difference), default=read_matters(runs)
+    )
     metric = last.metric if any(run.score(last.metric) is not None for run in runs) else None
     by, matters = typed.get("by") or last.by, typed.get("matters") or matters
     asked: Question = {"metric": typed.get("metric") or metric, "by": by, "matters": matters}
@@ -142,7 +162,7 @@ def planned_options(
     return {**asked, "baseline": typed.get("baseline") or planned}
 
 
-def waits(made: Confirmation, runs: Sequence[Run]) -> str:
+def explain_waiting(made: ConfirmationPlan, runs: Sequence[Run]) -> str:
     """Say why a confirmation is not judged: it waits for runs, or none has a result.
 
     Empty where it is.
@@ -150,19 +170,21 @@ def waits(made: Confirmation, runs: Sequence[Run]) -> str:
     left = len(made.points()) - sum(run.finished or run.status == "failed" for run in runs)
     if left > 0:
         count = "1 run is" if left == 1 else f"{left} runs are"
-        return f"Fresh seeds {label(made.seeds)} are judged with the last run: {count} left."
+        return f"Fresh seeds {write_seeds(made.seeds)} are judged with the last run: {count} left."
     scored = any(run.score(made.metric) is not None for run in runs)
-    return "" if scored else f"None of the runs on fresh seeds {label(made.seeds)} has a result."
+    return (
+        "" if scored else f"None of the runs on fresh seeds {write_seeds(made.seeds)} has a result."
+    )
 
 
-def looks_at(folder: Path, made: Confirmation) -> int:
+def count_ended_confirmations(folder: Path, made: ConfirmationPlan) -> int:
     """Count the confirmations of its sweep that have come to their end, one among them."""
-    beneath = confirmations([sweep] if (sweep := sweep_of(folder, made)) else [])
+    beneath = find_plans([sweep] if (sweep := find_confirmed_sweep(folder, made)) else [])
     others = [each for each in beneath if each.resolve() != folder.resolve()]
-    return 1 + sum(not waits(beneath[each], load_runs([each])) for each in others)
+    return 1 + sum(not explain_waiting(beneath[each], load_runs([each])) for each in others)
 
 
-def sweep_of(folder: Path, made: Confirmation) -> Path | None:
+def find_confirmed_sweep(folder: Path, made: ConfirmationPlan) -> Path | None:
     """Find whose choice is confirmed; None where that is not known or not there."""
     way = made.sweep or (".." if folder.resolve().name == FOLDER else None)
     sweep = Path(os.path.normpath(folder / way)) if way is not None else None
@@ -172,8 +194,11 @@ def sweep_of(folder: Path, made: Confirmation) -> Path | None:
 _OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
 
 
-def next_command(
-    comparison: Comparison, confirmed: Confirmed | None, dirs: Sequence[Path], asked: Asked
+def choose_next_command(
+    comparison: Comparison,
+    confirmed: ConfirmationResult | None,
+    dirs: Sequence[Path],
+    asked: ConfirmationRequest,
 ) -> str:
     """Choose the command; empty if there is nothing to do, or none that would be taken.
 
@@ -220,24 +245,27 @@ def _widen(found: Findings, sweep: Path) -> str:
     One line for several contenders that differ in the optimizer alone; else for the first of them.
     Empty for a search, or a recipe that is a sweep: neither is widened by one value.
     """
-    edges = edges_of(found)
+    edges = find_edges(found)
     if not edges or found.tuned_keys != ["lr"] or is_search(sweep):
         return ""
-    first = edges[0][0].arm.runs[0]
-    if any("hydra.mode=RUN" in str(row.arm.runs[0].summary.get("command")) for row, _ in edges):
+    first = edges[0][0].configuration.runs[0]
+    if any(
+        "hydra.mode=RUN" in str(row.configuration.runs[0].summary.get("command"))
+        for row, _ in edges
+    ):
         return ""
     kept = _kept_overrides(first)
-    seeds = sorted(edges[0][0].arm.scores)
+    seeds = sorted(edges[0][0].configuration.scores)
     grid = [f"lr={edges[0][1]:g}"]
     together = [
         (row, lr)
         for row, lr in edges
-        if _without_optimizer(row.arm.runs[0]) == _without_optimizer(first)
-        and sorted(row.arm.scores) == seeds
+        if _without_optimizer(row.configuration.runs[0]) == _without_optimizer(first)
+        and sorted(row.configuration.scores) == seeds
     ]
     if len(together) > 1 and found.compared_keys == ["optimizer.name"]:
         kept = _without_optimizer(first)
-        grid = [f"search.{row.arm.runs[0].optimizer}.lr={lr:g}" for row, lr in together]
+        grid = [f"search.{row.configuration.runs[0].optimizer}.lr={lr:g}" for row, lr in together]
     recipe = ["-cn", first.config_name] if first.config_name else []
     values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
     return shlex.join(["optrun", *first.plugins, "-m", *recipe, *first.config_dir, *kept, *values])
@@ -258,31 +286,31 @@ def _without_optimizer(run: Run) -> list[str]:
     return [token for token in _kept_overrides(run) if not token.startswith("optimizer=")]
 
 
-def _confirm_again(confirmed: Confirmed) -> str:
+def _confirm_again(confirmed: ConfirmationResult) -> str:
     """Go on with an unfinished confirmation, or begin another on fresh seeds.
 
     Another one is begun if several contenders could be the best.
     """
     folder, plan = next(iter(confirmed.waiting.items()), [*confirmed.plans.items()][-1])
-    sweep, judged = sweep_of(folder, plan), confirmed.comparison.judgement
+    sweep, judged = find_confirmed_sweep(folder, plan), confirmed.comparison.judgement
     if sweep is None or not (confirmed.waiting or (judged is not None and is_open(judged))):
         return ""
     plugins = plugins_of(confirmed.comparison.runs)
     if confirmed.waiting:
-        return _confirm(sweep, folder, Asked(), plugins)
+        return _confirm(sweep, folder, ConfirmationRequest(), plugins)
     stem = re.sub(r"-\d+$", "", folder.name)
     free = next(
         each for number in count(2) if not (each := folder.with_name(f"{stem}-{number}")).exists()
     )
     metric = None if plan.metric == confirmed.comparison.findings.own_metric else plan.metric
-    again = Asked(baseline=plan.reference, metric=metric, by=plan.by)
+    again = ConfirmationRequest(baseline=plan.reference, metric=metric, by=plan.by)
     return _confirm(sweep, free, again, plugins)
 
 
-def _confirm(sweep: Path, folder: Path, asked: Asked, plugins: Sequence[str]) -> str:
+def _confirm(sweep: Path, folder: Path, asked: ConfirmationRequest, plugins: Sequence[str]) -> str:
     """Compose the line that confirms a sweep; empty if the verb would refuse it."""
     try:
-        prepare(sweep, folder, asked)
+        load_or_make_plan(sweep, folder, asked)
     except ConfigError:
         return ""
     out = None if folder.resolve() == (sweep / FOLDER).resolve() else folder

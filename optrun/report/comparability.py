@@ -15,7 +15,7 @@ from pathlib import Path
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import plain
 from optrun.base.reading import read_text
-from optrun.report.collect import Run
+from optrun.report.runs import Run
 
 _CWD = re.compile(r"^    cwd: (.+)$", re.MULTILINE)
 _OF_EXAMPLES = ("data.train.", "data.eval.", "data.path.")
@@ -33,7 +33,7 @@ _SOURCE = (
 _PREPARING = ("data.", "model.", "task.")
 
 
-def respell(runs: Sequence[Run]) -> None:
+def unify_paths(runs: Sequence[Run]) -> None:
     """Give one spelling, that of the first run, to paths which lead to the same files.
 
     A relative path is read from where its run was started. Files that are not there any more, or
@@ -101,7 +101,7 @@ def _started_in(run: Path) -> Path | None:
     return Path(found[1].strip("'\"")) if found else None
 
 
-def shortened(values: Iterable[object]) -> dict[object, str]:
+def shorten_paths(values: Iterable[object]) -> dict[object, str]:
     """Shorten paths by the folders that all begin with and the pieces that all end with.
 
     Args:
@@ -140,7 +140,7 @@ def _alike(parts: Sequence[Sequence[str]]) -> int:
     )
 
 
-def incomparable(runs: Sequence[Run]) -> str:
+def explain_incomparable(runs: Sequence[Run]) -> str:
     """Say why runs with a score cannot be ranked against each other; empty where they can.
 
     Another length of texts or another tokenizer makes other examples of the same evaluation rows,
@@ -163,7 +163,7 @@ def incomparable(runs: Sequence[Run]) -> str:
     return next(filter(None, reasons), "")
 
 
-def workload_of(run: Run) -> tuple[object, ...]:
+def identify_workload(run: Run) -> tuple[object, ...]:
     """Collect what says that two runs may stand in one ranking.
 
     The task, and which rows are evaluation rows.
@@ -192,7 +192,7 @@ def _other_rows(runs: Sequence[Run]) -> str:
     if any(len(digests) > 1 for digests in prepared.values()):
         return "the content of the evaluation data changed between the runs"
     if len(examples) > 1 and len(set.union(*examples.values())) > 1:
-        named = sorted({data_of(run) for run in runs})
+        named = sorted({name_data(run) for run in runs})
         return f"the runs were evaluated on different rows ({', '.join(named[:4])})"
     return ""
 
@@ -207,7 +207,7 @@ def _rows(run: Run) -> tuple[object, ...]:
     )
 
 
-def data_of(run: Run) -> str:
+def name_data(run: Run) -> str:
     """Name the data.
 
     Files by the evaluation file, hub data by its path, other sources by their choice.
