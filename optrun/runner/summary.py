@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shlex
@@ -58,8 +57,7 @@ def _code(plugins: Sequence[Mapping[str, object]]) -> dict[str, str]:
     digests = {"optrun": provenance.code_digest()}
     for plugin in plugins:
         origin = plugin.get("plugin") or plugin.get("distribution") or plugin.get("module")
-        files = repr([plugin.get("sha256"), plugin.get("imports")])
-        digests[Path(str(origin)).name] = hashlib.sha256(files.encode()).hexdigest()[:12]
+        digests[Path(str(origin)).name] = str(plugin.get("sha256"))[:12]
     return digests
 
 

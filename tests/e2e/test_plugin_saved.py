@@ -219,34 +219,29 @@ def test_nan_is_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     assert "checkpoints/best" not in said
 
 
-def test_what_a_plugin_imports_beside_it_is_recorded(
+def test_every_file_of_a_package_counts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At import and later.
-
-    Edited, a run that goes on names the file, or goes on with it where that is allowed.
-    """
+    """Edited, a run that goes on is refused, or goes on with it where that is allowed."""
     monkeypatch.syspath_prepend(str(Path.cwd()))
-    for name in ("early_helper", "late_helper"):
-        Path(f"{name}.py").write_text("VALUE = 0.5\n")
-    write(value="__import__('late_helper').VALUE")
-    text = Path("mine.py").read_text()
-    Path("mine.py").write_text(
-        text.replace("import torch\n", "import torch\nimport early_helper\n", 1)
+    write(value="helper.VALUE")
+    text = (
+        Path("mine.py")
+        .read_text()
+        .replace("import torch\n", "import torch\nfrom . import helper\n", 1)
     )
-    assert optrun(*RUN) == 0
-    options = ["--plugin", "mine.py", "resume=run", "training.max_steps=6"]
-    for name in ("early_helper", "late_helper"):
-        before = Path(f"{name}.py").read_text()
-        Path(f"{name}.py").write_text("VALUE = 0.25\n")
-        capsys.readouterr()
-        assert optrun(*options) == 2
-        said = capsys.readouterr().err
-        for fact in ("mine.py", f"{name}.py changed", "--allow-changed-plugins"):
-            assert fact in said
-        Path(f"{name}.py").write_text(before)
-    Path("late_helper.py").write_text("VALUE = 0.25\n")
+    Path("pack").mkdir()
+    Path("pack/__init__.py").write_text(text)
+    Path("pack/helper.py").write_text("VALUE = 0.5\n")
+    line = ["pack" if word == "mine.py" else word for word in RUN]
+    assert optrun(*line) == 0
+    options = ["--plugin", "pack", "resume=run", "training.max_steps=6"]
+    Path("pack/helper.py").write_text("VALUE = 0.25\n")
+    capsys.readouterr()
+    assert optrun(*options) == 2
+    said = capsys.readouterr().err
+    for fact in ("pack changed since", "--allow-changed-plugins"):
+        assert fact in said
     assert optrun(*options, "--allow-changed-plugins") == 0
-    assert '"eval/mine":0.25' in Path("run/metrics.jsonl").read_text(encoding="utf-8").replace(
-        " ", ""
-    )
+    metrics = Path("run/metrics.jsonl").read_text(encoding="utf-8")
+    assert '"eval/mine":0.25' in metrics.replace(" ", "")

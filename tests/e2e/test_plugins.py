@@ -8,20 +8,16 @@ from __future__ import annotations
 import hashlib
 import pickle
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-import optrun
 from optrun.base.errors import ConfigError
 from optrun.cli.completion import candidates
 from optrun.cli.main import run
 from optrun.config import registry, store
 from optrun.config.registry import plugins
-from optrun.config.registry.origins import imports_of
 
 LION = """
 from dataclasses import dataclass
@@ -133,30 +129,6 @@ def test_a_module_of_somebody_else_stays_imported() -> None:
     with pytest.raises(ConfigError, match="registers nothing"):
         plugins.load("json")
     assert sys.modules["json"] is json
-
-
-@pytest.mark.parametrize(
-    "folder",
-    [Path(sysconfig.get_path("stdlib")).resolve().parent, Path(optrun.__file__).parents[1]],
-)
-def test_python_and_optrun_are_no_imports_from_its_folder(folder: Path) -> None:
-    """A plugin in a home folder with Python below it, or in a clone.
-
-    A new version of either refuses no resume.
-    """
-    found = imports_of(folder / "mine.py", "mine")
-    assert not [name for name in found if name.startswith(("optrun/", "python"))]
-
-
-def test_the_program_is_no_import_of_a_plugin_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("__main__", "helper_of_mine"):
-        (tmp_path / f"{name}.py").write_text("")
-        monkeypatch.setitem(
-            sys.modules, name, SimpleNamespace(__file__=str(tmp_path / f"{name}.py"))
-        )
-    assert list(imports_of(tmp_path / "mine.py", "mine")) == ["helper_of_mine.py"]
 
 
 def test_a_changed_file_is_read_again(

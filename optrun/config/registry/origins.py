@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
-import sysconfig
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 
 from optrun.base.errors import ConfigError
@@ -15,11 +12,6 @@ from optrun.base.plain import PlainDict, PlainMapping
 from optrun.base.reading import read_bytes
 from optrun.config import registry
 
-_SEEN: dict[Path, str] = {}
-"""Files that plugins imported, with the digest of each when it was first seen."""
-_OWN = ("optrun", "__main__", "__mp_main__")
-"""Optrun, and the program that runs: no plugin imported them from its folder, even if they lie
-there."""
 ALLOW = "--allow-changed-plugins"
 _allowed: list[bool] = [False]
 
@@ -43,8 +35,7 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
 
     Returns:
         One mapping for each plugin, installed package or module: what to give, `sha256` of its
-        file, `imports`, the digests of what it has imported from its folder so far, and `names`,
-        the registered ones that are used.
+        file, or of all files of a package, and `names`, the registered ones that are used.
     """
     used = _texts(values)
     found: dict[str, PlainDict] = {}
@@ -127,8 +118,7 @@ def _difference(record: Mapping[str, object], row: registry.Choice) -> str | Non
         return f"{name}: was registered by {_who(record)}, and is optrun's own now"
     now = _source(row)
     if now["sha256"] == record.get("sha256"):
-        changed = changed_import(record.get("imports"), Path(str(now.get("path"))).parent)
-        return None if changed is None else f"{name}: {_who(now)} imports {changed}"
+        return None
     was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]
     return f"{name}: {_who(now)} changed since: sha256 {was}, now {new}"
 
@@ -147,72 +137,6 @@ def digest_of(path: Path) -> str:
     return whole.hexdigest()
 
 
-def imports_of(file: Path, module: str) -> dict[str, str]:
-    """Map the files imported from the folder of a module to their digests.
-
-    The digest is that of the file when it was first seen.
-
-    Args:
-        file: Of the module; a package is digested as a whole.
-        module: Its name. Of an installed one the modules of the same package count.
-    """
-    if file.name == "__init__.py":
-        return {}
-    folder, package = file.parent, f"{module.partition('.')[0]}."
-    within = f"{folder}{os.sep}"  # texts, since this looks at thousands of modules at each save
-    installed = "site-packages" in folder.parts
-    python = Path(sysconfig.get_path("stdlib")).resolve()
-    found = {}
-    for name, loaded in list(sys.modules.items()):
-        real = _resolved(getattr(loaded, "__file__", None))
-        if real is None or not real.startswith(within) or name.partition(".")[0] in _OWN:
-            continue
-        path = Path(real)
-        if path == file:
-            continue
-        inside = path.relative_to(folder)
-        others = path.is_relative_to(python) or "site-packages" in inside.parts
-        if name.startswith(package) if installed else not others:
-            if path not in _SEEN and path.is_file():
-                _SEEN[path] = digest_of(path)
-            if path in _SEEN:
-                found[inside.as_posix()] = _SEEN[path]
-    return dict(sorted(found.items()))
-
-
-@cache
-def _resolved(file: object) -> str | None:
-    is_source = isinstance(file, str) and file.endswith(".py") and Path(file).is_absolute()
-    return (
-        str(Path(str(file)).resolve()) if is_source else None
-    )  # torch has modules with a name in place of a file
-
-
-def changed_import(imports: object, folder: Path) -> str | None:
-    """Name a file, of those that a record says were imported, that is another one now or gone.
-
-    None: there is none.
-    """
-    for name, digest in imports.items() if isinstance(imports, Mapping) else ():
-        path = folder / str(name)
-        if not path.is_file():
-            return f"{name} is gone"
-        now = digest_of(path)
-        if now != digest:
-            return f"{name} changed since: sha256 {str(digest)[:12]}, now {now[:12]}"
-    return None
-
-
-def forget_imports(imports: Mapping[str, str], folder: Path) -> None:
-    """Import these files anew when they are next asked for."""
-    files = {str((folder / name).resolve()) for name in imports}
-    for path in files:
-        _SEEN.pop(Path(path), None)
-    for name, loaded in list(sys.modules.items()):
-        if _resolved(getattr(loaded, "__file__", None)) in files:
-            del sys.modules[name]
-
-
 def _source(row: registry.Choice) -> PlainDict:
     """Describe where a row comes from.
 
@@ -221,11 +145,7 @@ def _source(row: registry.Choice) -> PlainDict:
     plugins = sys.modules.get("optrun.config.registry.plugins")
     for record in plugins.LOADED.values() if plugins is not None else ():
         if record["path"] == row.origin:
-            source = {key: record[key] for key in ("plugin", "path", "sha256")}
-            return {
-                **source,
-                "imports": imports_of(Path(record["path"]), str(row.target.__module__)),
-            }
+            return {key: record[key] for key in ("plugin", "path", "sha256")}
     name, _, version = str(row.origin).partition(" ")
     source = {"distribution": name, "version": version} if version else {"module": name}
     module = str(row.target.__module__)
@@ -238,7 +158,6 @@ def _source(row: registry.Choice) -> PlainDict:
         "module": module,
         "path": str(path),
         "sha256": digest_of(path),
-        "imports": imports_of(path, module),
     }
 
 

@@ -25,10 +25,7 @@ from optrun.config import registry
 from optrun.config.registry.origins import (
     ALLOW,
     allow_changes,
-    changed_import,
     digest_of,
-    forget_imports,
-    imports_of,
 )
 
 OPTION = "--plugin"
@@ -98,10 +95,8 @@ def load(given: str, path: str | None = None) -> PlainDict:
     name, file = _file_module(given, path or given) if is_file else _module(given)
     digest = digest_of(file)
     if name in LOADED:
-        imports = imports_of(file, name)
-        if LOADED[name]["sha256"] == digest and changed_import(imports, file.parent) is None:
+        if LOADED[name]["sha256"] == digest:
             return LOADED[name]
-        forget_imports(imports, file.parent)
         forget(name)
     imported = name in sys.modules
     try:
@@ -119,7 +114,6 @@ def load(given: str, path: str | None = None) -> PlainDict:
             sys.modules.pop(name, None)
         raise
     LOADED[name] = {"plugin": given, "path": str(file), "sha256": digest, "names": names}
-    LOADED[name]["imports"] = imports_of(file, name)
     return LOADED[name]
 
 
@@ -138,15 +132,7 @@ def load_again(
     """
     allow_changes(changes_allowed)
     for record in records:
-        loaded = load(record["plugin"], record["path"])
-        now, changed = (
-            loaded["sha256"],
-            changed_import(record.get("imports"), Path(loaded["path"]).parent),
-        )
-        if changed is not None:
-            raise ConfigError(
-                f"{OPTION} {record['plugin']}: it imports {changed}. Start the {start} again."
-            )
+        now = load(record["plugin"], record["path"])["sha256"]
         if now != record["sha256"]:
             raise ConfigError(
                 f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256"

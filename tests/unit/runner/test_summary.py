@@ -202,7 +202,7 @@ def test_code_is_that_of_optrun_and_the_plugins_wherever_one_stands(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", refused)
     monkeypatch.setattr(subprocess, "Popen", refused)
-    plugin = {"plugin": "folder/mine.py", "sha256": "1", "imports": {}}
+    plugin = {"plugin": "folder/mine.py", "sha256": "1"}
     code = module._code([plugin])
     assert code.keys() == {"optrun", "mine.py"}
-    assert module._code([{**plugin, "imports": {"helper.py": "2"}}])["mine.py"] != code["mine.py"]
+    assert module._code([{**plugin, "sha256": "2"}])["mine.py"] != code["mine.py"]
