@@ -28,7 +28,7 @@ from optrun.config.keys import (
 from optrun.config.literal import parse_token, quote_path
 from optrun.config.schema.optimizer_base import refuse_few_bits
 from optrun.config.schema.run import RunConfig
-from optrun.config.types import expected_type, in_yaml, number_meant
+from optrun.config.types import expected_type, in_yaml
 
 SEARCH = "search."
 """Begins what a sweep tries for one optimizer alone: `search.NAME.KEY=VALUES`."""
@@ -90,20 +90,11 @@ def _unreadable(error: HydraException, token: str) -> str:
     return "Hydra's grammar does not have it"
 
 
-_TYPOGRAPHIC = str.maketrans(
-    dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-")
-    | dict.fromkeys("\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb\u00a0")
-)
-"""Dashes, quotation marks and blanks that a word processor puts in place of those of the keyboard.
-"""
-
-
 def _readings(token: str) -> Iterator[str]:
     """Yield what an unreadable token may have meant, the likeliest first."""
     key, _, value = token.partition("=")
     key, value = key.strip(" \"'"), value.strip()
     yield f"{key}={value}"
-    yield f"{key}={value.translate(_TYPOGRAPHIC)}"
     if value != "," and (value[:1] in "([{" or value.endswith(",")):
         inner = ",".join(piece for piece in re.split(r"[,;\s]+", value.strip("()[] ")) if piece)
         yield f"{key}=[{inner}]" if value[:1] in "([" else f"{key}={inner}"
@@ -367,11 +358,6 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
                 f"{key}={given}: an interval is searched. Add -m hydra/sweeper=optuna."
             )
         readings = [f"{key}=[{given}]", f"{key}={quoted(given)}"]
-        if re.fullmatch(r"[-+]?\d+,\d+", given):  # a decimal comma, or one between thousands
-            readings[:0] = [f"{key}={given.replace(',', '.')}"]
-            readings[1:1] = (
-                [f"{key}={given.replace(',', '')}"] if re.fullmatch(r"\d{1,3},\d{3}", given) else []
-            )
         one = next((token for token in readings if _fits(token)), None)
         hint = f", or write one value as {shlex.quote(one)}" if one and "(" not in given else ""
         raise ConfigError(
@@ -439,8 +425,7 @@ def assign(cfg: DictConfig, key: str, value: object, *, merge: bool = False) -> 
         OmegaConf.update(cfg, key, value, merge=merge, force_add=open_prefix(cfg, key) is not None)
     except OmegaConfBaseException as error:
         expected = expected_type(error)
-        meant = number_meant(key, value, expected)
-        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}.{meant}") from error
+        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}.") from error
 
 
 def is_hydra(token: str) -> bool:

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_UNITS = {"%": 0.01, "k": 1000, "K": 1000, "m": 1_000_000, "M": 1_000_000, "": 1}
-_MOST_VALUES = 20
-"""That a range of whole numbers is written out to."""
 _EXPECTED = {
     "could not be converted to Float": "a number",
     "could not be converted to Integer": "a whole number",
@@ -49,38 +43,3 @@ def in_yaml(value: object) -> object:
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else value
-
-
-def number_meant(key: str, value: object, expected: str) -> str:
-    """Suggest the words for what somebody gave in place of a number.
-
-    Several of them, a range, a unit; may be empty.
-
-    Example:
-        >>> number_meant("lr", "1e-3..1e-2", "a number")
-        ' A sweep tries several: -m lr=1e-3,1e-2'
-        >>> number_meant("seed", "0-3", "a whole number")
-        ' A sweep tries several: -m seed=0,1,2,3'
-        >>> number_meant("scheduler.warmup_ratio", "10%", "a number")
-        ' Did you mean scheduler.warmup_ratio=0.1?'
-        >>> number_meant("seed", 1000.0, "a whole number")
-        ' Did you mean seed=1000?'
-    """
-    several = [str(each) for each in value] if isinstance(value, list | tuple) else []
-    if expected not in ("a number", "a whole number") or not all(
-        re.fullmatch(_NUMBER, each) for each in several
-    ):
-        return ""
-    if found := re.fullmatch(rf"({_NUMBER})(?:\.\.\.?|[-:~])({_NUMBER})", str(value)):
-        several = [found[1], found[2]]
-        if expected == "a whole number" and found[1].isdigit() and found[2].isdigit():
-            ends = range(int(found[1]), int(found[2]) + 1)
-            several = [str(each) for each in ends] if 1 < len(ends) <= _MOST_VALUES else several
-    if several:
-        return f" A sweep tries several: -m {key}={','.join(several)}"
-    found = re.fullmatch(rf"({_NUMBER})([%kKmM]?)", str(value))
-    if found is None:
-        return ""
-    meant = float(found[1]) * _UNITS[found[2]]
-    fits = meant.is_integer() or expected == "a number"
-    return f" Did you mean {key}={meant:.15g}?" if fits else ""

@@ -17,7 +17,6 @@ ADVISED = {
     "lr =1e-3": "lr=1e-3",
     "run_name=a=b": 'run_name="a=b"',
     "model=gpt2": "model=pretrained model.path=gpt2",
-    "training.max_steps=1e3": "training.max_steps=1000",
     "clip=1.0": "clip=global_norm clip.max_norm=1.0",
 }
 
