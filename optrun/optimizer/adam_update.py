@@ -29,7 +29,8 @@ def _single_tensor_adam(batch: Batch) -> None:
 
     Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1.
     """
-    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    o = batch.options
+    beta1, beta2 = o["betas"]
     for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
         grad = prepared(param, grad, l2=x.get("l2", 0.0), loss_scale=x.get("loss_scale", 1.0))
         first_moment_(exp_avg, grad, beta1)
@@ -37,7 +38,8 @@ def _single_tensor_adam(batch: Batch) -> None:
         if x["keep"] != 1.0:
             param.mul_(x["keep"])
         direction = exp_avg.lerp(grad, 1 - beta1) if o.get("nesterov") else exp_avg
-        denom, scale = exp_avg_sq.sqrt(), -x["lr"] / bias_correction(beta1, x["step"])
+        denom = exp_avg_sq.sqrt()
+        scale = -x["lr"] / bias_correction(beta1, x["step"])
         root = math.sqrt(bias_correction(beta2, x["step"]))
         if o.get("eps_form") == "mindspore":
             scale *= root
@@ -60,12 +62,11 @@ def prepared(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Te
 
 def _multi_tensor_adam(batch: Batch) -> None:
     """Step as `_single_tensor_adam`."""
-    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    o = batch.options
+    beta1, beta2 = o["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
-    loss_scales, l2s = (
-        [x.get(key, plain) for x in batch.numbers]
-        for key, plain in (("loss_scale", 1.0), ("l2", 0.0))
-    )
+    loss_scales = [x.get("loss_scale", 1.0) for x in batch.numbers]
+    l2s = [x.get("l2", 0.0) for x in batch.numbers]
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
         grads = list(torch._foreach_div(grads, loss_scales))
     if any(l2s):

@@ -20,7 +20,9 @@ from optrun.optimizer.numerics import bias_correction, first_moment_
 
 def _single_tensor_adamax(batch: Batch) -> None:
     """Compute the formula of `Adamax`, one tensor after another."""
-    (beta1, beta2), eps, form = (batch.options[key] for key in ("betas", "eps", "eps_form"))
+    beta1, beta2 = batch.options["betas"]
+    eps = batch.options["eps"]
+    form = batch.options["eps_form"]
     for param, grad, exp_avg, exp_inf, x in batch.tensors():
         if x["l2"]:
             grad = grad + param * x["l2"]
@@ -43,9 +45,12 @@ def _single_tensor_adamax(batch: Batch) -> None:
 
 def _multi_tensor_adamax(batch: Batch) -> None:
     """Step as `_single_tensor_adamax`."""
-    (beta1, beta2), eps, form = (batch.options[key] for key in ("betas", "eps", "eps_form"))
+    beta1, beta2 = batch.options["betas"]
+    eps = batch.options["eps"]
+    form = batch.options["eps_form"]
     params, grads, exp_avgs, exp_infs = batch.lists
-    l1s, l2s = batch.each("l1"), batch.each("l2")
+    l1s = batch.each("l1")
+    l2s = batch.each("l2")
     if any(l2s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     if any(l1s):

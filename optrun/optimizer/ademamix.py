@@ -18,7 +18,8 @@ from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, 
 
 def _single_tensor_ademamix(batch: Batch) -> None:
     """Compute the formula of `AdEMAMix`, one tensor after another."""
-    (beta1, beta2, _), eps = batch.options["betas"], batch.options["eps"]
+    beta1, beta2, _ = batch.options["betas"]
+    eps = batch.options["eps"]
     for param, grad, exp_avg, exp_avg_slow, exp_avg_sq, x in batch.tensors():
         first_moment_(exp_avg, grad, beta1)
         first_moment_(exp_avg_slow, grad, x["beta3"])
@@ -32,7 +33,8 @@ def _single_tensor_ademamix(batch: Batch) -> None:
 
 def _multi_tensor_ademamix(batch: Batch) -> None:
     """Step as `_single_tensor_ademamix`."""
-    (beta1, beta2, _), eps = batch.options["betas"], batch.options["eps"]
+    beta1, beta2, _ = batch.options["betas"]
+    eps = batch.options["eps"]
     params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = batch.lists
     steps = batch.each("step")
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)

@@ -5,7 +5,9 @@ A formula over gathered tensors, by the loop or by what is faster.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -38,7 +40,7 @@ class BatchOptimizer(NamedOptimizer):
         super()._take_in_groups()
 
     def _traits(self, group: Group, name: str, param: Tensor) -> Hashable:
-        """Return what the numbers of a tensor depend on besides its group and its counters.
+        """Return the traits of a tensor by which its numbers differ within a group.
 
         Asked again only when groups, names or `RULES` have changed.
         """
@@ -46,7 +48,7 @@ class BatchOptimizer(NamedOptimizer):
         return None
 
     def _numbers(self, group: Group, traits: Any, counters: Numbers) -> Numbers:
-        """Return the numbers of all tensors of a group that have the same traits and counters.
+        """Return the numbers of all tensors of a group with these traits and counters.
 
         Here the rate, and what decay leaves of a weight. Also new values of `counters`, whose
         `step` counts this step already.
@@ -55,7 +57,7 @@ class BatchOptimizer(NamedOptimizer):
         return {"lr": group["lr"], "keep": 1.0 - group["lr"] * group["weight_decay"]}
 
     def _sparse(self, group: Group) -> str:
-        """Say what a sparse gradient is to a group, as for `usable_gradient`."""
+        """Return the policy of a group for sparse gradients, as for `usable_gradient`."""
         del group
         return "refuse"
 
@@ -74,18 +76,18 @@ class BatchOptimizer(NamedOptimizer):
         return self.FORMULA.step(batch)
 
     def kernel(self, group: Group, device: str, *, whole: bool = True) -> str:
-        """Name the kernel that steps a group on a type of device; `whole`: no tensor is sharded."""
+        """Name the kernel of a group on a type of device; `whole`: no tensor is sharded."""
         return self.FORMULA.kernel(group, device, whole=whole)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what `closure` returned."""
+        """Update every parameter with a gradient; return the result of `closure`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         ratios_of_batches = []
-        for batch in self._batches():
+        for batch in self.gather():
             ratios_of_batches.append((batch.names, self._update(batch)))
             batch.done()
         self._ratios = [
@@ -93,33 +95,31 @@ class BatchOptimizer(NamedOptimizer):
         ]
         return loss
 
-    def _batches(self) -> list[Batch]:
-        """Gather everything that has a gradient, and count the step.
+    def gather(self) -> list[Batch]:
+        """Gather all parameters with a gradient, and count the step.
 
         Raises:
             RuntimeError: For complex parameters, and for gradients that `usable_gradient` refuses.
         """
-        params = [param for group in self.param_groups for param in group["params"]]
+        params = list(chain.from_iterable(group["params"] for group in self.param_groups))
         grads = [param.grad for param in params]
         have_gradient = [grad is not None for grad in grads]
         keys = shared_options(self)
         options = [[group.get(key) for key in keys] for group in self.param_groups]
         batches = None
         if self._plan is not None and self._plan.holds(params, have_gradient, options):
-            batches = self._batches_by_plan(self._plan, grads)
+            batches = self._gather_by_plan(self._plan, grads)
         if batches is None:
             self._plan = Plan(params, have_gradient, options, self._find_parts(grads, options))
-            batches = self._batches_by_plan(self._plan, grads)
+            batches = self._gather_by_plan(self._plan, grads)
         assert batches is not None
         return batches
 
     def _find_parts(self, grads: list[Any], options: list[list[Any]]) -> list[Part]:
-        """Divide the parameters by what they share, and make state that is missing."""
+        """Divide the parameters into parts, and make missing state."""
         parts: dict[tuple[Hashable, ...], Part] = {}
         slots = self.MOMENTS or self.STATE
-        sharded = any(
-            isinstance(p, DTensor) for group in self.param_groups for p in group["params"]
-        )
+        sharded = any(isinstance(grad, DTensor) for grad in grads)
         position = -1
         for index, group in enumerate(self.param_groups):
             shared = tuple(tuple(v) if isinstance(v, list) else v for v in options[index])
@@ -142,11 +142,11 @@ class BatchOptimizer(NamedOptimizer):
         for part in parts.values():
             if part.is_plain:
                 states = [self.state[param] for param in part.params]
-                by_slot = [[state[slot] for state in states] for slot in slots]
-                part.find_memory(by_slot, [grads[position] for position in part.positions])
+                moments = [list(map(operator.itemgetter(slot), states)) for slot in slots]
+                part.find_memory(moments, [grads[position] for position in part.positions])
         return list(parts.values())
 
-    def _batches_by_plan(self, plan: Plan, grads: list[Any]) -> list[Batch] | None:
+    def _gather_by_plan(self, plan: Plan, grads: list[Any]) -> list[Batch] | None:
         """Gather the batches of a plan and count the step; None if it holds no more."""
         gathered = []
         for part in plan.parts:
@@ -179,8 +179,8 @@ class BatchOptimizer(NamedOptimizer):
         return batch
 
     def _count(self, part: Part, states: list[State]) -> tuple[list[Numbers], list[int]]:
-        """Count the step of each tensor; return the numbers there are, and which one each has."""
-        counters = [[state[key] for state in states] for key in self.COUNTERS]
+        """Count the step of each tensor; return rows of numbers, and the row of each tensor."""
+        counters = [list(map(operator.itemgetter(key), states)) for key in self.COUNTERS]
         if all(values.count(values[0]) == len(values) for values in counters):
             row_of = part.kind_of
             first = [values[0] for values in counters]

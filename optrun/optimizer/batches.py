@@ -78,16 +78,19 @@ class Batch:
 
     def some(self, chosen: Sequence[int]) -> Batch:
         """Return a batch of some of the tensors, in the order chosen."""
-        params, grads, *states = ([tensors[i] for i in chosen] for tensors in self.lists)
+
+        def pick(entries: list[Any]) -> list[Any]:
+            return [entries[i] for i in chosen]
+
         return Batch(
             self.options,
-            [self.names[i] for i in chosen],
-            params,
-            grads,
-            dict(zip(self.state, states, strict=True)),
-            [self.shardings[i] for i in chosen],
+            pick(self.names),
+            pick(self.params),
+            pick(self.grads),
+            {slot: pick(tensors) for slot, tensors in self.state.items()},
+            pick(self.shardings),
             self.rows,
-            [self.row_of[i] for i in chosen],
+            pick(self.row_of),
         )
 
     def done(self) -> None:
@@ -103,7 +106,7 @@ class Batch:
         return not any(sharding.groups for sharding in self.shardings)
 
     def append(self, name: str, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append a parameter, as the piece of it that this process has, in its working dtype."""
+        """Append this process's piece of a parameter, in its working dtype."""
         self.names.append(name)
         if grad.is_sparse:
             self._append_rows(param, grad, state)

@@ -13,7 +13,7 @@ _OF_PEAK = ("scheduled", "corrected")
 
 
 def decay_scale(group: Group) -> float:
-    """Return what a group's weight decay is multiplied with in a step.
+    """Return the factor of a group's weight decay in a step.
 
     Args:
         group: With `lr`, `weight_decay_mode`, `initial_lr` if a schedule drives it, and `base_lr`
@@ -34,7 +34,8 @@ def decay_scale(group: Group) -> float:
         >>> [decay_scale({**group, "weight_decay_mode": mode}) for mode in modes]
         [0.1, 1.0, 0.25, 0.0125]
     """
-    mode, lr = group["weight_decay_mode"], float(group["lr"])
+    mode = group["weight_decay_mode"]
+    lr = float(group["lr"])
     if not lr:
         return 0.0
     if mode == "fixed":
@@ -47,7 +48,7 @@ def decay_scale(group: Group) -> float:
 
 
 def note_peak(group: ParamGroup, functions: Collection[str], base_lr: float) -> None:
-    """Keep the base rate in a group whose decay goes by it; refuse a rate whose peak is not known.
+    """Note the base rate in a group if its decay needs it; refuse a rate without a known peak.
 
     Args:
         group: A parameter group; a `base_lr` that it has, of a loaded state, stays.

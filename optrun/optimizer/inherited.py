@@ -17,7 +17,7 @@ from optrun.optimizer.state import load_named_state
 def inherit_state(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping
 ) -> tuple[bool, str]:
-    """Load the state by parameter name, where class and settings fit.
+    """Load the state of another run by parameter name, if class and settings fit.
 
     Otherwise leave the optimizer as it was built.
 
@@ -29,7 +29,8 @@ def inherit_state(
     Returns:
         Whether the state was taken over, and a clause that says so or why not.
     """
-    before, now = meta.get("optimizer"), type(optimizer).__name__
+    before = meta.get("optimizer")
+    now = type(optimizer).__name__
     if before != now:
         return False, f"anew: the trunk's is of {before}, this one is {now}"
     try:

@@ -237,11 +237,10 @@ class Lamb(BatchOptimizer):
     @property
     def trust_ratios(self) -> dict[str, float]:
         """Every k of the last step, by parameter name; reading it waits for the device."""
-        return {
-            name: ratio
-            for names, ratios in self._ratios
-            for name, ratio in zip(names, ratios.tolist(), strict=True)
-        }
+        ratio_of: dict[str, float] = {}
+        for names, ratios in self._ratios:
+            ratio_of.update(zip(names, ratios.tolist(), strict=True))
+        return ratio_of
 
     def adapted(self, name: str, group: Group) -> bool:
         """Tell whether the trust ratio applies to a parameter of a group, by its name."""

@@ -15,7 +15,7 @@ from optrun.optimizer.numerics import bias_correction, trust_ratio
 
 
 def corrections(options: Options, step: int) -> tuple[float, float, float]:
-    """Return what a step divides both moments by, and what it multiplies the learning rate with.
+    """Return the divisors of both moments in a step, and the factor of the learning rate.
 
     Args:
         options: `betas` and `bias_correction` of `Lamb`.
@@ -27,17 +27,19 @@ def corrections(options: Options, step: int) -> tuple[float, float, float]:
         >>> corrections({"betas": (0.5, 0.75), "bias_correction": "lr"}, 1)
         (1.0, 1.0, 1.0)
     """
-    form, (beta1, beta2) = options["bias_correction"], options["betas"]
+    form = options["bias_correction"]
+    beta1, beta2 = options["betas"]
     if form == "none":
         return 1.0, 1.0, 1.0
-    correction1, correction2 = bias_correction(beta1, step), bias_correction(beta2, step)
+    correction1 = bias_correction(beta1, step)
+    correction2 = bias_correction(beta2, step)
     if form == "moments":
         return correction1, correction2, 1.0
     return 1.0, 1.0, (math.sqrt(correction2) if form == "lr" else 1.0) / correction1
 
 
 def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) -> Tensor:
-    """Bound the trust ratios of tensors that are adapted.
+    """Compute the bounded trust ratios of adapted tensors.
 
     Args:
         options: Bounds, `eps` and `eps_in_trust` of `Lamb`.

@@ -167,14 +167,14 @@ class LazyAdam(BatchOptimizer):
         return "rows"
 
     def _update(self, batch: Batch) -> None:
-        """Step as Adam, once the gradients that are to be are unscaled, decayed and centred."""
+        """Step as Adam, after centring gradients."""
         if any(row["centre"] for row in batch.rows):
             batch = _with_centred_grads(batch)
         self.FORMULA.step(batch)
 
 
 def _with_centred_grads(batch: Batch) -> Batch:
-    """Return a batch whose gradients are unscaled, decayed and centred where that is due."""
+    """Return a batch with the gradients of some tensors unscaled, decayed and centred."""
     grads = []
     for param, grad, x in zip(batch.params, batch.grads, batch.numbers, strict=True):
         if x["centre"]:

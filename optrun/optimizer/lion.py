@@ -26,7 +26,8 @@ def _single_tensor_lion(batch: Batch) -> None:
 
 def _multi_tensor_lion(batch: Batch) -> None:
     """Step as `_single_tensor_lion`."""
-    (beta1, beta2), (params, grads, exp_avgs) = batch.options["betas"], batch.lists
+    beta1, beta2 = batch.options["betas"]
+    params, grads, exp_avgs = batch.lists
     batch.shrink()
     updates = torch._foreach_lerp(exp_avgs, grads, 1 - beta1)
     torch._foreach_sign_(updates)

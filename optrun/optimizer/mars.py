@@ -40,24 +40,26 @@ def _multi_tensor_mars(batch: Batch) -> None:
 def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
     """Correct gradients and step with them by a form of Adam."""
     for corrected in (True, False):
-        for some in _waves(batch, corrected, together=foreach):
-            last_grads, grads, options = some.state.pop("last_grad"), some.grads, batch.options
+        for wave in _waves(batch, corrected, together=foreach):
+            last_grads = wave.state.pop("last_grad")
+            grads = wave.grads
+            options = batch.options
             if corrected:
-                some.grads = corrected_grads(
+                wave.grads = corrected_grads(
                     grads,
                     last_grads,
                     foreach=foreach,
-                    shardings=some.shardings,
-                    strengths=some.each("strength"),
+                    shardings=wave.shardings,
+                    strengths=wave.each("strength"),
                 )
             else:
                 options = {**options, "betas": options["betas_1d"]}
-            adam(replace(some, options=options))
+            adam(replace(wave, options=options))
             torch._foreach_copy_(last_grads, grads)
 
 
 def _waves(batch: Batch, corrected: bool, *, together: bool) -> Iterator[Batch]:
-    """Yield parts of a batch whose corrected gradients are there at once: all together, or few."""
+    """Yield parts of a batch to correct at once: all tensors together, or a few."""
     wave: list[int] = []
     total = 0
     for i, x in enumerate(batch.numbers):
@@ -66,7 +68,8 @@ def _waves(batch: Batch, corrected: bool, *, together: bool) -> Iterator[Batch]:
             total += batch.params[i].numel()
         if total >= WAVE and not together:
             yield batch.some(wave)
-            wave, total = [], 0
+            wave = []
+            total = 0
     if wave:
         yield batch.some(wave)
 
@@ -78,13 +81,17 @@ class Mars(BatchOptimizer):
 
     One step of one tensor of two or more dimensions, t counting the gradients it has had from 1:
 
-        c = g + gamma b1 / (1 - b1) (g - g')        g' the gradient of the step before, g itself at
-        first c = c / |c|    where |c| > 1 m = b1 m + (1 - b1) c v = b2 v + (1 - b2) c^2 w = w (1 -
-        lr weight_decay) w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+        c = g + gamma b1 / (1 - b1) (g - g')
+        c = c / |c|    where |c| > 1
+        m = b1 m + (1 - b1) c
+        v = b2 v + (1 - b2) c^2
+        w = w (1 - lr weight_decay)
+        w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    A tensor of fewer dimensions has c = g and `betas_1d`, unless `optimize_1d`. g' is of other
-    examples than g: the paper's approximate form, which costs no second backward. |c| is the norm
-    of the whole tensor. Moments and g' are float32 at least.
+    g' is the gradient of the step before, g itself at first. It is of other examples than g: the
+    paper's approximate form, which costs no second backward. A tensor of fewer dimensions has c = g
+    and `betas_1d`, unless `optimize_1d`. |c| is the norm of the whole tensor. Moments and g' are
+    float32 at least.
 
     Args:
         params: Parameters, (name, parameter) pairs, or groups that override any of the following.
@@ -188,16 +195,18 @@ def corrected_grads(
         [tensor([ 0.6000, -0.8000])]
     """
     if not foreach:
-        found = []
+        corrected_ones = []
         for grad, last_grad, sharding, strength in zip(
             grads, last_grads, shardings, strengths, strict=True
         ):
             corrected = last_grad.lerp(grad, 1 + strength)
-            found.append(corrected.div_(_divisors(norms([corrected], [sharding]))[0]))
-        return found
-    found = list(torch._foreach_lerp(last_grads, grads, [1 + strength for strength in strengths]))
-    torch._foreach_div_(found, list(_divisors(norms(found, shardings, foreach=True)).unbind()))
-    return found
+            corrected_ones.append(corrected.div_(_divisors(norms([corrected], [sharding]))[0]))
+        return corrected_ones
+    weights = [1 + strength for strength in strengths]
+    together = list(torch._foreach_lerp(last_grads, grads, weights))
+    divisors = _divisors(norms(together, shardings, foreach=True))
+    torch._foreach_div_(together, list(divisors.unbind()))
+    return together
 
 
 def _divisors(grad_norms: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ class Sharding:
 
 
 def sharding_of(tensor: Tensor) -> Sharding:
-    """Tell where the rest of a tensor is.
+    """Return the process groups over which a tensor is split.
 
     Raises:
         ValueError: For a DTensor that holds pending partial sums: its norm is not the norm of
@@ -58,7 +58,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def has_own_numbers(tensor: Tensor) -> bool:
-    """Tell whether a real tensor's numbers are the bytes that its strides lead to.
+    """Tell whether a tensor's numbers are the bytes in its memory.
 
     Nothing lazy, no subclass.
 
@@ -74,7 +74,7 @@ def has_own_numbers(tensor: Tensor) -> bool:
 def norms(
     tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False
 ) -> Tensor:
-    """Compute L2 norms of whole tensors, of which this process may hold a piece.
+    """Compute L2 norms of whole tensors from the pieces of this process.
 
     Squares of the local norms are summed in float64 over the processes, all tensors of one sharding
     in one all-reduce.
@@ -115,7 +115,7 @@ def norms(
 
 
 def bias_correction(beta: float, step: int) -> float:
-    """Return what a moment that began at 0 still lacks: 1 - beta ** step.
+    """Return the factor by which a moment is still too small: 1 - beta ** step.
 
     Args:
         beta: Decay of the moment, in [0, 1).

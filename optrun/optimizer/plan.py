@@ -55,7 +55,7 @@ class Memory:
         self._grad_sizes = torch.tensor(self._sizes, device="cpu")
 
     def is_unchanged(self, params: list[Tensor], states: Sequence[list[Any]]) -> bool:
-        """Tell whether parameters and state are still the plain memory that was found.
+        """Tell whether parameters and state still lie in the same plain memory.
 
         Args:
             params: The same objects; their data may have been exchanged.
@@ -76,7 +76,7 @@ class Memory:
         return True
 
     def takes(self, grads: list[Tensor]) -> bool:
-        """Note where gradients lie; False if a kernel cannot read them while it writes weights."""
+        """Note the addresses of gradients; False if a kernel cannot read them as they are."""
         if (
             set(map(type, grads)) != _PLAIN_TYPES
             or [grad.layout for grad in grads] != self._layouts
@@ -123,7 +123,7 @@ class Part:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether plain tensors lie where others are written."""
+        """Whether plain tensors share memory with weights."""
         return self.is_plain and self.memory is None
 
     def append(self, position: int, name: str, param: Tensor, group: int, traits: Hashable) -> None:
@@ -135,7 +135,7 @@ class Part:
         self.kind_of.append(self.kinds.setdefault((group, traits), len(self.kinds)))
 
     def find_memory(self, states: Sequence[list[Tensor]], grads: list[Tensor]) -> None:
-        """Note where plain tensors lie, unless parameters share memory with other tensors."""
+        """Note the addresses of plain tensors, unless weights share memory with others."""
         memory = Memory(self.params, states)
         if not memory.overlaps and memory.takes(grads):
             self.memory = memory
@@ -143,7 +143,7 @@ class Part:
     def plain_batch(
         self, options: Options, grads: list[Tensor], states: list[State], slots: Sequence[str]
     ) -> Batch | None:
-        """Make a batch of the tensors as they lie; None if they are not what was found."""
+        """Make a batch of the tensors in their memory; None if that has changed."""
         assert self.memory is not None
         by_slot: dict[str, list[Any]] = {}
         for slot in slots:
@@ -197,7 +197,7 @@ class Plan:
 
 
 def shared_options(optimizer: Optimizer) -> list[str]:
-    """List the options that tensors of one batch share: all but `lr` and `weight_decay`."""
+    """List the options shared in a batch: all but `lr` and `weight_decay`."""
     return [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
 
 

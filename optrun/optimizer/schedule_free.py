@@ -28,7 +28,8 @@ def _single_tensor_schedule_free(batch: Batch) -> None:
 
     with b1' the b1 by which y was made; where that is b1 itself, mix is c. The parameters are y.
     """
-    (_, beta2), eps = batch.options["betas"], batch.options["eps"]
+    _, beta2 = batch.options["betas"]
+    eps = batch.options["eps"]
     for param, grad, z, exp_avg_sq, x in batch.tensors():
         second_moment_(exp_avg_sq, grad, beta2)
         direction = grad / (exp_avg_sq / bias_correction(beta2, x["step"])).sqrt_().add_(eps)
@@ -40,7 +41,8 @@ def _single_tensor_schedule_free(batch: Batch) -> None:
 
 def _multi_tensor_schedule_free(batch: Batch) -> None:
     """Step as `_single_tensor_schedule_free`."""
-    (_, beta2), (params, grads, zs, exp_avg_sqs) = batch.options["betas"], batch.lists
+    _, beta2 = batch.options["betas"]
+    params, grads, zs, exp_avg_sqs = batch.lists
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
     denoms = torch._foreach_div(
@@ -66,8 +68,8 @@ class ScheduleFreeAdamW(BatchOptimizer):
         v = b2 v + (1 - b2) g^2                              g the gradient at y
         d = g / (sqrt(v / (1 - b2^t)) + eps) + weight_decay y
         z = z - lr d
-        x = (1 - c) x + c z        c = s_t / (s_1 + ... + s_t),    s_t = t^r (largest lr so
-        far)^weight_lr_power y = (1 - b1) z + b1 x
+        x = (1 - c) x + c z        c = s_t / (s_1 + ... + s_t)
+        y = (1 - b1) z + b1 x      s_t = t^r (largest lr so far)^weight_lr_power
 
     The parameters hold y while it trains and x after `eval()`, which is what belongs into
     evaluations and published models; `train()` takes y back. x is not stored: it is (y - (1 - b1)
@@ -147,15 +149,15 @@ class ScheduleFreeAdamW(BatchOptimizer):
 
     @torch.no_grad()
     def eval(self) -> None:
-        """Put x into the parameters, the weights to evaluate and publish.
+        """Put x into the parameters, unless it is there already.
 
-        Nothing where they stand there already.
+        These are the weights to evaluate and publish.
         """
         self._exchange(train_mode=False)
 
     @torch.no_grad()
     def train(self) -> None:
-        """Take y back into the parameters; nothing where it stands there already.
+        """Put y back into the parameters, unless it is there already.
 
         Rounds, where `eval` did.
         """
@@ -170,16 +172,15 @@ class ScheduleFreeAdamW(BatchOptimizer):
                 state = self.state.get(param)
                 if not state:
                     continue
-                z, own = local(state["z"]), local(param)
-                if "master_weight" in state:
-                    y = local(state["master_weight"])
-                    own.copy_(y if train_mode else y.lerp(z, 1 - 1 / state["beta1"]))
-                else:
-                    own.copy_(
-                        own.to(z.dtype).lerp(
-                            z, 1 - (state["beta1"] if train_mode else 1 / state["beta1"])
-                        )
-                    )
+                z = local(state["z"])
+                weights = local(param)
+                share_of_x = state["beta1"]
+                if "master_weight" not in state:
+                    share = share_of_x if train_mode else 1 / share_of_x
+                    weights.copy_(weights.to(z.dtype).lerp(z, 1 - share))
+                    continue
+                y = local(state["master_weight"])
+                weights.copy_(y if train_mode else y.lerp(z, 1 - 1 / share_of_x))
 
     def _new_state(self, group: Group, param: Tensor) -> State:
         state = super()._new_state(group, param)

@@ -28,10 +28,12 @@ def _single_tensor_soap(batch: Batch) -> None:
     First moments are in the space of the parameters, second ones in the eigenbases; steps count the
     gradient that moves nothing, too. Preconditioners change in place, bases are exchanged.
     """
-    o, (beta1, beta2) = batch.options, batch.options["betas"]
+    o = batch.options
+    beta1, beta2 = o["betas"]
     for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
         done = x["step"] - 1
-        sums, bases = x["preconditioners"], x["bases"]
+        sums = x["preconditioners"]
+        bases = x["bases"]
         if done:
             first_moment_(exp_avg, grad, beta1)
             second_moment_(exp_avg_sq, projected(grad, bases), beta2)
@@ -51,7 +53,7 @@ def _single_tensor_soap(batch: Batch) -> None:
 
 
 def _dims(param: Tensor, longest: int, vectors: bool) -> list[int]:
-    """List the dimensions of a tensor that have a preconditioner."""
+    """List the dimensions of a tensor with a preconditioner."""
     if param.numel() == 0 or (param.dim() < 2 and not vectors):
         return []
     return [dim for dim, side in enumerate(param.shape) if side <= longest]
@@ -85,7 +87,9 @@ def eigenvectors(matrix: Tensor) -> Tensor:
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # documented, and not in torch's own list
-        values, vectors = (found.to(matrix.dtype) for found in torch.linalg.eigh(matrix.double()))
+        in_float64 = torch.linalg.eigh(matrix.double())
+        values = in_float64.eigenvalues.to(matrix.dtype)
+        vectors = in_float64.eigenvectors.to(matrix.dtype)
     return _completed(vectors.flip(1), values.flip(0))
 
 
@@ -125,14 +129,14 @@ def _completed(basis: Tensor, weights: Tensor) -> Tensor:
     rank = side if weights.is_meta else int((weights > least).cumprod(0).sum())
     if rank == side:
         return basis
-    known = basis[:, :rank]
+    weighted = basis[:, :rank]
     drawn = torch.randn(
         side, side - rank, generator=torch.Generator().manual_seed(side), dtype=torch.float64
     )
     rest = drawn.to(basis)
     for _ in range(2):  # once is not orthogonal to the last bits
-        rest = torch.linalg.qr(rest - known @ (known.T @ rest)).Q
-    return torch.cat([known, rest], dim=1)
+        rest = torch.linalg.qr(rest - weighted @ (weighted.T @ rest)).Q
+    return torch.cat([weighted, rest], dim=1)
 
 
 class Soap(BatchOptimizer):
@@ -241,8 +245,8 @@ class Soap(BatchOptimizer):
         return _dims(param, group["max_precondition_dim"], group["precondition_1d"])
 
     def kept_state(self, param: Tensor, group: Group) -> set[str]:
-        """List state keys as `NamedOptimizer`: bases for tensors that have a preconditioner."""
-        kept = super().kept_state(param, group)
+        """List state keys as `NamedOptimizer`, with bases only for preconditioned tensors."""
+        keys = super().kept_state(param, group)
         if self._preconditioned(param, group):
-            return kept
-        return kept - {"preconditioners", "bases"}
+            return keys
+        return keys - {"preconditioners", "bases"}

@@ -37,12 +37,14 @@ def digest() -> str:
 
 
 def compiler() -> list[str] | None:
-    """Find the C compiler: `$CC`, else cc, gcc or clang; None where there is none."""
+    """Find a C compiler: `$CC`, else cc, gcc or clang; None if there is none."""
     chosen = shlex.split(os.environ.get("CC", ""))
     if chosen:
         return chosen if shutil.which(chosen[0]) else None
-    found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
-    return [found] if found else None
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    return None
 
 
 def build(folder: Path) -> str | None:
@@ -58,24 +60,26 @@ def build(folder: Path) -> str | None:
     if command is None:
         return "no C compiler was found"
     try:
-        with tempfile.TemporaryDirectory(
-            dir=folder
-        ) as aside:  # the same file system: replaced by one rename
-            made = Path(aside) / LIBRARY
-            reason = _compile(command, made)
+        # On the same file system, so that one rename puts the library in place.
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            library = Path(temporary) / LIBRARY
+            reason = _compile(command, library)
             if reason is None:
-                made.replace(folder / LIBRARY)
+                library.replace(folder / LIBRARY)
             return reason
     except OSError as error:
         return f"{folder} cannot be written: {error}"
 
 
-def _compile(command: list[str], made: Path) -> str | None:
-    words = [*command, *FLAGS, f'-DDIGEST="{digest()}"', str(SOURCE), "-o", str(made), "-lm"]
+def _compile(command: list[str], library: Path) -> str | None:
+    """Compile the library; return why it failed, or None."""
+    macro = f'-DDIGEST="{digest()}"'
+    arguments = [*command, *FLAGS, macro, str(SOURCE), "-o", str(library), "-lm"]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command[0]} did not run: {error}"
-    if done.returncode != 0 or not made.is_file():
-        return f"{command[0]} failed: {done.stderr.strip() or f'exit code {done.returncode}'}"
+    if done.returncode != 0 or not library.is_file():
+        reason = done.stderr.strip() or f"exit code {done.returncode}"
+        return f"{command[0]} failed: {reason}"
     return None

@@ -47,7 +47,7 @@ class Formula:
     them."""
 
     def kernels(self, *, whole: bool) -> tuple[str, ...]:
-        """List the kernels that compute this formula, preferred first. `foreach` always does too.
+        """List the kernels of this formula, preferred first; `foreach` always computes it too.
 
         Args:
             whole: No tensor has pieces on other ranks.
@@ -71,30 +71,36 @@ class Formula:
         """
         kernel = self.kernel(batch.options, batch.params[0].device.type, whole=batch.whole)
         if kernel in ("loop", "foreach"):
-            return self._by(kernel, batch)
+            return self.step_by(kernel, batch)
         # Autograd refuses a graph from before the step; no kernel tells it by itself.
         increment_version(batch.params)
         if batch.grad_addresses:
-            return self._by(kernel, batch)
+            return self.step_by(kernel, batch)
         if batch.shares_memory:
             # A kernel steps tensors side by side, and reads none where it writes another.
-            return self._by("loop", batch)
+            return self.step_by("loop", batch)
         plain = [
             is_plain(param, grad, states) for param, grad, *states in zip(*batch.lists, strict=True)
         ]
         if all(plain):
-            return self._by(kernel, batch)
+            return self.step_by(kernel, batch)
+        fallback = "foreach" if kernel == "triton" else "loop"
         order: list[int] = []
         ratios = []
-        for name, wanted in ((kernel, True), ("foreach" if kernel == "triton" else "loop", False)):
-            chosen = [i for i, tensor_is_plain in enumerate(plain) if tensor_is_plain is wanted]
-            if chosen:
-                order += chosen
-                ratios.append(self._by(name, batch.some(chosen)))
-        known = [part for part in ratios if part is not None]
-        return torch.cat(known)[torch.tensor(order).argsort()] if known else None
+        for name, takes_plain in ((kernel, True), (fallback, False)):
+            chosen = [i for i, is_plain_one in enumerate(plain) if is_plain_one is takes_plain]
+            if not chosen:
+                continue
+            order += chosen
+            ratios_of_chosen = self.step_by(name, batch.some(chosen))
+            if ratios_of_chosen is not None:
+                ratios.append(ratios_of_chosen)
+        if not ratios:
+            return None
+        return torch.cat(ratios)[torch.tensor(order).argsort()]
 
-    def _by(self, kernel: str, batch: Batch) -> Tensor | None:
+    def step_by(self, kernel: str, batch: Batch) -> Tensor | None:
+        """Step a batch by a kernel of that name."""
         if kernel == "loop" or self.foreach is None:
             return self.loop(batch)
         if kernel == "foreach":
@@ -127,18 +133,15 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
     """
     if foreach is not None:
         return "foreach" if foreach else "loop"
-    named = _named(device)
-    if named in ("loop", "foreach"):
-        return named
+    choice = _choice_of_environment(device)
+    if choice in ("loop", "foreach"):
+        return choice
     if device != "cpu":
-        return (
-            "triton"
-            if named in ("auto", "triton") and "triton" in kernels and not why_not(device)
-            else "foreach"
-        )
-    if named != "auto":
-        if named in kernels:
-            return named
+        may_be_triton = choice in ("auto", "triton") and "triton" in kernels
+        return "triton" if may_be_triton and not why_not(device) else "foreach"
+    if choice in kernels:
+        return choice
+    if choice != "auto":
         return "foreach" if kernels[0] == "foreach" else "loop"
     missing = {"triton"}  # Triton's interpreter is slow
     if library.library().loaded is None:
@@ -146,24 +149,25 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
     return next(kernel for kernel in kernels if kernel not in missing)
 
 
-def _named(device: str) -> str:
-    named = os.environ.get(VARIABLE) or "auto"
-    if named not in NAMES:
+def _choice_of_environment(device: str) -> str:
+    """Read the kernel that the environment names; refuse one that cannot step here."""
+    choice = os.environ.get(VARIABLE) or "auto"
+    if choice not in NAMES:
         raise ConfigError(
-            f"{VARIABLE}={named!r}: expected the name of a kernel. {did_you_mean(named, NAMES)}"
+            f"{VARIABLE}={choice!r}: expected the name of a kernel. {did_you_mean(choice, NAMES)}"
         )
-    if named == "compiled" and library.library().loaded is None:
+    if choice == "compiled" and library.library().loaded is None:
         raise ConfigError(
             f"{VARIABLE}=compiled: there is no compiled kernel, {library.library().missing}."
         )
-    if named == "triton" and why_not(device):
+    if choice == "triton" and why_not(device):
         raise ConfigError(
             f"{VARIABLE}=triton: the Triton kernels cannot step tensors on {device},"
             f" {why_not(device)}."
         )
-    return named
+    return choice
 
 
 def why_not_compiled() -> str:
-    """Say why no step is taken by the compiled kernel; empty where it is there."""
+    """Say why there is no compiled kernel; empty if there is one."""
     return library.library().missing

@@ -34,7 +34,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Load the compiled kernel that lies beside its source, once a process."""
+    """Load the compiled kernel beside its source, once a process."""
     return load(SOURCE.parent)
 
 
@@ -71,7 +71,7 @@ class Table:
         self._formula = formula
         self._dtype = params[0].dtype
         self._count = len(params)
-        self._addresses = array("q", [t.data_ptr() for tensors in lists for t in tensors])
+        self._addresses = array("q", [t.data_ptr() for t in chain.from_iterable(lists)])
         self._sizes = array("q", [param.numel() for param in params])
         self._ratios = torch.ones(len(params), dtype=torch.float64, device="cpu")
 

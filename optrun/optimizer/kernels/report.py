@@ -20,7 +20,7 @@ from optrun.optimizer.kernels.triton.found import why_not
 
 
 def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
-    """Name the kernel that steps an optimizer.
+    """Name the kernel of an optimizer's step.
 
     Args:
         optimizer: Any; of several members, all are asked.
@@ -42,7 +42,7 @@ def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
 
 
 def refuse_different(kernels: Sequence[str]) -> None:
-    """Refuse ranks that would step by different kernels: replicas would part by a last bit a step.
+    """Refuse ranks with different kernels: replicas would part by a last bit a step.
 
     Args:
         kernels: What `kernel_of` said on each rank.
@@ -51,16 +51,16 @@ def refuse_different(kernels: Sequence[str]) -> None:
         ConfigError: They are not one.
     """
     if len(set(kernels)) > 1:
-        each = ", ".join(f"rank {rank}: {kernel}" for rank, kernel in enumerate(kernels))
+        kernel_of_ranks = ", ".join(f"rank {rank}: {kernel}" for rank, kernel in enumerate(kernels))
         raise ConfigError(
-            f"The ranks would step by different kernels ({each}), whose last bits differ."
-            f" {VARIABLE}=NAME, given to all ranks, names one that each of them has; `optrun"
-            " explain` says on a machine why another one is missing."
+            f"The ranks would step by different kernels ({kernel_of_ranks}), so that replicas"
+            f" would differ in their last bits. Set {VARIABLE}=NAME on all ranks to a kernel that"
+            " each of them has; `optrun explain` says why one is missing on a machine."
         )
 
 
 def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
-    """List each group beside what steps it: the optimizer, or one of its members."""
+    """List each group beside its stepper: the optimizer, or one of its members."""
     members = getattr(optimizer, "members", {})
     return [
         (members.get(group.get("optimizer"), optimizer), group) for group in optimizer.param_groups
@@ -70,8 +70,10 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
 def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool) -> str:
     if hasattr(stepper, "kernel"):
         return str(stepper.kernel(group, device, whole=whole))
-    above = type(stepper).__mro__[: type(stepper).__mro__.index(Optimizer)]
-    if NamedOptimizer not in above or any(cls.__module__.startswith("torch.") for cls in above):
+    ancestors = type(stepper).__mro__
+    below_torch = ancestors[: ancestors.index(Optimizer)]
+    has_step_of_torch = any(cls.__module__.startswith("torch.") for cls in below_torch)
+    if NamedOptimizer not in below_torch or has_step_of_torch:
         return "torch"
     return "foreach" if group.get("foreach") else "loop"
 
@@ -91,14 +93,20 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
     if kernel == "torch":
         return "torch's own"
     if device == "cpu":
-        fastest, reason, instead = "compiled", why_not_compiled(), "loop"
+        fastest = "compiled"
+        fallback = "loop"
+        reason = why_not_compiled()
     else:
-        fastest, reason, instead = "Triton", why_not(device), "foreach"
-    taken = {
+        fastest = "Triton"
+        fallback = "foreach"
+        reason = why_not(device)
+    kernels = {
         _kernel_of_group(stepper, group, device, whole=whole)
         for stepper, group in _steppers(optimizer)
         if isinstance(stepper, BatchOptimizer)
         and group.get("foreach") is None
         and fastest.lower() in stepper.FORMULA.kernels(whole=whole)
     }
-    return f"{kernel}; the {fastest} one: {reason}" if reason and instead in taken else kernel
+    if reason and fallback in kernels:
+        return f"{kernel}; the {fastest} one: {reason}"
+    return kernel

@@ -254,7 +254,7 @@ def test_groups_that_differ_in_numbers_are_one_batch() -> None:
     optimizer = Lamb(groups, lr=0.1)
     for param in params.values():
         param.grad = torch.ones(2)
-    batches = optimizer._batches()
+    batches = optimizer.gather()
     assert [len(batch.params) for batch in batches] == [30]
 
 

@@ -32,6 +32,7 @@ from optrun.optimizer import (
 )
 from optrun.optimizer.kernels import choice
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
+from optrun.optimizer.kernels.rows import NUMBERS
 from optrun.optimizer.kernels.triton import found, launch
 from optrun.optimizer.kernels.triton import trial as trials
 from tests import triton_stand_in
@@ -237,7 +238,7 @@ def test_whole_vectors_are_loaded_where_all_addresses_allow_it(
     for one in (whole, whole[1:], whole[4:]):
         for grad, moment in ((one, whole), (whole, one)):
             table = launch.Table("adam", [[whole], [grad], [whole], [moment]])
-            table.step([grad.data_ptr()], [trials.ROW], [0])
+            table.step([grad.data_ptr()], [dict(NUMBERS)], [0])
     assert told == [True, True, False, False, True, True]
 
 
@@ -346,7 +347,7 @@ def test_a_device_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for wrong, message in (
         (fails, "they fail there: OSError: no compiler"),
-        (idles, "they compute another adam there"),
+        (idles, "they compute another lamb there"),
         (steps_all_but_lamb, "they compute another lamb there"),
         (differs, "they compute other bits of lamb there the second time"),
     ):

@@ -41,7 +41,8 @@ TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update"), "mars": ("mars_norm", "ma
 """Formulas that need a norm of a whole tensor before they can move a weight."""
 
 # Triton takes constants of a file only as these.
-_PLACES, _NUMBERS = tl.constexpr(len(PLACES)), tl.constexpr(len(NUMBERS))
+_PLACES = tl.constexpr(len(PLACES))
+_NUMBERS = tl.constexpr(len(NUMBERS))
 _PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = (
     tl.constexpr(at) for at in range(len(PLACES))
 )
@@ -63,8 +64,8 @@ _MIN_NORM, _MAX_NORM, _MIN_RATIO, _MAX_RATIO = (
 
 
 @triton.jit
-def _pointer(place, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
-    pointer = tl.load(place).to(tl.pointer_type(REAL)) + begin
+def _pointer(lies_at, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
+    pointer = tl.load(lies_at).to(tl.pointer_type(REAL)) + begin
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
     return pointer
@@ -72,18 +73,18 @@ def _pointer(place, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _job(places, rows, numbers, chunks, CHUNK: tl.constexpr):
-    """Return tensor, place, numbers, first element and elements of this program."""
+    """Return tensor, lies_at, numbers, first element and elements of this program."""
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
-    place = places + tensor * _PLACES
+    lies_at = places + tensor * _PLACES
     x = numbers + tl.load(rows + tensor) * _NUMBERS
-    size = tl.minimum(tl.load(place + _SIZE) - begin, CHUNK)
-    return tensor, place, x, begin, size
+    size = tl.minimum(tl.load(lies_at + _SIZE) - begin, CHUNK)
+    return tensor, lies_at, x, begin, size
 
 
 @triton.jit
 def _decay(number, REAL: tl.constexpr):
-    """Return the decay of a moment, and what is left to 1."""
+    """Return the decay of a moment and 1 minus it."""
     beta = tl.load(number)
     return beta.to(REAL), (1 - beta).to(REAL)
 
@@ -147,20 +148,23 @@ def adam(
     BLOCK: tl.constexpr,
 ):
     """Step as `adam_update._single_tensor_adam`."""
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
-    scale, keep = tl.load(x + _SCALE).to(REAL), tl.load(x + _KEEP).to(REAL)
-    root, eps = tl.load(x + _ROOT).to(REAL), tl.load(x + _EPS).to(REAL)
-    l2, unscale = tl.load(x + _L2).to(REAL), tl.load(x + _UNSCALE).to(REAL)
+    scale = tl.load(x + _SCALE).to(REAL)
+    keep = tl.load(x + _KEEP).to(REAL)
+    root = tl.load(x + _ROOT).to(REAL)
+    eps = tl.load(x + _EPS).to(REAL)
+    l2 = tl.load(x + _L2).to(REAL)
+    unscale = tl.load(x + _UNSCALE).to(REAL)
     nesterov = tl.load(x + _NESTEROV)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL) * unscale
@@ -187,26 +191,29 @@ def adamax(
     BLOCK: tl.constexpr,
 ):
     """Step as `adamax._single_tensor_adamax`."""
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2 = tl.load(x + _BETA2).to(REAL)
-    scale, keep = tl.load(x + _SCALE).to(REAL), tl.load(x + _KEEP).to(REAL)
-    l1, l2 = tl.load(x + _L1).to(REAL), tl.load(x + _L2).to(REAL)
+    scale = tl.load(x + _SCALE).to(REAL)
+    keep = tl.load(x + _KEEP).to(REAL)
+    l1 = tl.load(x + _L1).to(REAL)
+    l2 = tl.load(x + _L2).to(REAL)
     eps = tl.load(x + _EPS).to(REAL)
     eps_gradient = tl.load(x + _EPS_GRADIENT).to(REAL)
     eps_denominator = tl.load(x + _EPS_DENOMINATOR).to(REAL)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
             first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
-            largest, faded = tl.abs(g) + eps_gradient, beta2 * _load(seconds, at, size, TAIL) + eps
+            largest = tl.abs(g) + eps_gradient
+            faded = beta2 * _load(seconds, at, size, TAIL) + eps
             largest = tl.where(
                 (faded > largest) | (faded != faded), faded, largest
             )  # NaN goes before every number
@@ -239,21 +246,24 @@ def lamb_moments(
 
     Moments, squares of weights and directions by chunk.
     """
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
-    l1, l2 = tl.load(x + _L1).to(REAL), tl.load(x + _L2).to(REAL)
-    root, correction = tl.load(x + _ROOT).to(REAL), tl.load(x + _FIRST).to(REAL)
-    eps, decay = tl.load(x + _EPS).to(REAL), tl.load(x + _DECAY).to(REAL)
+    l1 = tl.load(x + _L1).to(REAL)
+    l2 = tl.load(x + _L2).to(REAL)
+    root = tl.load(x + _ROOT).to(REAL)
+    correction = tl.load(x + _FIRST).to(REAL)
+    eps = tl.load(x + _EPS).to(REAL)
+    decay = tl.load(x + _DECAY).to(REAL)
     weights = tl.full((BLOCK,), 0.0, tl.float64)
     directions = tl.full((BLOCK,), 0.0, tl.float64)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
@@ -283,15 +293,16 @@ def set_ratios(
 ):
     """Compute the trust ratio of each tensor, from the sums of its chunks."""
     tensor = tl.program_id(0)
-    place, x = places + tensor * _PLACES, numbers + tl.load(rows + tensor) * _NUMBERS
-    chunks = (tl.load(place + _SIZE) + CHUNK - 1) // CHUNK
-    own = sums + 2 * tl.load(place + _CHUNKS)
+    lies_at = places + tensor * _PLACES
+    x = numbers + tl.load(rows + tensor) * _NUMBERS
+    chunks = (tl.load(lies_at + _SIZE) + CHUNK - 1) // CHUNK
+    first_sum = sums + 2 * tl.load(lies_at + _CHUNKS)
     weights = tl.full((BLOCK,), 0.0, tl.float64)
     directions = tl.full((BLOCK,), 0.0, tl.float64)
     for start in range(0, chunks, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        weights += tl.load(own + 2 * at, mask=at < chunks, other=0.0)
-        directions += tl.load(own + 2 * at + 1, mask=at < chunks, other=0.0)
+        weights += tl.load(first_sum + 2 * at, mask=at < chunks, other=0.0)
+        directions += tl.load(first_sum + 2 * at + 1, mask=at < chunks, other=0.0)
     norm = tl.abs(tl.load(x + _KEEP)) * tl.sqrt(tl.sum(weights, axis=0))
     norm = _bounded(norm, tl.load(x + _MIN_NORM), tl.load(x + _MAX_NORM))
     length = tl.sqrt(tl.sum(directions, axis=0))
@@ -318,19 +329,22 @@ def lamb_update(
 
     The direction again, as long as the ratio says.
     """
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
-    keep, eps = tl.load(x + _KEEP).to(REAL), tl.load(x + _EPS).to(REAL)
-    root, correction = tl.load(x + _ROOT).to(REAL), tl.load(x + _FIRST).to(REAL)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    keep = tl.load(x + _KEEP).to(REAL)
+    eps = tl.load(x + _EPS).to(REAL)
+    root = tl.load(x + _ROOT).to(REAL)
+    correction = tl.load(x + _FIRST).to(REAL)
     decay = tl.load(x + _DECAY).to(REAL)
     scale = (tl.load(x + _SCALE) * tl.load(ratios + tensor)).to(REAL)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            w, first = _load(params, at, size, TAIL), _load(firsts, at, size, TAIL)
+            w = _load(params, at, size, TAIL)
+            first = _load(firsts, at, size, TAIL)
             direction = _direction(
                 first, _load(seconds, at, size, TAIL), w, correction, root, eps, decay
             )
@@ -350,17 +364,17 @@ def lion(
     BLOCK: tl.constexpr,
 ):
     """Step as `lion._single_tensor_lion`."""
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
     scale = tl.load(x + _SCALE).to(REAL)
     keep = tl.load(x + _KEEP).to(REAL)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
@@ -383,11 +397,11 @@ def schedule_free(
     BLOCK: tl.constexpr,
 ):
     """Step as `schedule_free._single_tensor_schedule_free`."""
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    zs = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
+    zs = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
     beta2, rest2 = _decay(x + _BETA2, REAL)
     root = tl.load(x + _ROOT).to(REAL)
     eps = tl.load(x + _EPS).to(REAL)
@@ -397,9 +411,9 @@ def schedule_free(
     mix = tl.load(x + _MIX)
     rest = (1 - mix).to(REAL)
     mix = mix.to(REAL)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
@@ -424,12 +438,12 @@ def ademamix(
     BLOCK: tl.constexpr,
 ):
     """Step as `ademamix._single_tensor_ademamix`."""
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    slows = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    slows = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
     beta3, rest3 = _decay(x + _BETA3, REAL)
@@ -439,9 +453,9 @@ def ademamix(
     eps = tl.load(x + _EPS).to(REAL)
     correction = tl.load(x + _FIRST).to(REAL)
     alpha = tl.load(x + _ALPHA).to(REAL)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
@@ -470,17 +484,17 @@ def mars_norm(
     BLOCK: tl.constexpr,
 ):
     """Compute the squares of the corrected gradients of `mars._single_tensor_mars`."""
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    lasts = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
+    lasts = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
     strength = tl.load(x + _STRENGTH)
     rest = (1 + strength).to(REAL)
     strength = strength.to(REAL)
     size = tl.where(tl.load(x + _ADAPT) != 0, size, 0)
     squares = tl.full((BLOCK,), 0.0, tl.float64)
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             g = _load(grads, at, size, TAIL)
             c = _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
@@ -505,12 +519,12 @@ def mars_update(
     BLOCK: tl.constexpr,
 ):
     """Step as `mars._single_tensor_mars`, once the norms are known."""
-    tensor, place, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(place + _PARAMS, begin, REAL, ALIGNED)
+    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
     grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(place + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(place + _SECONDS, begin, REAL, ALIGNED)
-    lasts = _pointer(place + _THIRDS, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    lasts = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
     scale = tl.load(x + _SCALE).to(REAL)
@@ -522,9 +536,9 @@ def mars_update(
     strength = strength.to(REAL)
     ratio = tl.load(ratios + tensor).to(REAL)
     adapt = tl.load(x + _ADAPT) != 0
-    whole = size // BLOCK * BLOCK
+    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(whole * TAIL, whole + (size - whole) * TAIL, BLOCK):
+        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
             at = start + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)

@@ -12,7 +12,7 @@ import torch
 
 @cache
 def why_not(device: str) -> str:
-    """Say why the Triton kernels step no tensors on a type of device; empty where they do.
+    """Say why the Triton kernels step nothing on a type of device; empty if they do.
 
     Args:
         device: Such as "cuda", which is what torch calls ROCm's devices too.

@@ -42,7 +42,7 @@ class Table:
         sizes = tuple(param.numel() for param in params)
         counts = [-(-size // kernels.CHUNK) for size in sizes]
         self._chunk_count = sum(counts)
-        addresses = [[tensor.data_ptr() for tensor in tensors] for tensors in (params, *states)]
+        addresses = [list(map(Tensor.data_ptr, tensors)) for tensors in (params, *states)]
         self._aligned = _are_aligned(chain.from_iterable(addresses))
         absent = [[0] * len(params)] * (kernels.MOST_STATES + 1 - len(addresses))
         first_chunks = [0, *accumulate(counts[:-1])]
@@ -67,7 +67,8 @@ class Table:
         Raises:
             RuntimeError: A CUDA graph is being captured.
         """
-        device, kernels = self._device, self._kernels
+        device = self._device
+        kernels = self._kernels
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "a CUDA graph would repeat the learning rate and the step number of the step it"
@@ -92,7 +93,9 @@ class Table:
 
     def _launch(self, sent: Tensor, constants: dict[str, object]) -> Tensor | None:
         """Launch the kernels of the formula."""
-        kernels, count, device = self._kernels, self._count, self._device
+        kernels = self._kernels
+        count = self._count
+        device = self._device
         grads = sent[:count]
         rows = sent[count : 2 * count]
         numbers = sent[2 * count :].view(torch.float64)
@@ -111,7 +114,7 @@ class Table:
         return ratios if self._formula == "lamb" else None
 
     def _send(self, message: array[int]) -> Tensor:
-        """Copy a message to the device, from memory that was pinned once."""
+        """Copy a message to the device, from memory pinned once."""
         values = torch.frombuffer(message, dtype=torch.int64)
         if self._device.type != "cuda":
             return values.clone()
@@ -122,7 +125,7 @@ class Table:
         return sent
 
     def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
-        """Return pinned memory that no copy reads any more; more of it if the device is behind."""
+        """Return unused pinned memory; allocate more if the device is behind."""
         for pinned, copied in self._pinned:
             if copied.query():
                 return pinned, copied
@@ -137,7 +140,7 @@ def _are_aligned(addresses: Iterable[int]) -> bool:
 
 
 def _sent(values: Tensor, device: torch.device) -> Tensor:
-    """Copy a table to a device, where it stays."""
+    """Copy a table to a device, to stay."""
     if device.type != "cuda":
         return values.clone()
     # The allocator keeps pinned memory from others until the copy is through.
