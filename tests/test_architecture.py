@@ -253,7 +253,6 @@ OTHER_DOORS = {
     "artifacts/atomic.py": "writes",
     "artifacts/lock.py": "locks",
     "sweeper/pool.py": "locks",
-    "sweeper/storage.py": "cuts the journal that it holds the lock of",
     "sweeper/search.py": "a study of Optuna's",
     "data/images.py": "an image in memory",
     "training/signals.py": "the null device",

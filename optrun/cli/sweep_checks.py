@@ -14,7 +14,7 @@ from optrun.config.schema.distributed import RanksConfig
 from optrun.config.schema.optimizer import PytorchOptimizerConfig
 from optrun.config.schema.sweeper import ConfirmConfig
 from optrun.config.tokens import is_typed
-from optrun.launch.rank_checks import OF_STARTER, refuse_composed, refuse_idle_nproc
+from optrun.launch.rank_checks import refuse_composed, refuse_idle_nproc
 from optrun.sweeper.command import SweepCommand
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
@@ -31,19 +31,18 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
     """
     from optrun.config.safety import refuse_stored_trust
 
-    nodes, tasks_per_node = (int(launcher.get(key) or 1) for key in ("nodes", "tasks_per_node"))
-    tasks = nodes * tasks_per_node
-    if tasks > 1:
-        _refuse_tasks(
-            jobs,
-            launcher,
-            f"hydra.launcher.nodes={nodes} hydra.launcher.tasks_per_node={tasks_per_node}",
-        )
+    for key in ("nodes", "tasks_per_node"):
+        if int(launcher.get(key) or 1) > 1:
+            raise ConfigError(
+                f"hydra.launcher.{key}={launcher[key]}: expected 1: a job of a sweep has the ranks"
+                " of one machine, which training.nproc_per_node=N starts. Over several machines"
+                " start each run by itself, by torchrun or srun."
+            )
     for job in jobs:
         refuse_choices_of_this_process(job)
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
         if job.values["distributed"]["name"] != "none":
-            _refuse_ranks(job, tasks)
+            _refuse_ranks(job)
     typed = is_typed("training.nproc_per_node", command.overrides)
     if typed and all(job.values["distributed"]["name"] == "none" for job in jobs):
         for job in jobs:
@@ -62,44 +61,15 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
             require_optimizer(OmegaConf.to_object(cfg.optimizer))  # type: ignore[arg-type]
 
 
-def _refuse_ranks(job: Job, tasks: int) -> None:
+def _refuse_ranks(job: Job) -> None:
     """Refuse a job whose ranks cannot be; which devices there are, its own process sees."""
     config = store.typed(saved.with_schemas(job.values, job.label))
     assert isinstance(config.distributed, RanksConfig)
     given = config.training.nproc_per_node
-    ranks = None if given == "auto" else int(given)
     try:
-        refuse_composed(config, tasks if tasks > 1 else ranks)
+        refuse_composed(config, None if given == "auto" else int(given))
     except ConfigError as error:
         raise ConfigError(f"{error} In the job {job.label}.") from error
-
-
-def _refuse_tasks(jobs: list[Job], launcher: PlainMapping, shown: str) -> None:
-    """Refuse several tasks of a job that would not become its ranks.
-
-    Refuse what the tasks decide by themselves, too.
-
-    Raises:
-        ConfigError: With the key and the job.
-    """
-    if not str(launcher["_target_"]).endswith(".SlurmLauncher"):
-        raise ConfigError(
-            f"{shown}: expected 1 each. Tasks become the ranks of a job with hydra/launcher=slurm"
-            " alone; else training.nproc_per_node=N starts N ranks on the machine of a job."
-        )
-    for job in jobs:
-        if job.values["distributed"]["name"] == "none":
-            raise ConfigError(
-                f"{shown}: each task is a rank of its job, and distributed=none trains in one"
-                " process. Expected distributed=ddp or distributed=fsdp, or 1 for both keys. In"
-                f" the job {job.label}."
-            )
-        for key in OF_STARTER:
-            if is_typed(key, job.overrides):
-                raise ConfigError(
-                    f"{key}: has no effect with {shown}, where each task is a rank. Leave it out."
-                    f" In the job {job.label}."
-                )
 
 
 def refuse_choices_of_this_process(job: Job) -> None:

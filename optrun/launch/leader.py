@@ -47,14 +47,13 @@ class Leader:
         run: RunDir,
         console: Console,
         resume: ResumePoint | None,
-        stop_at: int | None = None,
     ) -> Outcome:
         """Train, with the others.
 
         Raises:
             OptrunError: How the ranks ended, together, where not all ended well.
         """
-        payload = Payload.of(request, run, resume, stop_at=stop_at, quiet=console.quiet)
+        payload = Payload.of(request, run, resume, quiet=console.quiet)
         self._sent = True
         self._meeting.send(_PAYLOAD, asdict(payload))
         outcome = take_part(self._rank, payload, self._meeting)

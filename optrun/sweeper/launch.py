@@ -14,11 +14,9 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from omegaconf import DictConfig
 
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_STORAGE, is_refused_by_disk
@@ -35,9 +33,7 @@ from optrun.sweeper.pool import Lease, adopt
 from optrun.sweeper.stop import end_family
 
 if TYPE_CHECKING:
-    from optrun.sweeper.worker import SweepTask, TrainRun
-
-    TaskOf = Callable[[SweepTask], Callable[[DictConfig], str]]
+    from optrun.sweeper.worker import TrainRun
 
 
 class Server:
@@ -125,13 +121,12 @@ def answer_file(spec: Path) -> Path:
     return spec.with_suffix(".done")
 
 
-def main(spec: Path, train_run: TrainRun, task_of: TaskOf | None = None) -> int:
+def main(spec: Path, train_run: TrainRun) -> int:
     """Run the jobs of a launch.
 
     Args:
         spec: A `Launch` as JSON.
         train_run: Trains a job.
-        task_of: Makes of a `SweepTask` what the launcher calls; None: that itself.
 
     Returns:
         0; 74 if the disk has cut a job, 1 if the launcher failed. It stands in a file, too, if
@@ -143,7 +138,7 @@ def main(spec: Path, train_run: TrainRun, task_of: TaskOf | None = None) -> int:
     over = _follow(sweep.stop(launch.token))
     why, code = "", EXIT_DONE
     try:
-        why = _launch(launch, sweep, train_run, task_of)
+        why = _launch(launch, sweep, train_run)
         code = EXIT_STORAGE if why else EXIT_DONE
     except KeyboardInterrupt:
         code = 130
@@ -160,7 +155,7 @@ def main(spec: Path, train_run: TrainRun, task_of: TaskOf | None = None) -> int:
     return code
 
 
-def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun, task_of: TaskOf | None) -> str:
+def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
     """Call the launcher; returns what the disk said if it has cut a job."""
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
@@ -182,10 +177,9 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun, task_of: TaskO
         ],
         RunMode.MULTIRUN,
     )
-    task = SweepTask(launch, train_run)
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks(cfg)),
-        task_function=task if task_of is None else task_of(task),
+        task_function=SweepTask(launch, train_run),
         config=cfg,
     )
     jobs = [
@@ -220,17 +214,16 @@ def _follow(stop: Path) -> threading.Event:
     return over
 
 
-def serve(locks: Sequence[int], train_run: TrainRun, task_of: TaskOf) -> None:
+def serve(locks: Sequence[int], train_run: TrainRun) -> None:
     """Run launches, one path a line, until there are no more.
 
     Args:
         locks: Open files that this process inherited and keeps as long as it lives.
         train_run: Trains a job.
-        task_of: As in `main`.
     """
     adopt(locks)
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
-        code = main(spec, train_run, task_of)
+        code = main(spec, train_run)
         if not answer_file(spec).is_file():
             sys.exit(code or EXIT_STORAGE)  # an exit code takes no room

@@ -28,7 +28,7 @@ try:
     from optuna.trial import TrialState
 
     from optrun.sweeper.contender_study import ContenderStudy, Trial
-    from optrun.sweeper.storage import open_storage, told_by_name
+    from optrun.sweeper.storage import told_by_name
     from optrun.sweeper.study import refuse_mixed
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
@@ -109,7 +109,9 @@ class Search:
     def _open(self, sweep: SweepDir) -> None:
         where = STORAGE if self.options.storage else str(sweep.study)
         with _asking(sweep), told_by_name(where):
-            storage = optuna.storages.get_storage(open_storage(self.options.storage, sweep.study))
+            storage = optuna.storages.get_storage(
+                self.options.storage or f"sqlite:///{sweep.study.resolve()}"
+            )
             refuse_mixed(storage, where, self.apart)
             for study in self.studies:
                 study.open(storage, where, sweep)

@@ -203,7 +203,7 @@ def searched(
 ) -> StandIn:
     """Start a search, or go on with it, until it is done or its process is gone."""
     search = search_of(tuple(own), common, tuple(changed.items()))
-    search.options.storage = f"journal:{folder}/study.log"  # made in no time
+    search.options.storage = f"sqlite:///{folder}/study.log"  # made in no time
     driver = StandIn(folder, search.options, dies_at)
     driver.diverges_above = diverges_above
     with contextlib.suppress(Killed):

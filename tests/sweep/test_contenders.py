@@ -17,7 +17,6 @@ from optrun.config import overrides
 from optrun.config.schema.sweeper import Sampler
 from optrun.config.store import open_hydra
 from optrun.sweeper.contenders import contenders_of, search_overrides
-from optrun.sweeper.storage import open_storage
 from tests.sweep.stand_in import UNTRAINED, searched
 
 ADAMW, SGD = (
@@ -28,7 +27,7 @@ ADAMW, SGD = (
 
 def studies(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
     """Trials by optimizer."""
-    storage = open_storage(f"journal:{folder}/study.log", folder)
+    storage = f"sqlite:///{folder}/study.log"
     names = sorted(optuna.get_all_study_names(storage))
     return {
         name.removeprefix("optrun:"): optuna.load_study(study_name=name, storage=storage).trials

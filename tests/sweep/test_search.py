@@ -289,7 +289,7 @@ def test_a_study_that_is_refused_leaves_what_there_was(place: Path) -> None:
 def test_a_storage_of_ones_own_belongs_to_one_sweep(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=journal.log"]
+    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=sqlite:///mine.db"]
     assert sweep(*words) == 0
     assert sweep(*words) == 0
     assert sweep(*words, folder="elsewhere") == 2
@@ -297,7 +297,7 @@ def test_a_storage_of_ones_own_belongs_to_one_sweep(
     assert sweep(*words, "seed=3", folder="elsewhere") == 2
     assert "another hydra.sweeper.storage" in capsys.readouterr().err
     assert ForkServer.launches == [1]
-    assert (place / "journal.log").is_file()
+    assert (place / "mine.db").is_file()
     assert not list(place.glob("*/study.db"))
 
 

@@ -313,6 +313,16 @@ def test_a_disk_without_room_for_a_checkpoint_pauses_the_sweep(
     assert all(row["status"] == "finished" for row in result().values())
 
 
+@pytest.mark.parametrize("key", ["nodes", "tasks_per_node"])
+def test_a_job_over_several_tasks_is_refused(
+    key: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep("hydra/launcher=slurm", f"hydra.launcher.{key}=2", "lr=1e-3,2e-3") == 2
+    said = capsys.readouterr().err
+    assert f"hydra.launcher.{key}=2: expected 1" in said
+    assert "torchrun" in said
+
+
 @pytest.mark.parametrize("name", ["sweep.json", "study.db"])
 def test_a_file_of_somebodys_own_is_not_written_over(
     name: str, place: Path, capsys: pytest.CaptureFixture[str]

@@ -129,8 +129,7 @@ class OptunaConfig(SweeperConfig):
     reduction_factor: Annotated[int, at_least(2)]
     """Of so many trials at a rung one goes on, from its checkpoint."""
     storage: str | None
-    """An Optuna storage URL, or a journal: journal:PATH, or a name on .log or .journal; null:
-    sqlite in the sweep."""
+    """URL of a database, as Optuna takes it; null: sqlite in the sweep."""
 
     @property
     def prunes(self) -> bool:
@@ -141,14 +140,10 @@ class OptunaConfig(SweeperConfig):
         """Refuse a search of nothing."""
         super().__post_init__()
         self._check_pruner()
-        if (
-            self.storage is not None
-            and journal_path(self.storage) is None
-            and "://" not in self.storage
-        ):
+        if self.storage is not None and re.match(r"(?!journal:)\w[\w+]*://", self.storage) is None:
             raise ConfigError(
-                f"{STORAGE}={self.storage}: expected a URL such as sqlite:///study.db, or for a"
-                " disk that several machines share a journal such as journal:study.log."
+                f"{STORAGE}={self.storage}: expected the URL of a database, such as"
+                " sqlite:///study.db, or for several machines postgresql://HOST/NAME."
             )
 
     def _check_pruner(self) -> None:
@@ -160,21 +155,6 @@ class OptunaConfig(SweeperConfig):
             raise ConfigError(
                 f"{key}={self.min_resource}: has no effect with {pruner}. Choose asha or hyperband."
             )
-
-
-def journal_path(storage: str) -> str | None:
-    """Read the file of a journal; None where another storage is meant.
-
-    Example:
-        >>> journal_path("study.log"), journal_path("journal:a/b"), journal_path("journal:///shared/b")
-        ('study.log', 'a/b', '/shared/b')
-        >>> journal_path("sqlite:///study.log") is None, journal_path("journal:") is None
-        (True, True)
-    """
-    named = re.fullmatch(r"journal:(?://)?(.+)", storage)
-    if named:
-        return named[1]
-    return storage if storage.endswith((".log", ".journal")) and "://" not in storage else None
 
 
 SCHEMAS: dict[str, type[SweeperConfig]] = {"grid": GridConfig, "optuna": OptunaConfig}
