@@ -23,7 +23,7 @@ from optrun.model.images import load_image_preparation
 from optrun.model.tokenizer import load_tokenizer, train_tokenizer
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
-from optrun.task.facts import DataFacts, data_facts
+from optrun.task.data_facts import DataFacts, data_facts
 
 MOST_BYTES = 256 << 20
 """Files larger than this together are read by a run alone."""

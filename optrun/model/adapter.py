@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from optrun.base.errors import ConfigError
 from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
-from optrun.model.adapter_places import (
+from optrun.model.adapter_modules import (
     Places,
     head_modules,
     linear_modules,
@@ -74,8 +74,8 @@ class Injected:
 
 def injected(model: nn.Module) -> Injected | None:
     """Return what was put into a model; None for one that trains whole."""
-    found = getattr(model, _MARK, None)
-    return found if isinstance(found, Injected) else None
+    mark = getattr(model, _MARK, None)
+    return mark if isinstance(mark, Injected) else None
 
 
 def require_adapter(config: AdapterConfig) -> None:
@@ -192,14 +192,14 @@ def inject_alike(model: PreTrainedModel, plain: PreTrainedModel) -> None:
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers of the frozen base under their plain names."""
     adapter = injected(model)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     inside = () if adapter is None else tuple(f"{path}." for path in adapter.places.saved)
-    own = frozenset() if adapter is None else adapter.names
+    adapter_names = frozenset() if adapter is None else adapter.names
     for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
         plain = name.replace("base_layer.", "")
-        if name not in own and not name.startswith(inside) and plain not in found:
-            found[plain] = tensor.detach()
-    return found
+        if name not in adapter_names and not name.startswith(inside) and plain not in tensors:
+            tensors[plain] = tensor.detach()
+    return tensors
 
 
 @contextmanager
@@ -209,7 +209,9 @@ def without_factors(model: nn.Module) -> Iterator[None]:
     from peft.utils import ModulesToSaveWrapper
 
     layers = [
-        each for each in model.modules() if isinstance(each, BaseTunerLayer | ModulesToSaveWrapper)
+        module
+        for module in model.modules()
+        if isinstance(module, BaseTunerLayer | ModulesToSaveWrapper)
     ]
     trains = {param: param.requires_grad for param in model.parameters()}
     for layer in layers:
@@ -238,8 +240,8 @@ def merge(model: nn.Module) -> None:
             setattr(model.get_submodule(parent), leaf, module.get_base_layer())
         elif isinstance(module, ModulesToSaveWrapper):
             setattr(model.get_submodule(parent), leaf, module.modules_to_save[ADAPTER])
-    for left in ("peft_config", _MARK):
-        delattr(model, left)
+    for attribute in ("peft_config", _MARK):
+        delattr(model, attribute)
     model.requires_grad_(True)
 
 
@@ -300,36 +302,36 @@ def _targets(
     Raises:
         ConfigError: A name, a layer or a pattern that fits none of them.
     """
-    found = _asked_targets(config, model, saved, auto_class)
+    targets = _asked_targets(config, model, saved, auto_class)
     if config.exclude_modules is not None:
-        out = set(matched("adapter.exclude_modules", config.exclude_modules, found))
-        found = [path for path in found if path not in out]
+        out = set(matched("adapter.exclude_modules", config.exclude_modules, targets))
+        targets = [path for path in targets if path not in out]
     if config.layers_to_transform is not None:
         layers = config.layers_to_transform
-        wanted = [layers] if isinstance(layers, int) else list(layers)
-        numbers = {path: int(inside[1]) for path in found if (inside := _LAYER.match(path))}
-        for layer in wanted:
+        layer_numbers = [layers] if isinstance(layers, int) else list(layers)
+        numbers = {path: int(inside[1]) for path in targets if (inside := _LAYER.match(path))}
+        for layer in layer_numbers:
             if layer not in numbers.values():
-                there = ", ".join(map(str, sorted(set(numbers.values())))) or "none"
+                existing = ", ".join(map(str, sorted(set(numbers.values())))) or "none"
                 raise ConfigError(
                     f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in:"
-                    f" {there}."
+                    f" {existing}."
                 )
-        found = [path for path in found if numbers.get(path) in wanted]
+        targets = [path for path in targets if numbers.get(path) in layer_numbers]
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in getattr(config, key):
-            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in found):
-                leaves = dict.fromkeys(path.rpartition(".")[2] for path in found)
+            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in targets):
+                leaves = dict.fromkeys(path.rpartition(".")[2] for path in targets)
                 near = near_names(pattern, list(leaves))
                 raise ConfigError(
                     f"adapter.{key}={pattern}: no module with factors has such a name. {near}"
                 )
-    if not found:
+    if not targets:
         raise ConfigError(
             f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors"
             " beside. Leave one in."
         )
-    return found
+    return targets
 
 
 def _asked_targets(
@@ -338,8 +340,8 @@ def _asked_targets(
     saved: Sequence[str],
     auto_class: str,
 ) -> list[str]:
-    key, asked = "adapter.target_modules", config.target_modules
-    if asked in (None, "all-linear"):
+    key, wanted_names = "adapter.target_modules", config.target_modules
+    if wanted_names in (None, "all-linear"):
         aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
         targets = [
             path
@@ -347,32 +349,32 @@ def _asked_targets(
             if not any(_inside(path, above) for above in aside)
         ]
         if not targets:
-            shown = "null" if asked is None else asked
+            wanted_shown = "null" if wanted_names is None else wanted_names
             raise ConfigError(
-                f"{key}={shown}: {type(model).__name__} has no linear module besides its head. Name"
+                f"{key}={wanted_shown}: {type(model).__name__} has no linear module besides its head. Name"
                 " others."
             )
         return targets
     modules = {name: module for name, module in model.named_modules() if name}
-    found = [
+    paths = [
         path
-        for path in matched(key, asked, modules, linear_modules(model))
+        for path in matched(key, wanted_names, modules, linear_modules(model))
         if not any(_inside(path, above) for above in saved)
     ]
-    if not found:
+    if not paths:
         raise ConfigError(
-            f"{key}={asked}: matches only modules that train whole ({', '.join(saved)}): factors"
+            f"{key}={wanted_names}: matches only modules that train whole ({', '.join(saved)}): factors"
             " would stand beside nothing that is frozen. Name others, or take them out by"
             " adapter.modules_to_save."
         )
     shared = shared_modules(model)
-    for path in found:
+    for path in paths:
         if path in shared:
             raise ConfigError(
-                f"{key}={asked}: {path} shares its weight with {shared[path]}: factors beside one"
+                f"{key}={wanted_names}: {path} shares its weight with {shared[path]}: factors beside one"
                 " of them would make two weights of one."
             )
-    return found
+    return paths
 
 
 def _is_end_of_others(path: str, names: Iterable[str]) -> bool:
@@ -413,14 +415,14 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
     Raises:
         ConfigError: With the first of them.
     """
-    for key, there, asked in (
+    for key, injected_paths, wanted_paths in (
         ("target_modules", found.targets, wanted.targets),
         ("modules_to_save", found.saved, wanted.saved),
     ):
-        other = set(there) ^ set(asked)
-        if other:
+        differing = set(injected_paths) ^ set(wanted_paths)
+        if differing:
             raise ConfigError(
-                f"adapter.{key}: peft takes {min(other)} for one of {', '.join(list(asked)[:4])},"
+                f"adapter.{key}: peft takes {min(differing)} for one of {', '.join(list(wanted_paths)[:4])},"
                 " by the end of its name. Give names that no other module ends with."
             )
 
@@ -440,8 +442,8 @@ def _names(model: nn.Module, places: Places) -> frozenset[str]:
 def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
     plural = "" if len(places.targets) == 1 else "s"
-    shown = ", ".join([*kinds[:6], *(["..."] if len(kinds) > 6 else [])])
-    beside = f"{len(places.targets)} module{plural} ({shown})"
+    kinds_shown = ", ".join([*kinds[:6], *(["..."] if len(kinds) > 6 else [])])
+    beside = f"{len(places.targets)} module{plural} ({kinds_shown})"
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
     sizes = tensor_sizes(model)
     copies = sum(
@@ -451,11 +453,11 @@ def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     )
     total = sum(sizes.values()) - copies
     verb = "trains" if len(places.saved) == 1 else "train"
-    whole = f"; {', '.join(places.saved)} {verb} whole" if places.saved else ""
+    saved_note = f"; {', '.join(places.saved)} {verb} whole" if places.saved else ""
     ratio = config.loraplus_lr_ratio
-    own = ", others by adapter.rank_pattern" if config.rank_pattern else ""
+    ranks_note = ", others by adapter.rank_pattern" if config.rank_pattern else ""
     plus = "" if ratio is None else f"; B at {ratio:g} times the lr of A"
     return (
-        f"adapter={config.name}: factors of rank {config.r}{own} beside {beside}{whole}"
+        f"adapter={config.name}: factors of rank {config.r}{ranks_note} beside {beside}{saved_note}"
         f": {trained:,} of {total:,} parameters train, {trained / total:.2%}{plus}"
     )

@@ -59,10 +59,10 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
         return
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    known = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
-    if chosen not in known:
+    implementations = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    if chosen not in implementations:
         raise ConfigError(
-            f"{KEY}={chosen}: transformers has no such attention. {did_you_mean(chosen, known)}"
+            f"{KEY}={chosen}: transformers has no such attention. {did_you_mean(chosen, implementations)}"
         )
     if chosen == _FLEX and kind != "cuda":
         raise ConfigError(

@@ -167,11 +167,11 @@ def _loader(
 
 def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
     """Tell whether the head in the weights tells other classes apart than the rows have."""
-    wanted = spec.config.get("id2label")
-    if not isinstance(config, PretrainedConfig) or not isinstance(wanted, dict):
+    id2label = spec.config.get("id2label")
+    if not isinstance(config, PretrainedConfig) or not isinstance(id2label, dict):
         return False
     classes = head_classes(config, spec.auto_class)
-    return classes is not None and list(wanted.values()) != classes
+    return classes is not None and list(id2label.values()) != classes
 
 
 def _renew_head(
@@ -218,13 +218,13 @@ def _load_mapped(
     """
     looks = isinstance(adapter, LoraConfig) and (adapter.use_dora or not adapter.keeps_base)
     size = stored_vocab_size(config)
-    wanted: Any = config.config.get("vocab_size", size)
+    vocab_size: Any = config.config.get("vocab_size", size)
     loaded: tuple[PreTrainedModel, Report] | str
     if looks:
         loaded = "the adapter is made of them"
     elif _has_other_classes(config, spec):
         loaded = "the head is new"
-    elif wanted != size:
+    elif vocab_size != size:
         loaded = "the embedding has another size"
     else:
         loaded = load_mapped(load, config, dtype)
@@ -297,8 +297,8 @@ def weights_of(
 
 
 def _dtype(config: ModelConfig) -> torch.dtype:
-    found: torch.dtype = getattr(torch, config.dtype.value)
-    return found
+    torch_dtype: torch.dtype = getattr(torch, config.dtype.value)
+    return torch_dtype
 
 
 def _origin(config: ModelConfig) -> str | None:
@@ -310,8 +310,8 @@ def _origin(config: ModelConfig) -> str | None:
 
 
 def _parameters(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    wanted = set(names)
-    return [name for name, _ in model.named_parameters() if name in wanted]
+    new_names_set = set(names)
+    return [name for name, _ in model.named_parameters() if name in new_names_set]
 
 
 def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> list[str]:
@@ -336,12 +336,12 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
         )
     elif pretrained:
         anew = f", or model.config.vocab_size={spec.vocab_size} for a new embedding"
-    own = f"Take the model's own tokenizer, whole{anew}."
+    advice = f"Take the model's own tokenizer, whole{anew}."
     if spec.vocab_size > rows:
-        raise ConfigError(f"{message}, the model embeds {rows:,}: the others have no row. {own}")
+        raise ConfigError(f"{message}, the model embeds {rows:,}: the others have no row. {advice}")
     if pretrained and spec.vocab_size < _LEAST_USED * rows:
         raise ConfigError(
-            f"{message}, the model embeds {rows:,}: this is no tokenizer of these weights. {own}"
+            f"{message}, the model embeds {rows:,}: this is no tokenizer of these weights. {advice}"
         )
     if pretrained and spec.vocab_size < _USUALLY_USED * rows:
         return [
@@ -430,12 +430,12 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
 
 
 def _loading_notes(report: Report) -> list[str]:
-    told = {
+    names_by_note = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
         "new, since the weights have another shape": new_names({**report, "missing_keys": ()}),
         "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
     }
-    return [f"{what}: {_some(sorted(names))}" for what, names in told.items() if names]
+    return [f"{note}: {_some(sorted(names))}" for note, names in names_by_note.items() if names]
 
 
 def _some(names: list[str]) -> str:

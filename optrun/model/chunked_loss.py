@@ -78,20 +78,20 @@ class ChunkedForward:
             self.hands_on = False
         if self.shift:
             states, labels = states[:, :-1], labels[:, 1:]
-        known = labels != _IGNORED
+        is_target = labels != _IGNORED
         kind, dtype = states.device.type, states.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
-            found: tuple[Tensor, ...] = _RowLosses.apply(
-                states[known].to(dtype), self.head.weight, self.head.bias, labels[known]
+            row_losses: tuple[Tensor, ...] = _RowLosses.apply(
+                states[is_target].to(dtype), self.head.weight, self.head.bias, labels[is_target]
             )
-        losses, even, predicted = found
+        losses, even, predicted = row_losses
         return TargetLosses(
             losses.mean(),
             even.mean(),
-            losses.new_zeros(known.shape).masked_scatter(known, losses),
-            torch.zeros_like(labels).masked_scatter(known, predicted),
+            losses.new_zeros(is_target.shape).masked_scatter(is_target, losses),
+            torch.zeros_like(labels).masked_scatter(is_target, predicted),
         )
 
 
@@ -125,8 +125,10 @@ class _RowLosses(torch.autograd.Function):
         zero = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
         a, b = (zero if grad is None else grad for grad in (losses, even))
         of_states, of_weight, of_bias = (
-            torch.zeros_like(tensor) if wanted else None
-            for tensor, wanted in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
+            torch.zeros_like(tensor) if needs_grad else None
+            for tensor, needs_grad in zip(
+                (states, weight, bias), ctx.needs_input_grad, strict=False
+            )
         )
         for rows, logits in _logits(states, weight, bias):
             grad = torch.softmax(logits, 1).mul_((a + b)[rows, None])
@@ -182,15 +184,17 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
             vars(head)["forward"] = lambda states: (
                 torch.linspace(-_WIDE, _WIDE, states.numel()).to(states).view_as(states)
             )
-            given = head.forward(torch.empty(2, 4, head.in_features, device=model.device)).double()
-            found = model(input_ids=ids).logits.double()
+            head_output = head.forward(
+                torch.empty(2, 4, head.in_features, device=model.device)
+            ).double()
+            model_logits = model(input_ids=ids).logits.double()
             del head.forward
-            scale = float((found * given).sum() / given.square().sum())
-            if not torch.allclose(found, scale * given, rtol=min(near, 1e-2), atol=1e-4) or (
-                scale != 1 and head.bias is not None
-            ):
+            scale = float((model_logits * head_output).sum() / head_output.square().sum())
+            if not torch.allclose(
+                model_logits, scale * head_output, rtol=min(near, 1e-2), atol=1e-4
+            ) or (scale != 1 and head.bias is not None):
                 return "it changes the logits after its output head, as softcapping does"
-            own = float(model(input_ids=ids, labels=ids).loss)
+            model_loss = float(model(input_ids=ids, labels=ids).loss)
             chunked = float(ChunkedForward(model, shift=shift)(input_ids=ids, labels=ids).loss)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         return f"it cannot be tried on four tokens: {in_one_line(error)}"
@@ -201,6 +205,6 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
         model.train(training)
     return (
         None
-        if abs(own - chunked) <= near * abs(own)
+        if abs(model_loss - chunked) <= near * abs(model_loss)
         else "its own loss is not the mean cross-entropy of its logits"
     )

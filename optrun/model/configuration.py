@@ -69,12 +69,12 @@ class ModelSpec:
 
 def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
     """Return the ids of special tokens by their names in a transformers configuration."""
-    found = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
+    ids = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
     # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that
     # one.
     for name, stand_in in (("eos_token_id", "sep_token_id"), ("bos_token_id", "cls_token_id")):
-        found[name] = found[stand_in] if found[name] is None else found[name]
-    return {name: int(number) for name, number in found.items() if number is not None}
+        ids[name] = ids[stand_in] if ids[name] is None else ids[name]
+    return {name: int(number) for name, number in ids.items() if number is not None}
 
 
 def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
@@ -269,14 +269,14 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
         )
     if not Path(config.path).expanduser().is_dir():
         return hub.why_not(config.path, missing, error)
-    asked = re.search(r"model type `(.+?)`", str(error))
-    if asked is not None:
+    model_type = re.search(r"model type `(.+?)`", str(error))
+    if model_type is not None:
         from transformers import CONFIG_MAPPING, __version__
 
-        close = nearest(asked[1], list(CONFIG_MAPPING))
+        close = nearest(model_type[1], list(CONFIG_MAPPING))
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
         return (
-            f"model_type={asked[1]} of its config.json: transformers {__version__} has no such"
+            f"model_type={model_type[1]} of its config.json: transformers {__version__} has no such"
             f" architecture.{hint}"
         )
     return f"its config.json cannot be read: {in_one_line(error)}"
@@ -291,13 +291,13 @@ def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
     """
     if getattr(config, "trust_remote_code", False):
         return
-    asked = {"model.attn_implementation": config.attn_implementation}
+    implementations = {"model.attn_implementation": config.attn_implementation}
     for part in (values, *(part for part in vars(values).values() if hasattr(part, "model_type"))):
         for name in ("attn_implementation", "experts_implementation"):
-            asked.setdefault(
+            implementations.setdefault(
                 f"{name} of its {type(part).__name__}", getattr(part, f"_{name}", None)
             )
-    for key, value in asked.items():
+    for key, value in implementations.items():
         chosen = value.values() if isinstance(value, dict) else [value]
         code = next((name for name in chosen if isinstance(name, str) and "/" in name), None)
         if code is not None:
@@ -330,17 +330,17 @@ def _change(values: TransformersConfig, changes: Mapping[str, object], key: str)
             _change(part, value, f"{key}.{name}")
         else:
             setattr(values, name, value)
-            own = {*_SIZES, *(values.attribute_map.get(size) for size in _SIZES)}
-            if name in own and isinstance(value, int):
+            size_names = {*_SIZES, *(values.attribute_map.get(size) for size in _SIZES)}
+            if name in size_names and isinstance(value, int):
                 expect_count(f"{key}.{name}", value)
 
 
 def _refuse_names(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
-    known = _attributes(values)
+    attributes = _attributes(values)
     for name, value in changes.items():
-        if name not in known:
+        if name not in attributes:
             raise ConfigError(
-                f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, known)}"
+                f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, attributes)}"
             )
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
@@ -403,14 +403,14 @@ def _refuse_other_direction(
     both_ways = type(values) in transformers.AutoModelForMaskedLM._model_mapping
     halves = bool(getattr(values, "is_encoder_decoder", False))
     if auto_class == "AutoModelForCausalLM" and decodes is False and (both_ways or halves):
-        what = (
+        kind = (
             "an encoder-decoder, and its decoder alone would train"
             if halves
             else "an encoder, which reads both ways"
         )
-        other = "task=seq2seq_lm" if halves else "task=masked_lm"
+        other_task = "task=seq2seq_lm" if halves else "task=masked_lm"
     elif auto_class == "AutoModelForMaskedLM" and decodes and both_ways:
-        what, other = (
+        kind, other_task = (
             "made a decoder by is_decoder=true, and sees nothing behind a mask",
             "task=causal_lm",
         )
@@ -418,8 +418,8 @@ def _refuse_other_direction(
         return
     task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
     raise ConfigError(
-        f"{called(config)}: {values.model_type} is {what}. For task={task} take {_FOR_TASK[task]},"
-        f" or {other}; model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
+        f"{called(config)}: {values.model_type} is {kind}. For task={task} take {_FOR_TASK[task]},"
+        f" or {other_task}; model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
     )
 
 

@@ -46,19 +46,20 @@ def expect_apart(
     ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % max(
         2, model.config.get_text_config().vocab_size
     )
-    other = torch.cat([ids[:, :4].flip(1), ids[:, 4:]], dim=1)
+    changed_ids = torch.cat([ids[:, :4].flip(1), ids[:, 4:]], dim=1)
     positions = torch.arange(4, device=model.device).repeat(rows, 2)
     model.eval()
     try:
         with torch.no_grad(), lean_forward(model), autocast or nullcontext():
             first, second = (
-                model(input_ids=some, position_ids=positions).logits[:, 4:] for some in (ids, other)
+                model(input_ids=block_ids, position_ids=positions).logits[:, 4:]
+                for block_ids in (ids, changed_ids)
             )
-            alone = model(input_ids=ids[:, 4:], position_ids=positions[:, 4:]).logits
+            single = model(input_ids=ids[:, 4:], position_ids=positions[:, 4:]).logits
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-        words = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"{key}: {name} takes no positions that begin anew with each document: {words}. Leave"
+            f"{key}: {name} takes no positions that begin anew with each document: {message}. Leave"
             " it false."
         ) from error
     finally:
@@ -73,14 +74,14 @@ def expect_apart(
     near = (
         _NEAR if first.dtype in (torch.float32, torch.float64) and not rounded else _NEAR_IN_16_BITS
     )
-    first, second, alone = first.double(), second.double(), alone.double()
-    spread = float(alone.std()) or 1.0
+    first, second, single = first.double(), second.double(), single.double()
+    spread = float(single.std()) or 1.0
     if float((first - second).abs().max()) > same * spread:
         raise ConfigError(
             f"{key}: tokens of {name} see the documents before their own in a block, whatever their"
             f" positions. {instead}"
         )
-    if float((first - alone).abs().max()) > near * spread:
+    if float((first - single).abs().max()) > near * spread:
         raise ConfigError(
             f"{key}: {name} computes something else for a document in a block than for the document"
             f" alone. {instead}"

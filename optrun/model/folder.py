@@ -88,29 +88,29 @@ def _no_weights(folder: Path) -> str | None:
     """
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         return None
-    other = sorted(
+    other_files = sorted(
         path.name for pattern in (*_OTHER_WEIGHTS, "*.gguf") for path in folder.glob(pattern)
     )
-    if not other:
+    if not other_files:
         return "this folder has no weights: no *.safetensors file in it."
     return (
-        f"its weights are {other[0]}, which is not opened: only safetensors are read. Convert them"
+        f"its weights are {other_files[0]}, which is not opened: only safetensors are read. Convert them"
         " where you trust their origin: load with transformers and save_pretrained(DIR)."
     )
 
 
 def weight_files(folder: Path) -> Iterable[Path]:
     """List the files of weights, also those that an index names."""
-    found = dict.fromkeys(sorted(folder.glob("*.safetensors")))
+    files = dict.fromkeys(sorted(folder.glob("*.safetensors")))
     for index in folder.glob("*.safetensors.index.json"):
         try:
-            named = read_json(index, follow=True)["weight_map"].values()
+            indexed = read_json(index, follow=True)["weight_map"].values()
         except UnreadableFileError as error:
             raise ConfigError(str(error)) from error
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # transformers says what is wrong with it
-        found.update(dict.fromkeys(folder / str(name) for name in sorted(set(named))))
-    return found
+        files.update(dict.fromkeys(folder / str(name) for name in sorted(set(indexed))))
+    return files
 
 
 def _broken(path: Path) -> str | None:
@@ -135,20 +135,20 @@ def _broken(path: Path) -> str | None:
             header = parse_json(file.read(length), path)
             data = max(
                 (
-                    int(each["data_offsets"][1])
-                    for name, each in header.items()
+                    int(entry["data_offsets"][1])
+                    for name, entry in header.items()
                     if name != "__metadata__"
                 ),
                 default=0,
             )
         except (ValueError, KeyError, TypeError, AttributeError):
-            what = "cut short" if size < 8 + length else "no safetensors file"
-            return f"{path.name} is {what}: its header cannot be read. Fetch or write it again."
-    whole = 8 + length + data
-    if size == whole:
+            problem = "cut short" if size < 8 + length else "no safetensors file"
+            return f"{path.name} is {problem}: its header cannot be read. Fetch or write it again."
+    expected_size = 8 + length + data
+    if size == expected_size:
         return None
-    word = "cut short" if size < whole else "too long"
+    word = "cut short" if size < expected_size else "too long"
     return (
-        f"{path.name} is {word}: {size:,} bytes, where its header says {whole:,}. Fetch or write it"
+        f"{path.name} is {word}: {size:,} bytes, where its header says {expected_size:,}. Fetch or write it"
         " again."
     )

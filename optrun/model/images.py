@@ -186,8 +186,8 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
             backend="pil",
         )
     except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
-        there = f"no image processor can be loaded from there: {in_one_line(error)}"
-        known = Path(config.path).expanduser().is_dir()
-        why = there if known else hub.why_not(config.path, missing, error)
+        reason = f"no image processor can be loaded from there: {in_one_line(error)}"
+        is_local = Path(config.path).expanduser().is_dir()
+        why = reason if is_local else hub.why_not(config.path, missing, error)
         raise ConfigError(f"model.path={config.path}: {why}") from error
     return PretrainedPreparation(processor)

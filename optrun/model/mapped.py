@@ -94,9 +94,9 @@ def _in_dtype(
     model: PreTrainedModel = type(stored).from_pretrained(
         None, state_dict=state, dtype=dtype, **load.keywords
     )[0]
-    kept = ("_name_or_path", "_commit_hash", "name_or_path", "generation_config")
+    copied = ("_name_or_path", "_commit_hash", "name_or_path", "generation_config")
     for mine, theirs in ((model, stored), (model.config, stored.config)):
-        vars(mine).update({name: value for name, value in vars(theirs).items() if name in kept})
+        vars(mine).update({name: value for name, value in vars(theirs).items() if name in copied})
     return model
 
 

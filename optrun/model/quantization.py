@@ -36,8 +36,8 @@ def quantization_of(config: ModelConfig) -> Quantization | None:
     bits = getattr(config, "quantization", None)
     if bits is None:
         return None
-    own = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant") if bits == "4bit" else ()
-    return {"quantization": bits, **{name: getattr(config, name) for name in own}}
+    option_names = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant") if bits == "4bit" else ()
+    return {"quantization": bits, **{name: getattr(config, name) for name in option_names}}
 
 
 def require_quantization(config: ModelConfig) -> None:
@@ -46,10 +46,10 @@ def require_quantization(config: ModelConfig) -> None:
     Raises:
         ConfigError: With the command that installs it.
     """
-    asked = quantization_of(config)
-    if asked is not None and importlib.util.find_spec("bitsandbytes") is None:
+    quantization = quantization_of(config)
+    if quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
-            f"model.quantization={asked['quantization']}: the package bitsandbytes is not"
+            f"model.quantization={quantization['quantization']}: the package bitsandbytes is not"
             " installed. pip install 'optrun[quantization]'"
         )
 
@@ -74,14 +74,14 @@ def quantize(
     # It tells of each product in 8 bits that activations are cast to 16.
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     bits = asked["quantization"]
-    found = list(paths)
-    if not found:
+    linear_paths = list(paths)
+    if not linear_paths:
         raise ConfigError(
             f"model.quantization={bits}: {type(model).__name__} has no linear module that stays"
             " frozen."
         )
     before = sum(tensor_bytes(model).values())
-    for path in found:
+    for path in linear_paths:
         model.set_submodule(path, _quantized(asked, model.get_submodule(path), meta=meta))
     setattr(model, _MARK, dict(asked))
     setattr(
@@ -90,15 +90,15 @@ def quantize(
     after = sum(tensor_bytes(model).values())
     kind = f"4 bits ({_kind(asked)})" if bits == "4bit" else "8 bits"
     return (
-        f"model.quantization={bits}: {len(found)} linear modules of the base in {kind}: its weights"
+        f"model.quantization={bits}: {len(linear_paths)} linear modules of the base in {kind}: its weights"
         f" take {after / 2**20:,.1f} MiB in place of {before / 2**20:,.1f}"
     )
 
 
 def quantized(model: nn.Module) -> Quantization | None:
     """Tell how a model's base is quantised; None: it is not."""
-    found: Quantization | None = getattr(model, _MARK, None)
-    return found
+    quantization: Quantization | None = getattr(model, _MARK, None)
+    return quantization
 
 
 def dequantize(model: nn.Module) -> None:
@@ -166,10 +166,10 @@ def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
     weight: Tensor = module.weight.detach()
     weight = weight.T.contiguous() if turned else weight
     out, into = weight.shape
-    found: Any
+    layer: Any
     with torch.device("meta"):
         if asked["quantization"] == "4bit":
-            found = bnb.Linear4bit(
+            layer = bnb.Linear4bit(
                 into,
                 out,
                 bias=module.bias is not None,
@@ -177,29 +177,29 @@ def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
                 compress_statistics=asked["bnb_4bit_use_double_quant"],
                 quant_type=asked["bnb_4bit_quant_type"],
             )
-            found.support_avx512bf16_for_cpu = (
+            layer.support_avx512bf16_for_cpu = (
                 False  # else an evaluation would lay the weights out otherwise
             )
             kind = bnb.Params4bit
             options = {
                 "compress_statistics": False,
-                "quant_type": found.weight.quant_type,
-                "module": found,
+                "quant_type": layer.weight.quant_type,
+                "module": layer,
             }
         else:
-            found = bnb.Linear8bitLt(
+            layer = bnb.Linear8bitLt(
                 into, out, bias=module.bias is not None, has_fp16_weights=False, threshold=_OUTLIERS
             )
-            found.register_forward_pre_hook(_bring_constants)
+            layer.register_forward_pre_hook(_bring_constants)
             kind, options = bnb.Int8Params, {"has_fp16_weights": False}
     if not meta:
-        found.weight = kind(weight, requires_grad=False, **options).to("cpu")
+        layer.weight = kind(weight, requires_grad=False, **options).to("cpu")
         if asked["quantization"] == "4bit" and asked["bnb_4bit_use_double_quant"]:
-            _compress(found.weight)
-    found.bias = module.bias
-    found.optrun_source = type(module), weight.dtype
-    made: nn.Module = found.train(module.training)
-    return made
+            _compress(layer.weight)
+    layer.bias = module.bias
+    layer.optrun_source = type(module), weight.dtype
+    quantized_layer: nn.Module = layer.train(module.training)
+    return quantized_layer
 
 
 def _compress(weight: Any) -> None:
@@ -221,20 +221,20 @@ def _bring_constants(module: Any, _inputs: Any) -> None:
     Which `nn.Module.to` leaves behind.
     """
     weight = module.weight
-    held = weight if weight.CB is not None else module.state
-    if held.CB is not None and held.CB.device != weight.device:
-        held.CB, held.SCB = weight.data, held.SCB.to(weight.device)
+    holder = weight if weight.CB is not None else module.state
+    if holder.CB is not None and holder.CB.device != weight.device:
+        holder.CB, holder.SCB = weight.data, holder.SCB.to(weight.device)
 
 
 def _plain(module: Any, weight: Tensor) -> nn.Module:
     source, dtype = module.optrun_source
-    found: nn.Module
+    layer: nn.Module
     with torch.device("meta"):
         if issubclass(source, nn.Linear):
-            found = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
+            layer = nn.Linear(module.in_features, module.out_features, bias=module.bias is not None)
         else:
-            found = source(module.out_features, module.in_features)
+            layer = source(module.out_features, module.in_features)
             weight = weight.T
-    found.weight = nn.Parameter(weight.to(dtype).contiguous())
-    found.bias = module.bias
-    return found.train(module.training)
+    layer.weight = nn.Parameter(weight.to(dtype).contiguous())
+    layer.bias = module.bias
+    return layer.train(module.training)

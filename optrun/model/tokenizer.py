@@ -84,9 +84,9 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
             )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         local = Path(name).expanduser().exists() or not hub.may_be_name(name)
-        there = f"no tokenizer can be loaded from there: {in_one_line(error)}"
+        reason = f"no tokenizer can be loaded from there: {in_one_line(error)}"
         raise ConfigError(
-            f"{key}={name}: {there if local else hub.why_not(name, missing, error)}"
+            f"{key}={name}: {reason if local else hub.why_not(name, missing, error)}"
         ) from error
     _refuse_empty(key, name, tokenizer)
     _remember_limits(tokenizer)
@@ -138,14 +138,16 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
     """
     if set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
         return
-    wanted = sorted(set(tokenizer.vocab_files_names.values()))
+    file_names = sorted(set(tokenizer.vocab_files_names.values()))
     folder = Path(name).expanduser()
-    there = [file for file in wanted if (folder / file).is_file()]
-    beside = f", of which the folder has {' and '.join(there) or 'none'}" if folder.is_dir() else ""
+    present = [file for file in file_names if (folder / file).is_file()]
+    beside = (
+        f", of which the folder has {' and '.join(present) or 'none'}" if folder.is_dir() else ""
+    )
     raise ConfigError(
         f"{key}={name}: there is no tokenizer: {type(tokenizer).__name__} found {len(tokenizer)}"
         " entries, all of them special tokens, so every text would be lost. It is read from"
-        f" {', '.join(wanted)}{beside}. Put the files there, or name another with model.tokenizer."
+        f" {', '.join(file_names)}{beside}. Put the files there, or name another with model.tokenizer."
     )
 
 
@@ -154,16 +156,16 @@ def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
     if config.tokenizer is None or not isinstance(config, PretrainedConfig):
         return []
     try:
-        own = load_tokenizer(replace(config, tokenizer=None))
+        model_tokenizer = load_tokenizer(replace(config, tokenizer=None))
     except ConfigError:
         return []  # the model has none
-    assert own is not None
-    before, entries = own.get_vocab(), tokenizer.get_vocab()
-    other = sum(before.get(token) != number for token, number in entries.items()) / len(entries)
-    if other < 0.1:
+    assert model_tokenizer is not None
+    before, entries = model_tokenizer.get_vocab(), tokenizer.get_vocab()
+    share = sum(before.get(token) != number for token, number in entries.items()) / len(entries)
+    if share < 0.1:
         return []
     return [
-        f"warning: model.tokenizer={config.tokenizer}: {100 * other:.0f} % of its entries have"
+        f"warning: model.tokenizer={config.tokenizer}: {100 * share:.0f} % of its entries have"
         " another id than in the model's own tokenizer, and their embeddings were trained for"
         " other tokens"
     ]
@@ -244,15 +246,15 @@ def _bounded(texts: Iterator[str]) -> Iterator[str]:
 
     So that one document does not train as one word list.
     """
-    left = TRAINING_CHARACTERS
+    characters_left = TRAINING_CHARACTERS
     pieces = chain.from_iterable(
         (text[at : at + 100_000] for at in range(0, len(text), 100_000)) for text in texts
     )
     for piece in pieces:
-        if left <= 0:
+        if characters_left <= 0:
             return
-        yield piece[:left]
-        left -= len(piece)
+        yield piece[:characters_left]
+        characters_left -= len(piece)
 
 
 def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> None:

@@ -22,9 +22,11 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         References, detached; parameters first, in the module's order.
     """
-    found, adapter = all_tensors(model), injected(model)
+    tensors, adapter = all_tensors(model), injected(model)
     return (
-        found if adapter is None else {name: found[name] for name in found if name in adapter.names}
+        tensors
+        if adapter is None
+        else {name: tensors[name] for name in tensors if name in adapter.names}
     )
 
 
@@ -33,16 +35,16 @@ def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
     A tied tensor once, under its parameter's name.
     """
-    found: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    tensors: dict[str, torch.Tensor] = {name: p.detach() for name, p in model.named_parameters()}
     # Views of one storage that cover the same elements are one tensor: GPT-2's head is its
     # embedding.
-    seen = {_place(tensor) for tensor in found.values()}
+    seen = {_place(tensor) for tensor in tensors.values()}
     for name, tensor in model.state_dict().items():
-        if name in found or (tensor.numel() and _place(tensor) in seen):
+        if name in tensors or (tensor.numel() and _place(tensor) in seen):
             continue
         seen.add(_place(tensor))
-        found[name] = tensor.detach()
-    return found
+        tensors[name] = tensor.detach()
+    return tensors
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -59,8 +61,8 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
     Raises:
         CheckpointError: The first name that is missing, too many, or of another shape.
     """
-    wanted = model_tensors(model)
-    for name, tensor in wanted.items():
+    model_values = model_tensors(model)
+    for name, tensor in model_values.items():
         if name not in tensors:
             raise CheckpointError(
                 f"the checkpoint has no tensor {name}: the model has changed since it was saved."
@@ -71,12 +73,12 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
                 f" {tuple(tensor.shape)} in the model."
             )
     for name in tensors:
-        if name not in wanted:
+        if name not in model_values:
             raise CheckpointError(
                 f"the checkpoint has a tensor {name}, which the model does not have."
             )
     with torch.no_grad():
-        for name, tensor in wanted.items():
+        for name, tensor in model_values.items():
             tensor.copy_(tensors[name])
 
 

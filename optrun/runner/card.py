@@ -165,12 +165,12 @@ def _usage(task: TaskCard) -> str:
         *task.usage,
     ]
     if task.base:
-        given = "".join(f", {key}={item!r}" for key, item in task.arguments.items())
+        keywords = "".join(f", {key}={item!r}" for key, item in task.arguments.items())
         name = task.base if _HUB_NAME.fullmatch(task.base) else task.base.rpartition("/")[2]
         lines[0:0] = ["from peft import PeftModel"]
         lines[5:6] = [
             (
-                f"base = {task.auto_class}.from_pretrained({name!r}{given})  # the weights that"
+                f"base = {task.auto_class}.from_pretrained({name!r}{keywords})  # the weights that"
                 " this adapter stands beside"
             ),
             "model = PeftModel.from_pretrained(base, folder)",

@@ -63,11 +63,11 @@ def _tabulated(
     table = Table([noun, *_KEYS], [False, True, True, True, True])
     for row in [*rows, *means]:
         *figures, support = (row.get(key) for key in _KEYS)
-        shown = [
+        cells = [
             number(float(figure)) if isinstance(figure, int | float) else NONE for figure in figures
         ]
         table.rows.append(
-            [str(row.get(noun, "")), *shown, count(support) if isinstance(support, int) else NONE]
+            [str(row.get(noun, "")), *cells, count(support) if isinstance(support, int) else NONE]
         )
     table.styles = [*[""] * len(rows), *["muted"] * len(means)]
     return table

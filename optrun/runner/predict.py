@@ -117,15 +117,15 @@ def _refuse_unknown(typed: PlainMapping, kind: type[Predictor], task: str) -> No
     Raises:
         ConfigError: Naming the first.
     """
-    known = [*RUN_KEYS[:-1], *_READ_KEYS, *(f"data.{name}" for name in kind.columns), "out"]
+    known_keys = [*RUN_KEYS[:-1], *_READ_KEYS, *(f"data.{name}" for name in kind.columns), "out"]
     if kind.cuts:
-        known.append(RUN_KEYS[-1])
-    near = [*known]
+        known_keys.append(RUN_KEYS[-1])
+    near = [*known_keys]
     if kind.generates:
         near += [f"generation.{name}" for name in vars(GenerationConfig())]
     for key in typed:
-        if key not in known and not (kind.generates and key.startswith("generation.")):
-            hint = " or ".join(nearest(key, near)) or ", ".join(known)
+        if key not in known_keys and not (kind.generates and key.startswith("generation.")):
+            hint = " or ".join(nearest(key, near)) or ", ".join(known_keys)
             raise ConfigError(
                 f"{key}={typed[key]}: no key that a prediction of {task} goes by. Did you mean"
                 f" {hint}?"

@@ -42,7 +42,7 @@ from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.task import Task, build_task
 from optrun.task.build import task_class, vocabulary
 from optrun.task.class_weights import class_weights
-from optrun.task.facts import DataFacts, data_facts
+from optrun.task.data_facts import DataFacts, data_facts
 from optrun.training.device import pick_device
 
 if TYPE_CHECKING:

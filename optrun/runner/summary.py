@@ -24,8 +24,8 @@ from optrun.distributed.shard import model_class
 from optrun.model.quantization import tensor_sizes
 from optrun.runner.class_tables import as_values
 from optrun.runner.outcome import SummaryValues
+from optrun.task.data_facts import DataFacts
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.facts import DataFacts
 from optrun.training.callback import Callback, StopRequest, TrainingContext
 from optrun.training.device import peak_memory_bytes
 from optrun.training.metrics_log import Refused

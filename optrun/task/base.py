@@ -136,11 +136,11 @@ class Task(ABC):
     def __init__(
         self, config: Any, data: DataConfig, source: Source, tokenizer: Any, *, seed: int
     ) -> None:
-        given: TaskConfig = config
+        task_config: TaskConfig = config
         self.config = config
-        self.name = given.kind
-        self.main_metric, self.mode = given.main_metric, given.MODE
-        self.metrics = metric_functions(given)
+        self.name = task_config.kind
+        self.main_metric, self.mode = task_config.main_metric, task_config.MODE
+        self.metrics = metric_functions(task_config)
         self.max_length = data.max_length
         self.limits = [f"data.max_length={data.max_length}"]
         self.notes: list[str] = []
@@ -294,14 +294,14 @@ class Task(ABC):
             ConfigError: The model returned none.
         """
         if not self.label_smoothing and self.class_weights is None:
-            own: torch.Tensor | None = getattr(outputs, "loss", None)
-            if own is None:
+            model_loss: torch.Tensor | None = getattr(outputs, "loss", None)
+            if model_loss is None:
                 raise ConfigError(
                     f"task={self.name}: the model returned no loss"
                     f" ({type(self.config).__name__}.AUTO_CLASS={self.config.AUTO_CLASS}). Name a"
                     f" class with a head there, or write {type(self).__name__}.loss."
                 )
-            return own
+            return model_loss
         if self.chunked:
             smoothed: torch.Tensor = torch.lerp(outputs.loss, outputs.even, self.label_smoothing)
             return smoothed
@@ -338,14 +338,16 @@ class Task(ABC):
 
         Plain cross-entropy, whatever the training loss is made of.
         """
-        known = self.targets(batch) != IGNORED
+        is_target = self.targets(batch) != IGNORED
         if self.chunked:
-            each = outputs.losses
+            token_losses = outputs.losses
         else:
-            each = functional.cross_entropy(
+            token_losses = functional.cross_entropy(
                 *self._flat(outputs, batch), ignore_index=IGNORED, reduction="none"
             )
-        return each.reshape(len(known), -1).sum(1), known.reshape(len(known), -1).sum(1)
+        return token_losses.reshape(len(is_target), -1).sum(1), is_target.reshape(
+            len(is_target), -1
+        ).sum(1)
 
     # Evaluation
     # ----------------------------------------------------------------------------------------------
@@ -356,10 +358,10 @@ class Task(ABC):
         Shape (targets,) each.
         """
         targets = self.targets(batch)
-        known = targets != IGNORED
+        is_target = targets != IGNORED
         return (
-            predicted(outputs, shift=self.shift)[known].cpu().numpy(),
-            targets[known].cpu().numpy(),
+            predicted(outputs, shift=self.shift)[is_target].cpu().numpy(),
+            targets[is_target].cpu().numpy(),
         )
 
     def running_metrics(self) -> MetricAccumulator:

@@ -26,8 +26,8 @@ def task_class(config: TaskConfig) -> type[Task]:
     Raises:
         ConfigError: A configuration that is no task's.
     """
-    found: type[Task] = registry.choices("task")[kind_of("task", SCHEMAS, config)].load()
-    return found
+    kind: type[Task] = registry.choices("task")[kind_of("task", SCHEMAS, config)].load()
+    return kind
 
 
 def predictor_class(config: TaskConfig) -> Any:
@@ -39,21 +39,21 @@ def predictor_class(config: TaskConfig) -> Any:
         ConfigError: It names none, or one that cannot be imported.
     """
     kind = task_class(config)
-    named = kind.predictor
-    if named is None:
+    reference = kind.predictor
+    if reference is None:
         raise ConfigError(
             f"task={config.name}: {kind.__name__} has no predictor, so its runs predict no rows."
             ' Give the class one: predictor = "MODULE:CLASS", a subclass of'
             " optrun.runner.prediction.base.Predictor."
         )
-    if not isinstance(named, str):
-        return named
-    module, _, attribute = named.partition(":")
+    if not isinstance(reference, str):
+        return reference
+    module, _, attribute = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"task={config.name}: predictor={named!r} of {kind.__name__}: {error}."
+            f"task={config.name}: predictor={reference!r} of {kind.__name__}: {error}."
         ) from error
 
 
@@ -93,32 +93,34 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
         ConfigError: Sources with different classes, or one without an example.
     """
     task = next(iter(tasks.values()))
-    for name, other in tasks.items():
-        if other.labels != task.labels:
+    for name, part in tasks.items():
+        if part.labels != task.labels:
             raise ConfigError(
-                f"data.mixture.{name}: its labels are {', '.join(other.labels[:12])}; those of"
+                f"data.mixture.{name}: its labels are {', '.join(part.labels[:12])}; those of"
                 f" {next(iter(tasks))} are {', '.join(task.labels[:12])}. The sources of a mixture"
                 " have the same labels."
             )
-        if not len(other.train):
+        if not len(part.train):
             raise ConfigError(f"data.mixture.{name}: there is no example in it to train on.")
     task.sources = list(tasks)
     task.join(list(tasks.values()))
     task.train = MixedExamples(
-        {name: one.train for name, one in tasks.items()},
+        {name: part_task.train for name, part_task in tasks.items()},
         data.weights(),
         data.stopping_strategy,
         seed=seed,
     )
     sets = {
-        mixed_eval_name(name, own): examples
-        for name, one in tasks.items()
-        for own, examples in one.eval_sets.items()
+        mixed_eval_name(name, set_name): examples
+        for name, part_task in tasks.items()
+        for set_name, examples in part_task.eval_sets.items()
     }
     task.eval_sets = {name: examples for name, examples in sets.items() if len(examples)} or {
         "": task.eval
     }
-    task.notes = [f"{name}: {note}" for name, one in tasks.items() for note in one.notes]
+    task.notes = [
+        f"{name}: {note}" for name, part_task in tasks.items() for note in part_task.notes
+    ]
     return task
 
 

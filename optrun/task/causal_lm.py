@@ -102,9 +102,9 @@ class CausalLm(LanguageModel):
         for number, row in enumerate(rows):
             begins[number, len(row) :] = True
         labels[begins] = IGNORED
-        place = torch.arange(ids.shape[1]).expand_as(ids)
-        places = place - torch.where(begins, place, 0).cummax(1)[0]
-        batch = {"input_ids": ids, "labels": labels, "position_ids": places}
+        columns = torch.arange(ids.shape[1]).expand_as(ids)
+        positions = columns - torch.where(begins, columns, 0).cummax(1)[0]
+        batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
         if not self.one_row:
             return batch
         labels[:, 0] = IGNORED

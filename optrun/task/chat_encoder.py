@@ -64,20 +64,21 @@ class ChatEncoder:
     def _plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
         end = self.tokenizer.eos_token or ""
         begin = begin_of_text(self.tokenizer)
-        asked = [row.prompt.removeprefix(begin) for row in batch]
+        prompts_of_rows = [row.prompt.removeprefix(begin) for row in batch]
         texts = [
             row.completion if row.completion.endswith(end) else row.completion + end
             for row in batch
         ]
-        whole = self._ids(
-            [prompt + text for prompt, text in zip(asked, texts, strict=True)], special=True
+        row_ids = self._ids(
+            [prompt + text for prompt, text in zip(prompts_of_rows, texts, strict=True)],
+            special=True,
         )
-        targets = [np.ones(len(row), dtype=np.int64) for row in whole]
+        targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if self.config.completion_only_loss is not False:
-            prompts = self._ids(asked, special=True)
-            for mask, row, prompt in zip(targets, whole, prompts, strict=True):
+            prompts = self._ids(prompts_of_rows, special=True)
+            for mask, row, prompt in zip(targets, row_ids, prompts, strict=True):
                 mask[: shared(prompt, row)] = 0
-        return whole, targets
+        return row_ids, targets
 
     def _chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
         template, config = self.template, self.config
@@ -89,8 +90,8 @@ class ChatEncoder:
             try:
                 if config.assistant_only_loss:
                     write = template.last_answer if row.last_alone else template.answers
-                    text, found = write(row.turns, row.tools)
-                    spans.append(found)
+                    text, answer_spans = write(row.turns, row.tools)
+                    spans.append(answer_spans)
                 else:
                     text = template.text(row.turns, row.tools)
                 texts.append(text)
@@ -99,16 +100,16 @@ class ChatEncoder:
             except TemplateFailed as error:
                 raise unwritten(template, self.split, row, error) from error
         if spans:
-            whole, targets = self._told_apart(texts, spans)
+            row_ids, targets = self._told_apart(texts, spans)
         else:
-            whole = self._ids(texts, special=False)
-            targets = [np.ones(len(row), dtype=np.int64) for row in whole]
+            row_ids = self._ids(texts, special=False)
+            targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if prompts:
             for mask, row, prompt in zip(
-                targets, whole, self._ids(prompts, special=False), strict=True
+                targets, row_ids, self._ids(prompts, special=False), strict=True
             ):
                 mask[: shared(prompt, row)] = 0
-        return whole, targets
+        return row_ids, targets
 
     def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
         return encoded(self.tokenizer, texts, None, add_special_tokens=special)["input_ids"]
@@ -123,17 +124,17 @@ class ChatEncoder:
                 " in a text its tokens stand. Take a fast tokenizer, or rows of prompt and"
                 " completion."
             )
-        made = tokenized(
+        encoding = tokenized(
             self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True
         )
         targets = []
-        for offsets, found in zip(made["offset_mapping"], spans, strict=True):
-            places = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-            mask = np.zeros(len(places), dtype=np.int64)
-            for begin, end in found:
-                mask[(places[:, 0] < end) & (places[:, 1] > begin)] = 1
+        for offsets, answer_spans in zip(encoding["offset_mapping"], spans, strict=True):
+            borders = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+            mask = np.zeros(len(borders), dtype=np.int64)
+            for begin, end in answer_spans:
+                mask[(borders[:, 0] < end) & (borders[:, 1] > begin)] = 1
             targets.append(mask)
-        return made["input_ids"], targets
+        return encoding["input_ids"], targets
 
 
 def unwritten(

@@ -106,9 +106,14 @@ class ChatTask(Task):
             what: What else decides what is yielded.
         """
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
-        known, size = key_of(part.content, *what), ids_below(tokenizer)
+        content_key, size = key_of(part.content, *what), ids_below(tokenizer)
         return encode(
-            rows, encoder, encoder.key(), longest=self.max_length, content=known, ids_below=size
+            rows,
+            encoder,
+            encoder.key(),
+            longest=self.max_length,
+            content=content_key,
+            ids_below=size,
         )
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -181,10 +186,10 @@ class ChatTask(Task):
         if template is None:
             return
         if strange := template.unknown_tokens():
-            others = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
+            other_names = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
             self.notes.append(
                 f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer,"
-                f" which takes them apart; {others} end a turn with its own {tokenizer.eos_token}"
+                f" which takes them apart; {other_names} end a turn with its own {tokenizer.eos_token}"
             )
         if "strftime_now" in template.source:
             self.notes.append(
@@ -221,10 +226,10 @@ class ChatTask(Task):
                 continue
             self.known_roles.add(role)
             try:
-                known = template.knows(row.turns, row.tools, role)
+                writes_role = template.knows(row.turns, row.tools, role)
             except TemplateFailed as error:
                 raise unwritten(template, split, row, error) from error
-            if not known:
+            if not writes_role:
                 raise ConfigError(
                     f"{template.origin} does not know the role {role!r} in {place(split, row)}:"
                     f" nothing of what it says is written. {OTHER_TEMPLATE} Or leave"
@@ -253,10 +258,10 @@ class ChatTask(Task):
             return split.number(example if rows_of is None else rows_of()[example])
 
         for side in sides:
-            own = _without_targets(side)
-            every.append(own)
+            without_target = _without_targets(side)
+            every.append(without_target)
             assert side.lost is not None
-            bare = own[side.lost[own] == 0]
+            bare = without_target[side.lost[without_target] == 0]
             if not len(bare):
                 continue
             row = int(bare[0])
@@ -269,16 +274,20 @@ class ChatTask(Task):
         if not len(empty):
             return list(sides)
         row, rows = int(empty[0]), len(sides[0])
-        whole = np.max(
+        full_lengths = np.max(
             [side.lengths[empty] + side.lost[empty] for side in sides if side.lost is not None],
             axis=0,
         )
         if self.config.overlong_rows is OverlongRows.refuse:
-            longest = f" The longest has {int(whole.max()):,} tokens." if len(empty) > 1 else ""
+            longest = (
+                f" The longest has {int(full_lengths.max()):,} tokens." if len(empty) > 1 else ""
+            )
             who = f"row {number(row)} of {split.key}"
-            raise self.overlong(who, int(whole[0]), f"{_more(len(empty), rows)}{longest}")
+            raise self.overlong(who, int(full_lengths[0]), f"{_more(len(empty), rows)}{longest}")
         if len(empty) == rows:
-            raise self.all_overlong(split, f"; the longest row has {int(whole.max()):,} tokens.")
+            raise self.all_overlong(
+                split, f"; the longest row has {int(full_lengths.max()):,} tokens."
+            )
         self.notes.append(
             f"{len(empty):,} of {rows:,} rows of {split.key} left out:"
             f" data.max_length={self.max_length} cuts off all that carries loss"

@@ -83,8 +83,8 @@ class ChatTemplate:
     def unknown_tokens(self) -> list[str]:
         """List the control tokens of its text that the tokenizer takes apart."""
         vocabulary = self.tokenizer.get_vocab()
-        found = dict.fromkeys(_CONTROL.findall(self._of(None)))
-        return [token for token in found if token not in vocabulary]
+        control_tokens = dict.fromkeys(_CONTROL.findall(self._of(None)))
+        return [token for token in control_tokens if token not in vocabulary]
 
     def text(self, turns: Sequence[Message], tools: Tools = None, *, opening: bool = False) -> str:
         """Render a conversation.
@@ -112,14 +112,14 @@ class ChatTemplate:
         """
         if self.marked:
             return self._rendered(turns, tools, marks=True)
-        whole, spans = self.text(turns, tools), list[Span]()
+        rendered, spans = self.text(turns, tools), list[Span]()
         for at, turn in enumerate(turns):
             if turn["role"] == ASSISTANT:
                 before = self.text(turns[:at], tools, opening=True)
-                after = whole if at + 1 == len(turns) else self.text(turns[: at + 1], tools)
+                after = rendered if at + 1 == len(turns) else self.text(turns[: at + 1], tools)
                 if not (
-                    whole.startswith(before)
-                    and whole.startswith(after)
+                    rendered.startswith(before)
+                    and rendered.startswith(after)
                     and len(before) < len(after)
                 ):
                     raise UnmarkedAnswers(
@@ -128,7 +128,7 @@ class ChatTemplate:
                         " assistant's"
                     )
                 spans.append((len(before), len(after)))
-        return whole, spans
+        return rendered, spans
 
     def last_answer(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """Render a conversation when its last turn is answered, and find that answer.
@@ -140,11 +140,11 @@ class ChatTemplate:
         Raises:
             TemplateFailed: Also where nothing of the answer is written.
         """
-        before, whole = self.text(turns[:-1], tools, opening=True), self.text(turns, tools)
-        begin = shared(before, whole)
-        if begin == len(whole):
+        before, rendered = self.text(turns[:-1], tools, opening=True), self.text(turns, tools)
+        begin = shared(before, rendered)
+        if begin == len(rendered):
             raise TemplateFailed("has an answer of which the chat template writes nothing")
-        return whole, [(begin, len(whole))]
+        return rendered, [(begin, len(rendered))]
 
     def apart(
         self, turns: Sequence[Message], tools: Tools = None, first: int = 0
@@ -196,11 +196,13 @@ class ChatTemplate:
 
     def knows(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
         """Tell whether what a role says in a conversation stands in its text."""
-        own = (
+        alpaca_keys = (
             "instruction",
             "input",
         )  # of Alpaca's rows, where a template writes them in place of the content
-        plain = [{key: value for key, value in turn.items() if key not in own} for turn in turns]
+        plain = [
+            {key: value for key, value in turn.items() if key not in alpaca_keys} for turn in turns
+        ]
         probed = [turn | {"content": _PROBE} if turn["role"] == role else turn for turn in plain]
         return _PROBE in self.text(probed, tools)
 
@@ -209,12 +211,12 @@ class ChatTemplate:
         return re.search(rf"\b{re.escape(key)}\b", self._of(tools)) is not None
 
     def _of(self, tools: Tools) -> str:
-        found: str = self.tokenizer.get_chat_template(None, tools)
-        return found
+        source: str = self.tokenizer.get_chat_template(None, tools)
+        return source
 
     def _tokens(self) -> dict[str, object]:
-        found: dict[str, object] = self.tokenizer.special_tokens_map
-        return found
+        special_tokens: dict[str, object] = self.tokenizer.special_tokens_map
+        return special_tokens
 
     def _rendered(
         self, turns: Sequence[Message], tools: Tools, *, opening: bool = False, marks: bool = False
@@ -244,8 +246,8 @@ class ChatTemplate:
             plain = _with_text_arguments(turns)
             if isinstance(error, TypeError) and plain != list(turns):
                 return self._rendered(plain, tools, opening=opening, marks=marks)
-            words = " ".join(str(error).split())[:200] or type(error).__name__
-            raise TemplateFailed(f"cannot be written by the chat template: {words}") from error
+            message = " ".join(str(error).split())[:200] or type(error).__name__
+            raise TemplateFailed(f"cannot be written by the chat template: {message}") from error
         if _has_plain_arguments(texts[0], turns):
             plain = _with_text_arguments(turns)
             return self._rendered(plain, tools, opening=opening, marks=marks)
@@ -278,9 +280,11 @@ def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
 
     def call(one: Any) -> Any:
         function = one.get("function", {})
-        given = function.get("arguments")
-        told = json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
-        return {**one, "function": {**function, "arguments": told}}
+        arguments = function.get("arguments")
+        as_text = (
+            json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+        )
+        return {**one, "function": {**function, "arguments": as_text}}
 
     return [
         turn | {"tool_calls": [*map(call, turn["tool_calls"])]} if turn.get("tool_calls") else turn

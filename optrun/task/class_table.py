@@ -53,8 +53,8 @@ def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
         labels: Names by number.
         counts: Rows are true classes, columns predicted ones; shape (classes, classes).
     """
-    right, predicted, there = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
-    columns = zip(labels, right.tolist(), predicted.tolist(), there.tolist(), strict=True)
+    right, predicted, actual = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
+    columns = zip(labels, right.tolist(), predicted.tolist(), actual.tolist(), strict=True)
     rows = [_figures(*column) for column in columns]
     return ClassTable("class", rows, _means(rows), list(labels), counts)
 
@@ -81,7 +81,7 @@ def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
 def _counted(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
     rows = [_figures(name, *column) for name, column in counts.items()]
     micro = _figures(
-        "micro mean", *(sum(column[place] for column in counts.values()) for place in range(3))
+        "micro mean", *(sum(column[row] for column in counts.values()) for row in range(3))
     )
     return ClassTable(noun, rows, [micro, *_means(rows)], [], None)
 
@@ -102,11 +102,11 @@ def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
     total = sum(row.support for row in rows)
 
     def mean(name: str, weights: Sequence[float]) -> ClassFigures:
-        whole = sum(weights)
+        total_weight = sum(weights)
         values = [
             sum(weight * getattr(row, key) for weight, row in zip(weights, rows, strict=True))
-            / whole
-            if whole
+            / total_weight
+            if total_weight
             else 0.0
             for key in ("precision", "recall", "f1")
         ]

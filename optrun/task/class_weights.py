@@ -33,7 +33,7 @@ def class_weights(
     """
     if given is None:
         return None
-    named = ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")
+    label_names = ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")
     if given == "balanced":
         missing = [label for label in labels if not counts.get(label)]
         if missing:
@@ -64,6 +64,6 @@ def class_weights(
         if len(weights) != len(labels):
             raise ConfigError(
                 f"task.class_weights: {len(weights)} weights for {len(labels)} classes, which are"
-                f" {named}."
+                f" {label_names}."
             )
     return torch.tensor(weights)

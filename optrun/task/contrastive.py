@@ -78,8 +78,8 @@ def cosent(vectors: Tensor, scores: Tensor, *, scale: float) -> Tensor:
     Source: Huang et al. 2024, doi:10.1109/TASLP.2024.3402087.
     L = log(1 + sum exp(s (cos_k - cos_i))), over all i, k with score_i > score_k.
     """
-    found = scale * cosines(vectors)
-    wrong = (found[None, :] - found[:, None])[scores[:, None] > scores[None, :]]
+    scaled = scale * cosines(vectors)
+    wrong = (scaled[None, :] - scaled[:, None])[scores[:, None] > scores[None, :]]
     return torch.cat([wrong.new_zeros(1), wrong]).logsumexp(0)
 
 
@@ -90,8 +90,8 @@ def triplet(vectors: Tensor, *, distance: str, margin: float) -> Tensor:
     sentence-transformers. L = mean max(d(a, p) - d(a, n) + margin, 0).
     """
     first, positive, negative = vectors.unbind(1)
-    apart = distances(first, positive, distance) - distances(first, negative, distance)
-    return functional.relu(apart + margin).mean()
+    difference = distances(first, positive, distance) - distances(first, negative, distance)
+    return functional.relu(difference + margin).mean()
 
 
 def distances(first: Tensor, second: Tensor, kind: str) -> Tensor:
@@ -101,7 +101,7 @@ def distances(first: Tensor, second: Tensor, kind: str) -> Tensor:
     """
     if kind == "cosine":
         return 1 - functional.cosine_similarity(first, second, dim=-1)
-    found: Tensor = torch.linalg.vector_norm(
+    norms: Tensor = torch.linalg.vector_norm(
         first - second, ord=2 if kind == "euclidean" else 1, dim=-1
     )
-    return found
+    return norms

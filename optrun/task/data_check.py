@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from optrun.base.formatting import number
 
 if TYPE_CHECKING:
-    from optrun.task.facts import DataFacts, SplitFacts
+    from optrun.task.data_facts import DataFacts, SplitFacts
 
 TOLD_UNKNOWN = 0.01
 """Share of unknown tokens above which it is told."""
@@ -52,9 +52,9 @@ def data_check(facts: DataFacts) -> list[str]:
             )
     for split in facts.eval_sets.values():
         if split.known:
-            which = f"{split.known:,} of {split.texts:,} texts of {split.key}"
+            repeated = f"{split.known:,} of {split.texts:,} texts of {split.key}"
             lines.append(
-                f"warning: {which} stand in {facts.train.key}, too: evaluation sees what was"
+                f"warning: {repeated} stand in {facts.train.key}, too: evaluation sees what was"
                 " trained on"
             )
     return lines

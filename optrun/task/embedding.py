@@ -20,7 +20,7 @@ from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
 from optrun.data.source import Source, Split
 from optrun.task import contrastive
 from optrun.task.base import ModelNeeds, Task, pad_inputs
-from optrun.task.compared import compared_columns, negative_columns, pair_columns
+from optrun.task.embedding_columns import compared_columns, negative_columns, pair_columns
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.labels import numbers
 from optrun.task.pooling import folder_pooling
@@ -51,12 +51,12 @@ class Embedding(Task):
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield the texts of every column that has texts."""
         split = source.train
-        listed = [
+        text_columns = [
             name
             for name, feature in split.rows.features.items()
             if getattr(feature, "dtype", None) in ("string", "large_string")
         ]
-        return interleaved(split, listed)
+        return interleaved(split, text_columns)
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
@@ -95,16 +95,16 @@ class Embedding(Task):
             ConfigError: A score that is no number; one that no cosine can reach, if cosines are to
                 equal them.
         """
-        found = numbers(split, name)
-        beyond = np.flatnonzero(np.abs(found) > 1)
+        scores = numbers(split, name)
+        beyond = np.flatnonzero(np.abs(scores) > 1)
         if len(beyond) and self.config.loss is EmbeddingLoss.cosine_similarity:
-            row, largest = int(beyond[0]), float(np.abs(found).max())
+            row, largest = int(beyond[0]), float(np.abs(scores).max())
             raise ConfigError(
-                f"{split.where(row)} has the score {found[row]:g} in column {name}, and"
+                f"{split.where(row)} has the score {scores[row]:g} in column {name}, and"
                 f" task.loss=cosine_similarity expects -1 to 1. Divide them by {largest:g}, or take"
                 " task.loss=cosent, which goes by their order alone."
             )
-        return found
+        return scores
 
     def join(self, others: Sequence[Task]) -> None:
         """Refuse several sources: what one row loses depends on the others of its step.
@@ -156,11 +156,11 @@ class Embedding(Task):
                 " one vector for each token of a text. Take an encoder such as bert, or a decoder"
                 " such as gpt2."
             )
-        config, asked = self.config, self.config.pooling
+        config, configured = self.config, self.config.pooling
         path = str(getattr(model.config, "name_or_path", "") or "")
         commit = getattr(model.config, "_commit_hash", None)  # of a model of the hub
         self.pooling, where = folder_pooling(
-            path, commit, None if asked is None else asked.value, config.normalize
+            path, commit, None if configured is None else configured.value, config.normalize
         )
         self.pooling.remember(model.config)
         scaled = "normalised" if self.pooling.normalize else "not normalised"
@@ -240,8 +240,8 @@ class Embedding(Task):
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return the cosine of each pair, and its score."""
-        found = contrastive.cosines(self.represent(outputs, batch))
-        return found.cpu().numpy(), batch[SCORES].cpu().numpy()
+        similarities = contrastive.cosines(self.represent(outputs, batch))
+        return similarities.cpu().numpy(), batch[SCORES].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
         """Make the mean loss of scored pairs; of others how high the right texts rank, too."""

@@ -73,16 +73,16 @@ def entities(labels: Sequence[str]) -> list[Entity]:
         >>> entities(["B-PER", "I-PER", "O", "B-LOC", "B-LOC", "I-PER"])
         [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     kind, begin, before = "", 0, "O"
     for index, label in enumerate([*labels, "O"]):
-        prefix, _, here = label.partition("-")
-        if not (kind and here == kind and prefix in _GOES_ON and before not in _ENDS):
+        prefix, _, entity_type = label.partition("-")
+        if not (kind and entity_type == kind and prefix in _GOES_ON and before not in _ENDS):
             if kind:
-                found.append((kind, begin, index))
-            kind, begin = here, index
+                spans.append((kind, begin, index))
+            kind, begin = entity_type, index
         before = prefix
-    return found
+    return spans
 
 
 def count_entities(
@@ -98,9 +98,11 @@ def count_entities(
         >>> sorted(count_entities([(["B-PER", "O"], ["B-PER", "B-LOC"])]).items())
         [(('LOC', 2), 1), (('PER', 0), 1), (('PER', 1), 1), (('PER', 2), 1)]
     """
-    found: Counter[tuple[str, int]] = Counter()
+    counts: Counter[tuple[str, int]] = Counter()
     for predicted, actual in texts:
-        made, there = set(entities(predicted)), set(entities(actual))
-        for place, group in enumerate((made & there, made, there)):
-            found.update((kind, place) for kind, _, _ in group)
-    return found
+        predicted_entities, actual_entities = set(entities(predicted)), set(entities(actual))
+        for index, group in enumerate(
+            (predicted_entities & actual_entities, predicted_entities, actual_entities)
+        ):
+            counts.update((kind, index) for kind, _, _ in group)
+    return counts

@@ -96,11 +96,11 @@ def _scalar(loss: object) -> object:
     """
     if isinstance(loss, float) or getattr(loss, "shape", None) == ():
         return loss
-    found = (
+    shown_type = (
         f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
     )
     raise OptrunError(
-        f"the loss of the task is {found}: expected a tensor of shape () with a gradient."
+        f"the loss of the task is {shown_type}: expected a tensor of shape () with a gradient."
     )
 
 
@@ -130,8 +130,8 @@ class SummedMetrics(MetricAccumulator):
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Add one batch's; one without a target has a loss of 0/0, and is left out."""
         if count := self.count(batch):
-            found = [float(outputs.loss) * count, count, *self.counted(outputs, batch)]
-            self.sums = list(map(operator.add, self.sums, found))
+            batch_sums = [float(outputs.loss) * count, count, *self.counted(outputs, batch)]
+            self.sums = list(map(operator.add, self.sums, batch_sums))
 
     def partial(self) -> Sums:
         """Return the sums."""
@@ -143,10 +143,10 @@ class SummedMetrics(MetricAccumulator):
 
     def compute(self) -> dict[str, float]:
         """Compute the mean of each sum over all targets; NaN if there was none."""
-        total, count, *others = self.sums
+        total, count, *more_sums = self.sums
         return {
             name: value / count if count else math.nan
-            for name, value in zip(self.names, (total, *others), strict=True)
+            for name, value in zip(self.names, (total, *more_sums), strict=True)
         }
 
 
@@ -217,7 +217,7 @@ class TokenMetrics(SummedMetrics):
 
 def by_turns(lists: Iterable[Iterable[Item]]) -> list[Item]:
     """Join what ranks kept of their batches, in the order of these batches."""
-    return [one for together in zip_longest(*lists) for one in together if one is not None]
+    return [item for together in zip_longest(*lists) for item in together if item is not None]
 
 
 class EvaluationMetrics(MetricAccumulator):
@@ -276,7 +276,7 @@ class EvaluationMetrics(MetricAccumulator):
     def merge(self, partials: Sequence[Seen]) -> None:
         """Count those of all ranks, the predictions in the order of their batches."""
         self.running.merge([running for running, _ in partials])
-        self.kept = by_turns(kept for _, kept in partials)
+        self.kept = by_turns(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics over the whole set; a registered metric of no target at all is NaN.
@@ -298,9 +298,9 @@ class EvaluationMetrics(MetricAccumulator):
 
     def table(self) -> ClassTable | None:
         """Return what the metrics counted by class, else what the kept predictions say."""
-        own = self.running.table()
-        if own is not None or not self.labels or not self.kept:
-            return own
+        counted = self.running.table()
+        if counted is not None or not self.labels or not self.kept:
+            return counted
         return table_of_classes(self.labels, confusion(*self._all(), len(self.labels)))
 
     def _all(self) -> tuple[np.ndarray, np.ndarray]:
@@ -353,5 +353,5 @@ def number_of(value: Any, what: str) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         shape = getattr(value, "shape", None)
-        shown = f"an array of shape {tuple(shape)}" if shape else f"{value!r:.60}"
-        raise OptrunError(f"{what} gave {shown}: expected one number.") from error
+        value_shown = f"an array of shape {tuple(shape)}" if shape else f"{value!r:.60}"
+        raise OptrunError(f"{what} gave {value_shown}: expected one number.") from error

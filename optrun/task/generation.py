@@ -57,7 +57,7 @@ def continued(
             torch.no_grad(),
         ):
             torch.manual_seed(seed or 0)
-            made = model.generate(  # type: ignore[operator,unused-ignore]
+            generated = model.generate(  # type: ignore[operator,unused-ignore]
                 encoded,
                 attention_mask=torch.ones_like(encoded),
                 max_new_tokens=tokens,
@@ -66,4 +66,4 @@ def continued(
             )
     finally:
         model.train(training)
-    return str(tokenizer.decode(made[0, encoded.shape[1] :], skip_special_tokens=True))
+    return str(tokenizer.decode(generated[0, encoded.shape[1] :], skip_special_tokens=True))

@@ -76,8 +76,8 @@ class ImageClassification(Task):
 
     def needs(self) -> ModelNeeds:
         """Require a model with an image-classification head; of any length, as it has no text."""
-        own = {**label_config(self.labels), "problem_type": "single_label_classification"}
-        return ModelNeeds({**own, **self.config.model_values()})
+        classes = {**label_config(self.labels), "problem_type": "single_label_classification"}
+        return ModelNeeds({**classes, **self.config.model_values()})
 
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `pixel_values` and `labels`.

@@ -76,14 +76,18 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         split: row_label_lists(split, label_column(source, split), _EXPECTED)
         for split in source.splits
     }
-    for split, found in lists.items():
+    for split, row_lists in lists.items():
         column = label_column(source, split)
-        note_doubtful_labels(source, split, column, found.names, found.places)
+        note_doubtful_labels(source, split, column, row_lists.names, row_lists.places)
     train = label_column(source, source.train)
     _refuse_indicators(source.train, train, lists[source.train])
-    names = class_names(source, train, {split: found.names for split, found in lists.items()})
+    names = class_names(
+        source, train, {split: row_lists.names for split, row_lists in lists.items()}
+    )
     numbered = ClassNumbers(names, source)
-    return names, {split: _indicators(split, found, numbered) for split, found in lists.items()}
+    return names, {
+        split: _indicators(split, row_lists, numbered) for split, row_lists in lists.items()
+    }
 
 
 def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
@@ -108,10 +112,10 @@ def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
 
 
 def _indicators(split: Split, lists: LabelLists, numbered: ClassNumbers) -> np.ndarray:
-    found = np.zeros((len(lists.borders) - 1, len(numbered.names)), dtype=np.float32)
-    rows = np.repeat(np.arange(len(found)), np.diff(lists.borders))
-    found[rows, numbered.table(split, *lists)[lists.places]] = 1
-    return found
+    indicators = np.zeros((len(lists.borders) - 1, len(numbered.names)), dtype=np.float32)
+    rows = np.repeat(np.arange(len(indicators)), np.diff(lists.borders))
+    indicators[rows, numbered.table(split, *lists)[lists.places]] = 1
+    return indicators
 
 
 def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
@@ -129,11 +133,11 @@ def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         names = source.classes
     elif source.head_classes is not None and sorted(source.head_classes) == sorted(names):
         names = source.head_classes
-    found = {}
+    indicators = {}
     for split in source.splits:
         label_columns(source, split)
-        found[split] = np.stack([_indicator(split, name) for name in names], axis=1)
-    return names, found
+        indicators[split] = np.stack([_indicator(split, name) for name in names], axis=1)
+    return names, indicators
 
 
 def _indicator(split: Split, name: str) -> np.ndarray:
@@ -177,12 +181,12 @@ class LabelSetMetrics(SummedMetrics):
 
         Right, predicted and true ones of each label.
         """
-        made, there = (
+        predicted, actual = (
             (outputs.logits > 0).long().cpu().numpy(),
             batch["labels"].long().cpu().numpy(),
         )
-        return int((made == there).all(axis=1).sum()), np.stack(
-            [(made * there).sum(0), made.sum(0), there.sum(0)]
+        return int((predicted == actual).all(axis=1).sum()), np.stack(
+            [(predicted * actual).sum(0), predicted.sum(0), actual.sum(0)]
         )
 
     def table(self) -> ClassTable:

@@ -118,9 +118,9 @@ def _kept(
     values = "numbers" if kind == NUMBERS else "places"
 
     def write(folder: Path) -> None:
-        found = find()
-        np.save(folder / "labels.npy", found[values])
-        (folder / "names.json").write_bytes(found.get("names", texts_to_array([])).tobytes())
+        arrays = find()
+        np.save(folder / "labels.npy", arrays[values])
+        (folder / "names.json").write_bytes(arrays.get("names", texts_to_array([])).tobytes())
 
     key = digest("labels-2", rows.fingerprint(), name, str(kind == NUMBERS), *declared)
     folder = cached("stream-labels", key, write)
@@ -144,24 +144,24 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
 
     def find() -> dict[str, np.ndarray]:
         met: dict[str, int] = {}
-        places = np.fromiter(
+        label_indices = np.fromiter(
             chain.from_iterable(_places(split, name, met)), np.int32, len(split.rows)
         )
         if not declared_names(split.rows.features[name]):
-            _refuse_unlabelled(split, name, list(met), places)
+            _refuse_unlabelled(split, name, list(met), label_indices)
             if not isinstance(split.rows, StreamRows):
-                _refuse_missing(split, name, list(met), places)
-        return {"names": texts_to_array(met), "places": places}
+                _refuse_missing(split, name, list(met), label_indices)
+        return {"names": texts_to_array(met), "places": label_indices}
 
-    found = _kept(split, "labels-2", name, find)
-    return array_to_texts(found["names"]), found["places"]
+    arrays = _kept(split, "labels-2", name, find)
+    return array_to_texts(arrays["names"]), arrays["places"]
 
 
 def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
     """Refuse a missing label: a csv file may say NA, which among numbers is no class of its own."""
     missing = [label for label in labels if label.strip().lower() in _MISSING]
-    others = [label for label in labels if label not in missing]
-    if missing and others and all(_number(label) is not None for label in others):
+    labelled = [label for label in labels if label not in missing]
+    if missing and labelled and all(_number(label) is not None for label in labelled):
         row = int(np.argmax(places == labels.index(missing[0])))
         raise ConfigError(
             f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
@@ -257,21 +257,21 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
 
     def find() -> dict[str, np.ndarray]:
         met: dict[str, int] = {}
-        places = array("i")
+        label_indices = array("i")
         borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
-        for row, found in enumerate(_places(split, name, met, expected)):
-            places.extend(found)
-            borders[row + 1] = len(places)
+        for row, indices in enumerate(_places(split, name, met, expected)):
+            label_indices.extend(indices)
+            borders[row + 1] = len(label_indices)
         if not declared_names(split.rows.features[name]):
-            _refuse_unlabelled(split, name, list(met), np.array(places, dtype=np.int32))
+            _refuse_unlabelled(split, name, list(met), np.array(label_indices, dtype=np.int32))
         return {
             "names": texts_to_array(met),
-            "places": np.array(places, dtype=np.int32),
+            "places": np.array(label_indices, dtype=np.int32),
             "borders": borders,
         }
 
-    found = _kept(split, "label-lists-2", name, find)
-    return LabelLists(array_to_texts(found["names"]), found["places"], found["borders"])
+    arrays = _kept(split, "label-lists-2", name, find)
+    return LabelLists(array_to_texts(arrays["names"]), arrays["places"], arrays["borders"])
 
 
 def named_label(value: object, declared: Sequence[str], name: str, where: str) -> str:
@@ -365,7 +365,10 @@ def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[
     split = source.train
     declared = declared_names(split.rows.features[name])
     distinct = set().union(
-        *(labels[one] for one in (source.splits if source.cut_from_train else [split]))
+        *(
+            labels[labelled_split]
+            for labelled_split in (source.splits if source.cut_from_train else [split])
+        )
     )
     names = declared
     if not declared:
@@ -464,10 +467,12 @@ class ClassNumbers:
             return number
         close = nearest(label, self.names, limit=1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        shown = ", ".join(self.names[:MAX_SHOWN]) + (", ..." if len(self.names) > MAX_SHOWN else "")
+        label_names = ", ".join(self.names[:MAX_SHOWN]) + (
+            ", ..." if len(self.names) > MAX_SHOWN else ""
+        )
         raise ConfigError(
             f"{where} has the label {label!r}, which {self.known_from} does not have. Labels:"
-            f" {shown}.{hint}"
+            f" {label_names}.{hint}"
         )
 
     def _find(self, label: str) -> int | None:
@@ -497,16 +502,16 @@ class ClassNumbers:
         Raises:
             ConfigError: The first row whose label is no class.
         """
-        found = np.empty(len(labels), dtype=np.int64)
-        for place, label in enumerate(labels):
+        numbers = np.empty(len(labels), dtype=np.int64)
+        for index, label in enumerate(labels):
             row = 0
             if self._find(label) is None:
-                row = int(np.argmax(places == place))
+                row = int(np.argmax(places == index))
                 row = (
                     row if borders is None else int(np.searchsorted(borders, row, side="right")) - 1
                 )
-            found[place] = self.of(label, split.where(row))
-        return found
+            numbers[index] = self.of(label, split.where(row))
+        return numbers
 
 
 def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
@@ -525,17 +530,19 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     names = class_names(
         source,
         label_column(source, source.train),
-        {split: own for split, (own, _) in labels.items()},
+        {split: names_of_rows for split, (names_of_rows, _) in labels.items()},
     )
     numbered = ClassNumbers(names, source)
-    found = {}
-    for split, (own, places) in labels.items():
-        note_doubtful_labels(source, split, label_column(source, split), own, places)
-        table = numbered.table(split, own, places)
-        found[split] = (table.astype(np.int32) if isinstance(split.rows, StreamRows) else table)[
-            places
-        ]
-    return names, found
+    class_numbers = {}
+    for split, (names_of_rows, label_indices) in labels.items():
+        note_doubtful_labels(
+            source, split, label_column(source, split), names_of_rows, label_indices
+        )
+        table = numbered.table(split, names_of_rows, label_indices)
+        class_numbers[split] = (
+            table.astype(np.int32) if isinstance(split.rows, StreamRows) else table
+        )[label_indices]
+    return names, class_numbers
 
 
 def numbers(split: Split, name: str) -> np.ndarray:
@@ -549,7 +556,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
     """
 
     def find() -> dict[str, np.ndarray]:
-        found = np.empty(len(split.rows), dtype=np.float32)
+        parsed = np.empty(len(split.rows), dtype=np.float32)
         for row, value in enumerate(present(split, name)):
             try:
                 number = float(value) if not isinstance(value, bool) else math.nan
@@ -560,17 +567,17 @@ def numbers(split: Split, name: str) -> np.ndarray:
                     f"{split.where(row)} has {value!r:.60} in column {name}: "
                     "a task of numbers (regression, scores) expects finite numbers."
                 )
-            found[row] = number
-        return {"numbers": found}
+            parsed[row] = number
+        return {"numbers": parsed}
 
     return _kept(split, NUMBERS, name, find)["numbers"]
 
 
 def label_config(names: Iterable[str]) -> dict[str, object]:
     """Return `id2label` and `label2id` for a transformers configuration."""
-    listed = list(names)
+    names_by_number = list(names)
     return {
-        "num_labels": len(listed),
-        "id2label": dict(enumerate(listed)),
-        "label2id": {label: number for number, label in enumerate(listed)},
+        "num_labels": len(names_by_number),
+        "id2label": dict(enumerate(names_by_number)),
+        "label2id": {label: number for number, label in enumerate(names_by_number)},
     }

@@ -58,9 +58,14 @@ class LanguageModel(Task):
         def rows() -> Iterator[str]:
             return (text for text in texts(split, column) if text)
 
-        known, size = key_of(split.content, "language", column), ids_below(tokenizer)
+        content_key, size = key_of(split.content, "language", column), ids_below(tokenizer)
         encoded = encode(
-            rows, encoder, key, longest=None if packing else length, content=known, ids_below=size
+            rows,
+            encoder,
+            key,
+            longest=None if packing else length,
+            content=content_key,
+            ids_below=size,
         )
         examples: Examples | Selected = encoded
         if packing and len(encoded):
@@ -102,12 +107,12 @@ class LanguageModel(Task):
                     "input_ids": _whole_rows(batch, tokenizer, (before, after), special=special)
                 }
             room = longest - len(start) if cut else None
-            made = tokenized(
+            encoding = tokenized(
                 tokenizer, batch, room, add_special_tokens=special, return_token_type_ids=False
             )
-            begun = (start + row for row in made["input_ids"])
+            with_start = (start + row for row in encoding["input_ids"])
             # A text that was cut has no end to learn.
-            return {"input_ids": [row + end if len(row) < longest else row for row in begun]}
+            return {"input_ids": [row + end if len(row) < longest else row for row in with_start]}
 
         key = digest(
             tokenizer_key(tokenizer),
@@ -125,8 +130,8 @@ class LanguageModel(Task):
         """Stream examples: a text of no token, or of one, is an example without a target."""
 
         def block(rows: list[Row]) -> dict[str, list[Any]]:
-            found = [text for row in rows if (text := cell_text(row, column))]
-            return {"input_ids": list(encoder(found, True)["input_ids"])} if found else {}
+            row_texts = [text for row in rows if (text := cell_text(row, column))]
+            return {"input_ids": list(encoder(row_texts, True)["input_ids"])} if row_texts else {}
 
         def example(row: Row) -> PlainDict:
             (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
@@ -154,10 +159,10 @@ def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     A model that has never seen a text without them predicts badly where they are missing.
     """
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole: list[int] = tokenizer("a")["input_ids"]
-    starts = range(len(whole) - len(plain) + 1)
-    begin = next((start for start in starts if whole[start : start + len(plain)] == plain), 0)
-    return whole[:begin], whole[begin + len(plain) :]
+    ids: list[int] = tokenizer("a")["input_ids"]
+    starts = range(len(ids) - len(plain) + 1)
+    begin = next((start for start in starts if ids[start : start + len(plain)] == plain), 0)
+    return ids[:begin], ids[begin + len(plain) :]
 
 
 def _whole_rows(

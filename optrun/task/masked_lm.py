@@ -57,6 +57,8 @@ class MaskedLm(LanguageModel):
             labels[chosen] = ids[chosen]
             fate = randomness.random(len(chosen))
             ids[chosen[fate < 0.8]] = self.mask
-            other = chosen[(fate >= 0.8) & (fate < 0.9)]
-            ids[other] = self.ordinary[randomness.integers(len(self.ordinary), size=len(other))]
+            replaced = chosen[(fate >= 0.8) & (fate < 0.9)]
+            ids[replaced] = self.ordinary[
+                randomness.integers(len(self.ordinary), size=len(replaced))
+            ]
         return {"input_ids": ids, "labels": labels}

@@ -58,8 +58,8 @@ class Pooling:
             weights = mask[..., None].to(states.dtype)
             vectors = (states * weights).sum(1) / weights.sum(1)
         else:
-            places = torch.arange(mask.shape[1], device=mask.device)
-            at = (mask * places).argmax(1) if self.mode == "last" else mask.int().argmax(1)
+            columns = torch.arange(mask.shape[1], device=mask.device)
+            at = (mask * columns).argmax(1) if self.mode == "last" else mask.int().argmax(1)
             vectors = states[torch.arange(len(states), device=states.device), at]
         return functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
@@ -109,16 +109,18 @@ def folder_pooling(
     Raises:
         ConfigError: The folder says what does not exist here, and nothing else is asked for.
     """
-    found = _file(path, "modules.json", revision)
-    asked = mode is not None or normalize is not None
-    if found is None or (mode is not None and normalize is not None):
+    modules_file = _file(path, "modules.json", revision)
+    is_asked = mode is not None or normalize is not None
+    if modules_file is None or (mode is not None and normalize is not None):
         return Pooling(mode or "mean", normalize is not False), (
-            "as asked for" if asked else "by default"
+            "as asked for" if is_asked else "by default"
         )
-    modules = [one for one in read_json(found, follow=True) if isinstance(one, Mapping)]
-    kinds = [str(one.get("type")).rpartition(".")[2] for one in modules]
-    others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-    if others or "Pooling" not in kinds:
+    modules = [
+        module for module in read_json(modules_file, follow=True) if isinstance(module, Mapping)
+    ]
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    unsupported = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if unsupported or "Pooling" not in kinds:
         raise ConfigError(
             f"model.path={path}: its modules.json has {', '.join(kinds) or 'no module'}, and"
             " task=embedding trains Transformer, Pooling and Normalize alone. Give task.pooling"
@@ -128,23 +130,25 @@ def folder_pooling(
     options = _file(path, f"{inside}/config.json", revision)
     read = {} if options is None else read_json(options, follow=True)
     values = read if isinstance(read, Mapping) else {}
-    named = values.get("pooling_mode") or [new for old, new in _OLD_KEYS.items() if values.get(old)]
-    named = [named] if isinstance(named, str) else named
+    folder_modes = values.get("pooling_mode") or [
+        new for old, new in _OLD_KEYS.items() if values.get(old)
+    ]
+    folder_modes = [folder_modes] if isinstance(folder_modes, str) else folder_modes
     ours = {theirs: our for our, theirs in MODES.items()}
-    if mode is None and (len(named) != 1 or named[0] not in ours):
+    if mode is None and (len(folder_modes) != 1 or folder_modes[0] not in ours):
         raise ConfigError(
-            f"model.path={path}: its pooling is {' and '.join(named) or 'not said'}, and"
+            f"model.path={path}: its pooling is {' and '.join(folder_modes) or 'not said'}, and"
             f" task=embedding has {', '.join(MODES)}. Give task.pooling to train it with one of"
             " these."
         )
     chosen = Pooling(
-        mode or ours[named[0]], "Normalize" in kinds if normalize is None else normalize
+        mode or ours[folder_modes[0]], "Normalize" in kinds if normalize is None else normalize
     )
     return (
         chosen,
         (
             "as asked for, and by modules.json of the model"
-            if asked
+            if is_asked
             else "by modules.json of the model"
         ),
     )
@@ -156,11 +160,11 @@ def _file(path: str, name: str, revision: str | None) -> Path | None:
         return None
     from transformers.utils import cached_file
 
-    found = cached_file(
+    local_path = cached_file(
         path,
         name,
         revision=revision,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return None if found is None else Path(found)
+    return None if local_path is None else Path(local_path)

@@ -31,7 +31,8 @@ from optrun.task.chat_encoder import TARGETS
 from optrun.task.chat_task import ChatTask, marked_text
 from optrun.task.dropout import disable_dropout
 from optrun.task.evaluation import MetricAccumulator, SummedMetrics
-from optrun.task.pairs import (
+from optrun.task.preference_losses import pair_losses
+from optrun.task.preference_pairs import (
     REFERENCE,
     PairOutputs,
     PairScores,
@@ -40,7 +41,6 @@ from optrun.task.pairs import (
     pair_outputs,
     pair_scores,
 )
-from optrun.task.preference_losses import pair_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -70,8 +70,8 @@ class Pairs(Joined):
     def __getitem__(self, index: int) -> Example:
         """Return one pair."""
         first, second = self.first[index], self.second[index]
-        found = {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
-        return found if self.reference is None else found | {REFERENCE: self.reference[index]}
+        pair = {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
+        return pair if self.reference is None else pair | {REFERENCE: self.reference[index]}
 
 
 class Preference(ChatTask):
@@ -111,10 +111,10 @@ class Preference(ChatTask):
         """Find the columns and the template."""
         self.use_template(tokenizer)
         self.limits = self.limits * 2  # one a side
-        self.places: dict[str, PairColumns] = {}
+        self.columns_of: dict[str, PairColumns] = {}
         has_chats = False
         for split in source.splits:
-            self.places[split.key] = pair_columns(source, split)
+            self.columns_of[split.key] = pair_columns(source, split)
             first = next(self.rows(split), None) if len(split.rows) else None
             if first is not None and isinstance(first[0], Chat):
                 has_chats = True
@@ -126,7 +126,7 @@ class Preference(ChatTask):
 
     def rows(self, split: Split) -> Iterator[Pair]:
         """Yield the pairs of a split, all of one kind, of roles that the template knows."""
-        return self.alike(split, preferences(split, self.places[split.key], self.roles))
+        return self.alike(split, preferences(split, self.columns_of[split.key], self.roles))
 
     def read(
         self,
@@ -141,11 +141,11 @@ class Preference(ChatTask):
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})
-        places = str(self.places[part.key])
+        columns = str(self.columns_of[part.key])
 
         def side(at: int) -> Examples:
             rows = lambda: (pair[at] for pair in self.rows(part))  # noqa: E731
-            return self.encode_rows(part, tokenizer, rows, "preference", places, str(at))
+            return self.encode_rows(part, tokenizer, rows, "preference", columns, str(at))
 
         sides = [side(0), side(1)]
         self._refuse_alike(sides, part)
@@ -159,17 +159,17 @@ class Preference(ChatTask):
         """
         chosen_hashes, rejected_hashes = (side.hashes for side in sides)
         assert chosen_hashes is not None
-        alike = chosen_hashes == rejected_hashes
-        if alike.all():
+        is_same = chosen_hashes == rejected_hashes
+        if is_same.all():
             raise ConfigError(
-                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(alike):,} of"
-                f" {len(alike):,}, so nothing is preferred. Take rows with equal answers out of the"
+                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(is_same):,} of"
+                f" {len(is_same):,}, so nothing is preferred. Take rows with equal answers out of the"
                 " data, or correct the two columns."
             )
-        if alike.any():
+        if is_same.any():
             self.notes.append(
-                f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in {int(alike.sum()):,}"
-                f" of {len(alike):,} rows, row {part.number(int(alike.argmax()))} the first:"
+                f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in {int(is_same.sum()):,}"
+                f" of {len(is_same):,} rows, row {part.number(int(is_same.argmax()))} the first:"
                 " nothing is learnt of them"
             )
 
@@ -236,15 +236,15 @@ class Preference(ChatTask):
         """
         scores = self.scores(outputs, batch)
         chosen, rejected = (
-            self.config.beta * one.detach() for one in (scores.chosen, scores.rejected)
+            self.config.beta * value.detach() for value in (scores.chosen, scores.rejected)
         )
         logps = (
             outputs.logps.detach().chunk(2)
             if self.has_reference
             else (scores.chosen, scores.rejected)
         )
-        each = [chosen, rejected, (chosen > rejected).float(), chosen - rejected, *logps]
-        return torch.stack([one.float().sum() for one in each])
+        by_pair = [chosen, rejected, (chosen > rejected).float(), chosen - rejected, *logps]
+        return torch.stack([value.float().sum() for value in by_pair])
 
     def running_metrics(self) -> MetricAccumulator:
         """Make the mean loss, and what is measured of pairs."""
@@ -278,22 +278,22 @@ class Preference(ChatTask):
         Raises:
             ConfigError: One of them is no finite number.
         """
-        found = np.zeros((len(pairs), 2))
+        reference_logps = np.zeros((len(pairs), 2))
         order = np.argsort(-pairs.lengths, kind="stable")
-        with torch.no_grad(), progress("reference log-probabilities", len(pairs)) as shown:
+        with torch.no_grad(), progress("reference log-probabilities", len(pairs)) as bar:
             for at in range(0, len(order), batch_size):
-                some = order[at : at + batch_size]
-                batch = self.collate([pairs[int(index)] for index in some])
+                indices = order[at : at + batch_size]
+                batch = self.collate([pairs[int(index)] for index in indices])
                 with autocast():
                     outputs = self.forward(model, to_device(batch))
-                found[some] = outputs.logps.float().view(2, -1).T.cpu().numpy()
-                shown.done(len(some))
-        if not np.isfinite(found).all():
+                reference_logps[indices] = outputs.logps.float().view(2, -1).T.cpu().numpy()
+                bar.done(len(indices))
+        if not np.isfinite(reference_logps).all():
             raise ConfigError(
                 "task=preference: the model that training starts from gives a log-probability that"
                 " is no finite number. Are its weights whole?"
             )
-        return found
+        return reference_logps
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """Show both answers of the first training row, between « and », each behind its prompt."""

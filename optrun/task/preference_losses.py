@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from optrun.config.schema.chat_tasks import PreferenceConfig, PreferenceLoss
-from optrun.task.pairs import PairScores
+from optrun.task.preference_pairs import PairScores
 
 
 def pair_losses(config: PreferenceConfig, scores: PairScores) -> Tensor:
@@ -107,8 +107,8 @@ def _simpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
     Labels are flipped with probability e.
     """
     flipped = config.label_smoothing
-    apart = _margin(config, scores) - config.simpo_gamma
-    return -(1 - flipped) * logsigmoid(apart) - flipped * logsigmoid(-apart)
+    margin = _margin(config, scores) - config.simpo_gamma
+    return -(1 - flipped) * logsigmoid(margin) - flipped * logsigmoid(-margin)
 
 
 _FORMULAS: Mapping[PreferenceLoss, Callable[[PreferenceConfig, PairScores], Tensor]] = {

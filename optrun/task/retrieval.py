@@ -70,7 +70,7 @@ class RetrievalMetrics(MetricAccumulator):
     def merge(self, partials: Sequence[tuple[list[float], list[Kept]]]) -> None:
         """Take those of all ranks, in the order of their batches."""
         self.losses = by_turns(losses for losses, _ in partials)
-        self.kept = by_turns(kept for _, kept in partials)
+        self.kept = by_turns(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
         """Rank every text of the set; NaN if there was none."""
@@ -82,8 +82,8 @@ class RetrievalMetrics(MetricAccumulator):
             **retrieval(vectors, texts, self.recall_at),
         }
         if "accuracy" in self.names:
-            alike = np.einsum("rw,rtw->rt", vectors[:, 0], vectors[:, 1:])
-            values["accuracy"] = float((alike[:, :1] > alike[:, 1:]).mean())
+            similarities = np.einsum("rw,rtw->rt", vectors[:, 0], vectors[:, 1:])
+            values["accuracy"] = float((similarities[:, :1] > similarities[:, 1:]).mean())
         return values
 
 
@@ -100,23 +100,23 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
         texts: A number of each text, equal for equal ones, shape (rows, texts).
         recall_at: The k of each recall.
     """
-    asked, question = np.unique(texts[:, 0], return_inverse=True)
-    found, document = np.unique(texts[:, 1:], return_inverse=True)
+    query_ids, question = np.unique(texts[:, 0], return_inverse=True)
+    document_ids, document = np.unique(texts[:, 1:], return_inverse=True)
     document = document.reshape(len(texts), -1)
     queries, corpus = (
-        np.empty((len(asked), vectors.shape[-1]), "f4"),
-        np.empty((len(found), vectors.shape[-1]), "f4"),
+        np.empty((len(query_ids), vectors.shape[-1]), "f4"),
+        np.empty((len(document_ids), vectors.shape[-1]), "f4"),
     )
     queries[question], corpus[document] = vectors[:, 0], vectors[:, 1:]
-    own = np.unique(np.stack([question, document[:, 0]]), axis=1)
-    most = min(max(*recall_at, _AT), len(found))
+    relevant = np.unique(np.stack([question, document[:, 0]]), axis=1)
+    most = min(max(*recall_at, _AT), len(document_ids))
     sums = np.zeros(len(recall_at) + 2)
     gains = 1 / np.log2(np.arange(2, _AT + 2))
-    for begin in range(0, len(asked), _QUERIES):
+    for begin in range(0, len(query_ids), _QUERIES):
         rows = queries[begin : begin + _QUERIES]
-        belongs = np.zeros((len(rows), len(found)), dtype=bool)
-        here = own[:, (own[0] >= begin) & (own[0] < begin + len(rows))]
-        belongs[here[0] - begin, here[1]] = True
+        belongs = np.zeros((len(rows), len(document_ids)), dtype=bool)
+        relevant_here = relevant[:, (relevant[0] >= begin) & (relevant[0] < begin + len(rows))]
+        belongs[relevant_here[0] - begin, relevant_here[1]] = True
         nearest = torch.from_numpy(rows @ corpus.T).topk(most).indices.numpy()
         hits, count = np.take_along_axis(belongs, nearest, axis=1), belongs.sum(1)
         first = np.where(hits[:, :_AT].any(1), 1 / (1 + hits[:, :_AT].argmax(1)), 0.0)
@@ -126,7 +126,7 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
     return dict(
         zip(
             [*(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"],
-            (sums / len(asked)).tolist(),
+            (sums / len(query_ids)).tolist(),
             strict=True,
         )
     )

@@ -74,12 +74,12 @@ class Seq2SeqLm(Task):
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
                 return {"input_ids": _ids(tokenizer, batch, longest if cut else None, side)}
 
-            settings, known = (
+            settings, content_key = (
                 rows_key(tokenizer, side, longest),
                 key_of(part.content, "seq2seq", column),
             )
             examples = encode(
-                lambda: texts(part, column), encoder, settings, longest=longest, content=known
+                lambda: texts(part, column), encoder, settings, longest=longest, content=content_key
             )
             if (examples.lengths == 0).any():
                 raise ConfigError(
@@ -106,15 +106,15 @@ def _ids(
     tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str
 ) -> list[list[int]]:
     """Encode texts, or as `side` says targets; None: uncut."""
-    given: PlainDict = {"text_target": batch} if side == "target" else {"text": batch}
-    made: list[list[int]] = tokenizer(
-        **given,
+    arguments: PlainDict = {"text_target": batch} if side == "target" else {"text": batch}
+    ids: list[list[int]] = tokenizer(
+        **arguments,
         truncation=longest is not None,
         max_length=longest,
         return_attention_mask=False,
         verbose=False,
     )["input_ids"]
-    return made
+    return ids
 
 
 def _columns(source: Source, split: Split) -> tuple[str, str]:

@@ -65,10 +65,10 @@ class SequenceClassification(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the classes and the number of each row's, or the numbers to predict."""
         self.regression, self.several = self.config.of_numbers, self.config.of_sets
-        given = None if source.columns is None else source.columns.label_columns
-        if given is not None and not self.several:
+        label_names = None if source.columns is None else source.columns.label_columns
+        if label_names is not None and not self.several:
             raise ConfigError(
-                f"data.label_columns={list(given)}:"
+                f"data.label_columns={list(label_names)}:"
                 f" task.problem_type={self.config.problem_type.value} reads one column of labels."
                 " Several are read by task.problem_type=multi_label_classification."
             )
@@ -98,14 +98,14 @@ class SequenceClassification(Task):
             )
 
             def example(row: Row) -> Example:
-                found = tuple(cell_text(row, name) for name in names)
-                return as_example(encoder([found[0] if pair is None else found], True))
+                row_texts = tuple(cell_text(row, name) for name in names)
+                return as_example(encoder([row_texts[0] if pair is None else row_texts], True))
 
             return StreamedRows(split.rows.select_columns(names), example, key, {"labels": labels})
 
         def rows() -> Iterator[Any]:
-            found = (texts(part, name) for name in names)
-            return next(found) if pair is None else zip(*found, strict=True)
+            columns = (texts(part, name) for name in names)
+            return next(columns) if pair is None else zip(*columns, strict=True)
 
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
@@ -175,14 +175,14 @@ class SequenceClassification(Task):
         Squares of differences for numbers, means over labels for any number of them.
         """
         if self.several:
-            each = functional.binary_cross_entropy_with_logits(
+            losses = functional.binary_cross_entropy_with_logits(
                 outputs.logits.float(), batch["labels"], reduction="none"
             ).mean(dim=1)
         elif self.regression:
-            each = (outputs.logits.float().reshape(-1) - batch["labels"]) ** 2
+            losses = (outputs.logits.float().reshape(-1) - batch["labels"]) ** 2
         else:
             return super().loss_by_example(outputs, batch)
-        return each, torch.ones_like(each)
+        return losses, torch.ones_like(losses)
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return classes, or numbers; shape (batch,) each."""

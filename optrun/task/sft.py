@@ -69,17 +69,17 @@ class Sft(ChatTask):
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
         """List the columns of all that is said."""
-        found = chat_columns(source, source.train, None)
-        return [*found.names, *found.more]
+        columns = chat_columns(source, source.train, None)
+        return [*columns.names, *columns.more]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns, the template, and what carries loss."""
         self.use_template(tokenizer)
-        self.places: dict[str, ChatColumns] = {}
+        self.columns_of: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
         self.asked: list[tuple[list[int], str, str | None]] = []
         for split in source.splits:
-            self.places[split.key] = chat_columns(source, split, self.config.layout)
+            self.columns_of[split.key] = chat_columns(source, split, self.config.layout)
             first = next(self._rows(split), None) if len(split.rows) else None
             if first is not None:
                 self.kinds[split.key] = type(first)
@@ -109,7 +109,7 @@ class Sft(ChatTask):
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield the chats of a split, all of one kind, of roles that the template knows."""
-        rows = ((row,) for row in chats(split, self.places[split.key], self.roles))
+        rows = ((row,) for row in chats(split, self.columns_of[split.key], self.roles))
         return (row for (row,) in self.alike(split, rows))
 
     @property
@@ -168,21 +168,25 @@ class Sft(ChatTask):
         template = self._by_prefix
         if template is None:
             return
-        way = f"{template.origin} has no generation marks: answers are told apart by prefix"
-        some = self._apart(split.take(np.arange(min(len(split.rows), _LOOKED_AT), dtype=np.int64)))
-        alone = [row for row in some if isinstance(row, Chat) and row.last_alone]
-        if alone:
-            way += ", and written as when they are asked for, since later turns change earlier ones"
-        if way not in self.notes:
-            self.notes.append(way)
+        note = f"{template.origin} has no generation marks: answers are told apart by prefix"
+        examples = self._apart(
+            split.take(np.arange(min(len(split.rows), _LOOKED_AT), dtype=np.int64))
+        )
+        last_answers = [row for row in examples if isinstance(row, Chat) and row.last_alone]
+        if last_answers:
+            note += (
+                ", and written as when they are asked for, since later turns change earlier ones"
+            )
+        if note not in self.notes:
+            self.notes.append(note)
         cut = sum(
             row.turns[-1]["content"].strip() not in template.text(row.turns, row.tools)
-            for row in alone
+            for row in last_answers
         )
         if cut:
             self.notes.append(
                 f"warning: {template.origin} leaves out a part of {cut:,} of the first"
-                f" {len(alone):,} answers of {split.key}, such as their thinking; a template with"
+                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a template with"
                 " {% generation %} marks may keep it"
             )
 
@@ -202,12 +206,12 @@ class Sft(ChatTask):
             return Examples(np.zeros(1, dtype=np.int64), {})
         if split is not source.train and not self.asked:
             self.asked = list(self._questions(part, tokenizer))
-        what = (
+        settings = (
             "sft",
-            str(self.places[split.key]),
+            str(self.columns_of[split.key]),
             self._by_prefix.key() if self._by_prefix else "",
         )
-        examples = self.encode_rows(part, tokenizer, lambda: self._apart(part), *what)
+        examples = self.encode_rows(part, tokenizer, lambda: self._apart(part), *settings)
         if len(examples) > len(part.rows):
             self.notes.append(
                 f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an"
@@ -225,12 +229,12 @@ class Sft(ChatTask):
 
         What is wrong with one is told then.
         """
-        places, template = self.places[split.key], self.template
+        columns, template = self.columns_of[split.key], self.template
         encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
 
         def example(row: Row) -> Example:
             try:
-                chat = chat_of(row, places, self.roles, None)
+                chat = chat_of(row, columns, self.roles, None)
             except Unreadable as error:
                 raise ConfigError(f"it {error}") from None
             if type(chat) is not self.kinds[split.key]:
@@ -241,12 +245,12 @@ class Sft(ChatTask):
                 assert template is not None
                 self.expect_known_roles(split, chat, template)
                 chat = self._alone(chat, template)
-            found = {
+            arrays = {
                 name: np.asarray(values[0], dtype=np.int64)
                 for name, values in encoder([chat], True).items()
             }
-            if found[TARGETS][1:].any():
-                return found
+            if arrays[TARGETS][1:].any():
+                return arrays
             tokens = len(encoder([chat], False)["input_ids"][0])
             if tokens <= self.max_length:
                 raise ConfigError(
@@ -254,10 +258,10 @@ class Sft(ChatTask):
                 )
             if self.config.overlong_rows is OverlongRows.refuse:
                 raise self.overlong("it", tokens)
-            return found | {LEFT_OUT: np.ones(1, dtype=np.int64)}
+            return arrays | {LEFT_OUT: np.ones(1, dtype=np.int64)}
 
         examples = StreamedRows(
-            rows.select_columns([*places.names, *places.more]), example, encoder.key()
+            rows.select_columns([*columns.names, *columns.more]), example, encoder.key()
         )
         if self.config.overlong_rows is OverlongRows.drop:
             self._note_left_out(split, examples)
@@ -300,12 +304,12 @@ class Sft(ChatTask):
         labels = pad(marked, IGNORED)
         if SIZES not in examples[0]:
             return {**pad_inputs(examples, self.padding), "labels": labels}
-        places = pad(
+        positions = pad(
             [np.concatenate([np.arange(size) for size in example[SIZES]]) for example in examples],
             0,
         )
-        labels[places == 0] = IGNORED
-        batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": places}
+        labels[positions == 0] = IGNORED
+        batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": positions}
         return in_one_row(batch, map(len, rows)) if self.one_row else batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
@@ -315,9 +319,9 @@ class Sft(ChatTask):
         """
         if "position_ids" not in batch:
             return super().sizes(batch)
-        places = batch["position_ids"]
-        documents = int((places == 1).sum())
-        return places.numel() - int((places == 0).sum()) + documents, documents
+        positions = batch["position_ids"]
+        documents = int((positions == 1).sum())
+        return positions.numel() - int((positions == 0).sum()) + documents, documents
 
     def running_metrics(self) -> MetricAccumulator:
         """Make loss, perplexity and accuracy over target tokens."""
@@ -331,8 +335,8 @@ class Sft(ChatTask):
     ) -> Iterator[tuple[list[int], str, str | None]]:
         """Yield ids, text and answer of some rows, spread evenly over a split."""
         count = min(self.config.samples, len(split.rows))
-        some = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
-        for row in self._rows(some):
+        sample = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
+        for row in self._rows(sample):
             if isinstance(row, Plain):
                 yield (
                     encoded(tokenizer, [row.prompt], None)["input_ids"][0],
@@ -345,7 +349,7 @@ class Sft(ChatTask):
             try:
                 text = self.template.text(turns, row.tools, opening=True)
             except TemplateFailed as error:
-                raise unwritten(self.template, some, row, error) from error
+                raise unwritten(self.template, sample, row, error) from error
             (ids,) = encoded(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
             yield ids, text, answer
 
@@ -354,14 +358,14 @@ class Sft(ChatTask):
     ) -> Iterator[Answer]:
         """Yield the most probable continuations of the first `task.samples` chosen rows."""
         for ids, text, reference in self.asked:
-            made = continued(
+            generated = continued(
                 model,
                 tokenizer,
                 ids,
                 self.config.sample_tokens,
                 ends=ending_ids(tokenizer, self.end),
             )
-            yield Answer(text, reference, made)
+            yield Answer(text, reference, generated)
 
     def sample(
         self,
@@ -384,8 +388,8 @@ class Sft(ChatTask):
             examples = next(iter(examples.sources.values()))
         if isinstance(examples, Packed):
             examples = examples.documents
-        some = (examples[index] for index in range(min(len(examples), _LOOKED_AT)))
-        example = next((example for example in some if LEFT_OUT not in example), None)
+        first_examples = (examples[index] for index in range(min(len(examples), _LOOKED_AT)))
+        example = next((example for example in first_examples if LEFT_OUT not in example), None)
         if example is None:
             return None
         return marked_text(tokenizer, example)

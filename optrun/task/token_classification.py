@@ -87,9 +87,9 @@ class TokenClassification(Task):
         self.lists = {
             split: row_label_lists(split, name, LABEL_OF_EACH_WORD) for split, name in lists.items()
         }
-        for split, found in self.lists.items():
-            note_doubtful_labels(source, split, lists[split], found.names, found.places)
-        met = {split: found.names for split, found in self.lists.items()}
+        for split, row_lists in self.lists.items():
+            note_doubtful_labels(source, split, lists[split], row_lists.names, row_lists.places)
+        met = {split: row_lists.names for split, row_lists in self.lists.items()}
         self.labels = class_names(source, lists[train], met)
         self.scheme = entities.scheme_of(self.labels)
         self.numbered = ClassNumbers(self.labels, source)
@@ -119,10 +119,10 @@ class TokenClassification(Task):
         continued = entities.continuations(self.labels) if everywhere else None
         encoder, key = self._encoder(tokenizer, continued)
         names = _labels_column(source, split)
-        words = words_column(source, split, names)
+        words_name = words_column(source, split, names)
         labels = self.lists.pop(split)
         sizes = np.diff(labels.borders)
-        _expect_labels_for_words(split, words, names, sizes)
+        _expect_labels_for_words(split, words_name, names, sizes)
         numbers = self.numbered.table(split, *labels)
         full = np.flatnonzero(sizes)
         if len(full) < len(sizes):
@@ -130,26 +130,28 @@ class TokenClassification(Task):
         if not len(full) and len(sizes):
             raise ConfigError(f"{split.key}: no row has a word.")
         indices = chosen(len(full), limit, seed=seed)
-        taken = full if indices is None else full[indices]
-        part = split if len(taken) == len(sizes) and indices is None else split.take(taken)
+        chosen_rows = full if indices is None else full[indices]
+        part = (
+            split if len(chosen_rows) == len(sizes) and indices is None else split.take(chosen_rows)
+        )
 
         def rows() -> Iterator[Row]:
-            for row, texts in zip(taken.tolist(), _word_lists(part, words), strict=True):
+            for row, texts in zip(chosen_rows.tolist(), _word_lists(part, words_name), strict=True):
                 yield (
                     texts,
                     numbers[labels.places[labels.borders[row] : labels.borders[row + 1]]].tolist(),
                 )
 
-        content = key_of(part.content, "words", words, names, *self.labels)
+        content = key_of(part.content, "words", words_name, names, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
         labelled = _labelled(examples)
-        cut = int(sizes[taken].sum()) - labelled
+        cut = int(sizes[chosen_rows].sum()) - labelled
         if continued is None and cut > 0:
             self.notes.append(
                 f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have"
                 " no piece"
             )
-        if len(taken) and not labelled:
+        if len(chosen_rows) and not labelled:
             raise ConfigError(
                 f"{split.key}: no word has a piece within data.max_length={self.max_length}."
             )
@@ -162,12 +164,12 @@ class TokenClassification(Task):
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             texts, longest = [texts for texts, _ in batch], self.max_length if cut else None
-            made = tokenized(tokenizer, texts, longest, is_split_into_words=True)
+            encoding = tokenized(tokenizer, texts, longest, is_split_into_words=True)
             labels = [
-                _piece_labels(made.word_ids(index), numbers, continued)
+                _piece_labels(encoding.word_ids(index), numbers, continued)
                 for index, (_, numbers) in enumerate(batch)
             ]
-            return {**inputs_in(made), "labels": labels}
+            return {**inputs_in(encoding), "labels": labels}
 
         return encoder, rows_key(tokenizer, "words", self.max_length, str(continued))
 
@@ -194,9 +196,9 @@ class WordMetrics(SummedMetrics):
             "accuracy",
             *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1]),
         ]
-        words = lambda batch: int((batch["labels"] != IGNORED).sum())  # noqa: E731
+        count_words = lambda batch: int((batch["labels"] != IGNORED).sum())  # noqa: E731
         super().__init__(
-            words, names, np.zeros((len(labels), len(labels)), dtype=np.int64), Counter()
+            count_words, names, np.zeros((len(labels), len(labels)), dtype=np.int64), Counter()
         )
         self.labels = labels
         self.whole_entities = whole_entities
@@ -205,37 +207,37 @@ class WordMetrics(SummedMetrics):
         self, outputs: ModelOutput, batch: Batch
     ) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
         """Count confusions of labels, and entities."""
-        labels, made = batch["labels"].cpu().numpy(), outputs.logits.argmax(-1).cpu().numpy()
-        words = labels != IGNORED
-        named = (
+        labels, predicted = batch["labels"].cpu().numpy(), outputs.logits.argmax(-1).cpu().numpy()
+        is_word = labels != IGNORED
+        by_text = (
             (
-                [self.labels[number] for number in found[mask]],
+                [self.labels[number] for number in row_predicted[mask]],
                 [self.labels[number] for number in right[mask]],
             )
-            for found, right, mask in zip(made, labels, words, strict=True)
+            for row_predicted, right, mask in zip(predicted, labels, is_word, strict=True)
         )
-        counts = metrics.confusion(made[words], labels[words], len(self.labels))
-        return counts, entities.count_entities(named if self.whole_entities else ())
+        counts = metrics.confusion(predicted[is_word], labels[is_word], len(self.labels))
+        return counts, entities.count_entities(by_text if self.whole_entities else ())
 
     def table(self) -> ClassTable:
         """Return whole entities by type, or words by label."""
-        *_, counts, found = self.sums
+        *_, counts, entity_counts = self.sums
         if not self.whole_entities:
             return table_of_classes(self.labels, counts)
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
         return table_of_entities(
-            {kind: [found[kind, place] for place in range(3)] for kind in types}
+            {kind: [entity_counts[kind, index] for index in range(3)] for kind in types}
         )
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all words; loss and accuracy are NaN if there was none."""
         total, count, counts, _ = self.sums
         count = count or math.nan
-        found = {"loss": total / count, "accuracy": float(np.trace(counts)) / count}
+        values = {"loss": total / count, "accuracy": float(np.trace(counts)) / count}
         if not self.whole_entities:
-            return {**found, MEAN_F1: metrics.mean_f1(counts)}
+            return {**values, MEAN_F1: metrics.mean_f1(counts)}
         micro = self.table().means[0]
-        return {**found, "precision": micro.precision, "recall": micro.recall, "f1": micro.f1}
+        return {**values, "precision": micro.precision, "recall": micro.recall, "f1": micro.f1}
 
 
 def _labels_column(source: Source, split: Split) -> str:
@@ -243,12 +245,12 @@ def _labels_column(source: Source, split: Split) -> str:
 
 
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
-    for row, words in enumerate(values(split, column)):
-        if words is None or any(word is None for word in words):
+    for row, row_words in enumerate(values(split, column)):
+        if row_words is None or any(word is None for word in row_words):
             raise ConfigError(
                 f"{split.where(row)} has no value, or a missing word, in column {column}."
             )
-        yield list(words)
+        yield list(row_words)
 
 
 def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:

@@ -127,8 +127,8 @@ def encode_rows(
         columns: Where the texts stand.
     """
     encoder, key = text_encoder(tokenizer, longest), rows_key(tokenizer, kind, longest)
-    known, size = key_of(part.content, kind, *columns), ids_below(tokenizer)
-    return encode(rows, encoder, key, longest=longest, content=known, ids_below=size)
+    content_key, size = key_of(part.content, kind, *columns), ids_below(tokenizer)
+    return encode(rows, encoder, key, longest=longest, content=content_key, ids_below=size)
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
@@ -142,9 +142,9 @@ def as_example(made: Mapping[str, Iterable[object]]) -> Example:
     Raises:
         ConfigError: It has no token.
     """
-    found: Example = {
+    example: Example = {
         name: np.asarray(next(iter(rows)), dtype=np.int64) for name, rows in made.items()
     }
-    if not len(found["input_ids"]):
+    if not len(example["input_ids"]):
         raise ConfigError(f"it has no token: {NO_TOKEN}")
-    return found
+    return example

@@ -98,11 +98,11 @@ class Predictor(ABC):
         """
         columns = self.predicting.source.columns
         assert columns is not None
-        taken = [columns.label_column, columns.target_column or "target", *others]
-        taken += columns.label_columns or ()
+        other_columns = [columns.label_column, columns.target_column or "target", *others]
+        other_columns += columns.label_columns or ()
         if columns.label_column is None:
-            taken += USUAL_LABELS
-        return text_column(self.predicting.source, self.split, taken=taken)
+            other_columns += USUAL_LABELS
+        return text_column(self.predicting.source, self.split, taken=other_columns)
 
     def encode_texts(self, *columns: str, **options: bool) -> list[Inputs]:
         """Encode a text of each row, or a pair of texts, as in training.

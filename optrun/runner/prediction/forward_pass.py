@@ -12,9 +12,9 @@ from optrun.data.columns import image_column, named, words_column
 from optrun.data.images import Images
 from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
 from optrun.task.base import pad_inputs
-from optrun.task.compared import USUAL_PAIRS, pair_columns
 from optrun.task.contrastive import cosines
 from optrun.task.embedding import pad_texts
+from optrun.task.embedding_columns import USUAL_PAIRS, pair_columns
 from optrun.task.entities import entities, scheme_of
 from optrun.task.pooling import Pooling
 from optrun.task.tokens import inputs_in, tokenized
@@ -91,7 +91,9 @@ class WordLabels(Predictor):
     def encode(self) -> list[Inputs]:
         """Encode as in training, with the place of each word's first piece; None: it has none."""
         column = words_column(self.predicting.source, self.split, "")
-        return [self._encoded(row, words) for row, words in enumerate(self.split.rows[column])]
+        return [
+            self._encoded(row, row_words) for row, row_words in enumerate(self.split.rows[column])
+        ]
 
     def _encoded(self, row: int, words: list[str | None] | None) -> Inputs:
         if words is None or None in words:
@@ -119,10 +121,10 @@ class WordLabels(Predictor):
         """Return the labels of one row, given the shares of its pieces, (pieces, classes)."""
         labels: list[str | None] = []
         certainties: list[float | None] = []
-        for place in row["first"]:
-            best = None if place is None else int(shares[place].argmax())
+        for first in row["first"]:
+            best = None if first is None else int(shares[first].argmax())
             labels.append(None if best is None else self.labels[best])
-            certainties.append(None if best is None else plain(shares[place][best]))
+            certainties.append(None if best is None else plain(shares[first][best]))
         values: Values = {"prediction": labels, "probability": certainties}
         if scheme_of(self.labels):
             spans = entities([label or "O" for label in labels])
@@ -161,9 +163,9 @@ class MaskedTokens(Predictor):
             ids = row["input_ids"].copy()
             masks = np.flatnonzero(ids == self.tokenizer.mask_token_id)
             tokens = []
-            for place, shares in zip(masks, probabilities(row_logits[masks]), strict=True):
+            for position, shares in zip(masks, probabilities(row_logits[masks]), strict=True):
                 best = np.argsort(-shares, kind="stable")[:TOKENS].tolist()
-                ids[place] = best[0]
+                ids[position] = best[0]
                 tokens.append([self._named(token, shares) for token in best])
             text = self.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
             predictions.append({"prediction": text, "tokens": tokens})

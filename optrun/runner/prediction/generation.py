@@ -70,9 +70,9 @@ class TextGeneration(Predictor):
         They stand in the column that is named, else in `prompt`, else in the only one of texts.
         """
         columns = self.predicting.source.columns
-        named = columns is not None and (columns.text_column or columns.eval_text_column)
+        is_named = columns is not None and (columns.text_column or columns.eval_text_column)
         usual = "prompt" in self.split.rows.column_names
-        column = "prompt" if usual and not named else self.text_column()
+        column = "prompt" if usual and not is_named else self.text_column()
         start, _ = around(self.tokenizer)
         begin = begin_of_text(self.tokenizer)
         prompts = [text.removeprefix(begin) for text in texts(self.split, column)]

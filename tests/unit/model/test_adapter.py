@@ -27,7 +27,7 @@ from optrun.model.adapter import (
     require_adapter,
     without_factors,
 )
-from optrun.model.adapter_places import head_modules, linear_modules
+from optrun.model.adapter_modules import head_modules, linear_modules
 from optrun.model.quantization import quantization_of, require_quantization
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.param_groups import build_param_groups

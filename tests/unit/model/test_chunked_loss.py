@@ -27,7 +27,7 @@ from transformers import (
 
 from optrun.model import chunked_loss
 from optrun.model.chunked_loss import ChunkedForward, why_whole
-from optrun.task.pairs import chunked_pair_outputs, pair_outputs
+from optrun.task.preference_pairs import chunked_pair_outputs, pair_outputs
 
 VOCABULARY = 61
 SMALL: dict[str, Any] = {

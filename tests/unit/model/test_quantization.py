@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from optrun.model.adapter import base_tensors, inject, merge
-from optrun.model.adapter_places import linear_modules
+from optrun.model.adapter_modules import linear_modules
 from optrun.model.documents import expect_apart
 from optrun.model.quantization import (
     quantized,

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from optrun.base.errors import ConfigError
 from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.task.data_check import data_check
-from optrun.task.facts import DataFacts, data_facts
+from optrun.task.data_facts import DataFacts, data_facts
 
 Make = Callable[..., Any]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -17,7 +17,7 @@ from transformers.utils.generic import ModelOutput
 
 from optrun.base.errors import ConfigError
 from optrun.task.class_weights import class_weights
-from optrun.task.facts import data_facts
+from optrun.task.data_facts import data_facts
 from optrun.task.label_sets import LabelSetMetrics
 
 Make = Callable[..., Any]

@@ -81,16 +81,16 @@ def _there(names: Sequence[str], split: Split) -> list[str]:
 
 def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
     """Refuse scores that a loss would not read, unless the texts' columns are named."""
-    given = columns.label_column if columns is not None else None
-    found = [given] if given is not None else _there(USUAL_SCORES[:3], split)
-    if found and (
-        given is not None
+    score_column = columns.label_column if columns is not None else None
+    score_columns = [score_column] if score_column is not None else _there(USUAL_SCORES[:3], split)
+    if score_columns and (
+        score_column is not None
         or columns is None
         or None in (columns.text_column, columns.text_pair_column)
     ):
         raise ConfigError(
             f"{loss} takes every pair for texts that belong together, and {split.key} has scores in"
-            f" column {found[0]}. Take task.loss=cosent, which reads them; or name data.text_column"
+            f" column {score_columns[0]}. Take task.loss=cosent, which reads them; or name data.text_column"
             " and data.text_pair_column alone."
         )
 
@@ -103,14 +103,14 @@ def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
     Raises:
         ConfigError: The split has no column of a name.
     """
-    given = columns.negative_columns if columns is not None else None
-    if given is None:
-        found = [name for name in split.rows.column_names if _NEGATIVE.fullmatch(name)]
-        return sorted(found, key=lambda name: (len(name), name))
-    for name in given:
+    configured = columns.negative_columns if columns is not None else None
+    if configured is None:
+        numbered = [name for name in split.rows.column_names if _NEGATIVE.fullmatch(name)]
+        return sorted(numbered, key=lambda name: (len(name), name))
+    for name in configured:
         if name not in split.rows.column_names:
             raise missing_column("data.negative_columns", name, split)
-    return list(given)
+    return list(configured)
 
 
 def pair_columns(
@@ -127,14 +127,14 @@ def pair_columns(
     first, second = (named(columns, key, split) for key in keys)
     if first is not None and second is not None:
         return first, second
-    there = split.rows.column_names
+    names = split.rows.column_names
     fitting = [
         pair
         for pair in USUAL_PAIRS
         if first in (None, pair[0])
         and second in (None, pair[1])
-        and pair[0] in there
-        and pair[1] in there
+        and pair[0] in names
+        and pair[1] in names
     ]
     texts = [
         name

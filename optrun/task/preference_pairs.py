@@ -74,7 +74,8 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
     """
     rows = [example[name] for name in ("input_ids", "rejected_ids") for example in examples]
     begins = [
-        min(int(one[TARGETS].argmax()), int(one["rejected_targets"].argmax())) for one in examples
+        min(int(example_pair[TARGETS].argmax()), int(example_pair["rejected_targets"].argmax()))
+        for example_pair in examples
     ] * 2
     labels = [
         np.where(np.arange(len(row)) < begin, IGNORED, row)
@@ -107,9 +108,9 @@ def chunked_pair_outputs(
         batch: Of `pair_batch`.
         whole: Whether `nll` is wanted, over the prompt too; else it is over the answer.
     """
-    ids, there = batch["input_ids"], batch["attention_mask"]
-    labels = ids.masked_fill(there == 0, IGNORED) if whole else batch["labels"]
-    losses: Tensor = model(input_ids=ids, attention_mask=there, labels=labels).losses
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    labels = ids.masked_fill(mask == 0, IGNORED) if whole else batch["labels"]
+    losses: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).losses
     return _by_answer(losses, labels[:, 1:], batch)
 
 
@@ -120,11 +121,11 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
         model: Called with `input_ids` and `attention_mask`; returns `logits`.
         batch: Of `pair_batch`.
     """
-    ids, there = batch["input_ids"], batch["attention_mask"]
-    outputs = model(input_ids=ids, attention_mask=there)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    outputs = model(input_ids=ids, attention_mask=mask)
     logits = outputs.logits[:, :-1]
     logits = logits if logits.dtype is torch.float64 else logits.float()
-    targets = ids[:, 1:].masked_fill(there[:, 1:] == 0, IGNORED)
+    targets = ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORED)
     losses = functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), reduction="none"
     ).view(targets.shape)

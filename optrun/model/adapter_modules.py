@@ -59,7 +59,7 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
     experts = stacked or any(
         getattr(model.config.get_text_config(), key, None) for key in _COUNTS_OF_EXPERTS
     )
-    held = [
+    attention_paths = [
         f"{path}."
         for path, module in model.named_modules()
         if isinstance(module, nn.MultiheadAttention)
@@ -68,7 +68,7 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
         path
         for path, module in model.named_modules()
         if type(module).forward in (nn.Linear.forward, Conv1D.forward)
-        if path not in shared and not path.startswith(tuple(held))
+        if path not in shared and not path.startswith(tuple(attention_paths))
         if not _read_by_kernel(model, path)
         and not (experts and path.rpartition(".")[2] in _OF_EXPERTS)
     ]
@@ -125,12 +125,12 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
         for path, module in reversed(list(model.named_modules(remove_duplicate=False)))
     }
     first = set(owners.values())
-    found: dict[str, str] = {}
+    shared: dict[str, str] = {}
     for several in names.values():
-        apart = [name for name in several if name.rpartition(".")[0] in first]
-        for name in apart if len(apart) > 1 else ():
-            found[name.rpartition(".")[0]] = next(other for other in apart if other != name)
-    return found
+        owned = [name for name in several if name.rpartition(".")[0] in first]
+        for name in owned if len(owned) > 1 else ():
+            shared[name.rpartition(".")[0]] = next(twin for twin in owned if twin != name)
+    return shared
 
 
 def matched(
@@ -162,13 +162,13 @@ def matched(
     every = list(modules)
     near = every if shown is None else list(shown)
     if isinstance(asked, str):
-        found = [name for name in every if re.fullmatch(asked, name)]
-        if not found:
+        fitting_names = [name for name in every if re.fullmatch(asked, name)]
+        if not fitting_names:
             raise ConfigError(
                 f"{key}={asked}: no module has such a name as a whole. {near_names(asked, near)}"
             )
-        return found
-    taken: set[str] = set()
+        return fitting_names
+    matches: set[str] = set()
     for end in asked:
         fitting = {name for name in every if name == end or name.endswith(f".{end}")}
         if not fitting:
@@ -176,8 +176,8 @@ def matched(
                 f"{key}={list(asked)}: {end} is the name of no module, nor the end of one."
                 f" {_ends(end, near)}"
             )
-        taken |= fitting
-    return [name for name in every if name in taken]
+        matches |= fitting
+    return [name for name in every if name in matches]
 
 
 def _ends(end: str, names: Sequence[str]) -> str:

@@ -126,7 +126,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
             [(part.span, part.examples) for part in sources.values() if part.span is not None]
         )
         train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels, span)
-    held = {
+    eval_facts = {
         name: (
             _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
             if mixed is None
@@ -134,7 +134,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
         )
         for name, examples in task.eval_sets.items()
     }
-    for split in (train, *sources.values(), *held.values()):
+    for split in (train, *sources.values(), *eval_facts.values()):
         if split.unknown is not None and split.unknown > MOST_UNKNOWN:
             raise ConfigError(
                 f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token},"
@@ -142,7 +142,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
                 " Name a tokenizer that knows them with model.tokenizer, or take a model that"
                 " does."
             )
-    return DataFacts(train, held, sources)
+    return DataFacts(train, eval_facts, sources)
 
 
 def _joined(spans: Sequence[tuple[Span, int]]) -> Span | None:
@@ -184,18 +184,18 @@ def _in_both(examples: object, trained: object) -> int | None:
 
     None if that is not known.
     """
-    hashes, others = (getattr(each, "hashes", None) for each in (examples, trained))
-    if hashes is None or others is None:
+    hashes, trained_hashes = (getattr(source, "hashes", None) for source in (examples, trained))
+    if hashes is None or trained_hashes is None:
         return None
-    origins = (getattr(each, "origin", None) for each in (examples, trained))
-    return known_by(key_of("in-both-1", *origins), lambda: _count_known(hashes, others))
+    origins = (getattr(source, "origin", None) for source in (examples, trained))
+    return known_by(key_of("in-both-1", *origins), lambda: _count_known(hashes, trained_hashes))
 
 
 def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
-    known = np.zeros(len(hashes), dtype=bool)
+    is_known = np.zeros(len(hashes), dtype=bool)
     for at in range(0, len(others), _HASHES):
-        known |= np.isin(hashes, others[at : at + _HASHES], kind="sort")
-    return int(known.sum())
+        is_known |= np.isin(hashes, others[at : at + _HASHES], kind="sort")
+    return int(is_known.sum())
 
 
 def _flat(examples: object, name: str) -> np.ndarray | None:
@@ -207,8 +207,8 @@ def _flat(examples: object, name: str) -> np.ndarray | None:
         examples = examples.examples
     if isinstance(examples, Joined):
         examples = examples.first
-    found: np.ndarray | None = examples.ragged.get(name) if isinstance(examples, Examples) else None
-    return found
+    array: np.ndarray | None = examples.ragged.get(name) if isinstance(examples, Examples) else None
+    return array
 
 
 def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
@@ -216,9 +216,12 @@ def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
     for side, limit in zip(sides, task.limits, strict=False):
         lost = getattr(side, "lost", None)
         if lost is not None and lost.any():
-            whole = side.lengths + lost
+            full_lengths = side.lengths + lost
             yield CutFacts(
-                limit, int((lost > 0).sum()), float(lost.sum() / whole.sum()), int(whole.max())
+                limit,
+                int((lost > 0).sum()),
+                float(lost.sum() / full_lengths.sum()),
+                int(full_lengths.max()),
             )
 
 
@@ -274,5 +277,5 @@ def _counts(labels: np.ndarray, classes: int) -> list[int]:
     for at in range(0, len(labels), _LABELS):
         piece = labels[at : at + _LABELS]
         total += np.bincount(piece[piece != IGNORED], minlength=classes)
-    found: list[int] = total.tolist()
-    return found
+    counts: list[int] = total.tolist()
+    return counts
