@@ -151,8 +151,7 @@ def test_a_bad_row_is_one_message(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 4])
-@pytest.mark.parametrize("kind", ["blocks", "rows"])
+@pytest.mark.parametrize(("kind", "workers"), [("blocks", 0), ("rows", 4)])
 def test_a_killed_stream_is_certified(tmp_path: Path, workers: int, kind: str) -> None:
     write(tmp_path)
     small = TINY_GPT if kind == "blocks" else [*TINY_BERT, "task=sequence_classification"]

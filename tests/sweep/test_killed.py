@@ -1,4 +1,4 @@
-"""kill -9, twelve times at random.
+"""kill -9, six times at random.
 
 Each job's steps are done once, and the result is that of a sweep left alone.
 """
@@ -26,7 +26,7 @@ from tests.running import records, summary
 from tests.sweep import forked
 from tests.sweep.forked import SAVE, STEPS, jobs, result, same, sweep, whole
 
-GRID = ["lr=1e-3,2e-3,4e-3,8e-3", "seed=0,1,2", "optimizer=lamb,adamw"]
+GRID = ["lr=1e-3,2e-3,4e-3", "seed=0,1,2", "optimizer=lamb,adamw"]
 
 
 def wait(pid: int, seconds: float) -> int | None:
@@ -84,19 +84,19 @@ def kill_later(pid: int, kill: str, dead: Path, seconds: float, log: Path) -> No
 
 
 @pytest.mark.slow
-def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_killed_six_times(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By the clock, or right behind a committed checkpoint.
 
     All at once, a worker alone, its sweep alone.
 
     It is on no machine a matter of luck: a sweep that waits for the clock stands still at its
-    second such checkpoint, so that nine starts never finish it.
+    second such checkpoint, so that six starts never finish it.
     """
     begun = time.monotonic()
     assert sweep(*GRID, folder="straight") == 0
-    job_seconds = (time.monotonic() - begun) / 24
+    job_seconds = (time.monotonic() - begun) / 18
     chance = random.Random(5)
-    kills = ["clock", "checkpoint", "worker and sweep"] * 3
+    kills = ["clock", "checkpoint", "worker and sweep"] * 2
     chance.shuffle(kills)
     logged = 0
     cut: set[str] = set()
@@ -133,18 +133,18 @@ def test_killed_twelve_times(place: Path, capsys: pytest.CaptureFixture[str]) ->
         logged = now
     capsys.readouterr()
     assert sweep(*GRID) == 0
-    assert "\n24 of 24 finished · 0 running · 0 failed · 0 left\n" in capsys.readouterr().out
-    assert len(jobs()) == 24
+    assert "\n18 of 18 finished · 0 running · 0 failed · 0 left\n" in capsys.readouterr().out
+    assert len(jobs()) == 18
     assert {job.name for job in jobs()} == {job.name for job in jobs("straight")}
     for job in jobs():
         assert same(job, Path("straight") / job.name), job.name
         assert all(resumed["from_step"] <= STEPS for resumed in summary(job)["resumes"])
         assert run_problems(RunDir(job)) == []
     taken_up = {job.name: len(summary(job)["resumes"]) for job in jobs() if summary(job)["resumes"]}
-    assert len(cut) >= 3
+    assert len(cut) >= 2
     assert cut <= set(taken_up), "what was cut behind a checkpoint was taken up there"
-    assert sum(taken_up.values()) <= 12, "only what was cut was taken up"
-    assert [row["status"] for row in result().values()] == ["finished"] * 24
+    assert sum(taken_up.values()) <= 8, "only what was cut was taken up"
+    assert [row["status"] for row in result().values()] == ["finished"] * 18
 
 
 @pytest.mark.slow

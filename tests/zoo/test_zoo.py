@@ -67,7 +67,7 @@ def test_every_architecture(part: int) -> None:
             continue
         built += 1
         try:
-            row = examine(model_type, model)
+            row = examine(model_type, model, fills_row=False)
             refused += bool(row.message)
             ran += bool(row.used)
         except AssertionError as error:
