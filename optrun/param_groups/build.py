@@ -1,13 +1,13 @@
-"""(name, parameter) pairs -> group dicts.
+"""Build parameter groups from a model or from (name, parameter) pairs.
 
-Each trainable parameter in exactly one, with all that is known about it.
+Each trainable parameter is in exactly one group, with all that is known about it.
 """
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -31,8 +31,7 @@ from optrun.param_groups.layer_map import (
     scale_of,
     with_final_norm,
 )
-from optrun.param_groups.layerwise import NamedParam, SetParamLrFun
-from optrun.param_groups.name_dict import places_of_names, structured_names
+from optrun.param_groups.name_dict import places_of_names
 from optrun.param_groups.order import Uses, look_at_uses
 from optrun.param_groups.roles import (
     BIAS,
@@ -59,7 +58,6 @@ def build_param_groups(
     *,
     lr: float | None = None,
     weight_decay: float | None = None,
-    set_param_lr_fun: SetParamLrFun | None = None,
     loraplus_lr_ratio: float | None = None,
     batch: PlainMapping | None = None,
     started: Sequence[Group] = (),
@@ -76,34 +74,26 @@ def build_param_groups(
             alone, which the optimizers of this package fold themselves and those of torch do not
             know.
         weight_decay: Coefficient for what decays. None: groups that decay take the optimizer's own.
-        set_param_lr_fun: With `layerwise`: a function in place of the dialect,
-            `(decay_rate, name_dict, n_layers, param) -> scale`, such as `layerwise_lr_decay`.
-            `name_dict` gives it
-            `encoder.layers.<number>...`, `embeddings` or `head` for each parameter of any model, or
-            what the user's own `name_dict` says.
         loraplus_lr_ratio: LoRA+: factor B of each low-rank pair takes the lr of its place times
             this, unless a rule says its lr. None: 1. Source: Hayou et al. 2024, arXiv:2402.12354.
         batch: With `layerwise` and a model: keyword arguments of its `forward`, for one pass over
-            shapes. What lies beside the blocks belongs to the side on which it is used; without a
-            pass, to the one that its name and registration say. None: an example, for models of
+            shapes. A parameter beside the blocks belongs to the side on which it is used; without a
+            pass, to the side that its name and registration say. None: an example, for models of
             transformers. See `uses_of`.
-        started: Groups, with `param_names`, that a run was started with: their layers and roles
-            hold.
-        notes: Takes how layers were found.
+        started: Groups that a run was started with, with `param_names`. Their layers and roles
+            stay.
+        notes: Gets sentences on how layers were found.
         **options: Beside a name: keys of that choice, such as `decay_rate=0.8`.
 
     Returns:
         Groups as torch.optim takes them, in the order of the parameters: `params` as (name,
-        parameter) pairs, `lr`,
-        `lr_scale`, `weight_decay`, the overrides of a rule, and to read: `layer_id`, `layer`,
-        `role`, `rule`.
+        parameter) pairs, `lr`, `lr_scale`, `weight_decay`, the overrides of a rule, and to read:
+        `layer_id`, `layer`, `role`, `rule`.
 
     Raises:
-        ConfigError: Nothing to train, a rule that matches nothing, a model whose layers cannot be
-            told under
-            `layerwise`, or a value out of range.
-        TypeError: An argument of another kind; `set_param_lr_fun` beside another choice, or one
-            that does not return a number.
+        ConfigError: Nothing trains, a rule matches nothing, `layerwise` finds no blocks, or a value
+            is out of range.
+        TypeError: An argument of another kind.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
@@ -116,55 +106,63 @@ def build_param_groups(
     config = choice("param_groups", SCHEMAS, config_or_name, options)
     _refuse_no_number("lr", lr)
     _refuse_no_number("weight_decay", weight_decay)
-    if set_param_lr_fun is not None and not callable(set_param_lr_fun):
-        raise TypeError(f"set_param_lr_fun={set_param_lr_fun!r}: expected a function or None.")
-    params, roles, tied = _read(model_or_named_parameters)
-    model = model_or_named_parameters if isinstance(model_or_named_parameters, nn.Module) else None
-    began = {
+    source = _read(model_or_named_parameters)
+    roles = source.roles
+    started_groups = {
         name: group
         for group in started
         for name in group["param_names"]
-        if name in params and "layer" in group
+        if name in source.params and "layer" in group
     }
-    told = [] if notes is None else notes
+    sentences = [] if notes is None else notes
     uses: Uses = {}
-    if model is not None and isinstance(config, LayerwiseConfig) and config.name_dict is None:
-        uses, looked = look_at_uses(model, batch)
-        told.append(looked)
-    layers = Layers(params, roles, model, uses)
-    places, scales = _places_and_scales(config, layers, set_param_lr_fun, began)
-    told += _kept_layers(places)
+    if (
+        source.model is not None
+        and isinstance(config, LayerwiseConfig)
+        and config.name_dict is None
+    ):
+        uses, sentence = look_at_uses(source.model, batch)
+        sentences.append(sentence)
+    layers = Layers(source.params, roles, source.model, uses)
+    places: Mapping[str, Place] = {}
+    scales: Mapping[str, float] = {}
+    if isinstance(config, LayerwiseConfig):
+        places = _find_places(config, layers, started_groups)
+        scales = {
+            name: max(scale_of(place, config.decay_rate, config.dialect.value), config.min_scale)
+            for name, place in places.items()
+        }
+    sentences += _note_kept_layers(places)
     roles |= dict.fromkeys(layers.heads(), HEAD)
-    roles |= {name: group["role"] for name, group in began.items()}
+    roles |= {name: group["role"] for name, group in started_groups.items()}
     undecayed: tuple[str, ...] = ()
     if isinstance(config, StandardConfig):
         undecayed = UNDECAYED if config.decay_embeddings else (*UNDECAYED, EMBEDDING)
-    taken = claims(config.rules, params, tied)
+    rule_of = claims(config.rules, source.params, source.tied)
     groups: dict[tuple[Any, ...], PlainDict] = {}
-    for name, param in params.items():
-        rule_index = taken.get(name)
+    for name, param in source.params.items():
+        rule_index = rule_of.get(name)
         rule = {} if rule_index is None else config.rules[rule_index]
-        role, place = roles[name], places.get(name)
+        role = roles[name]
+        place = places.get(name)
         ratio = loraplus_lr_ratio if loraplus_lr_ratio is not None and is_lora_b(name) else 1.0
         scale = float(rule.get("lr_scale", scales.get(name, 1.0) * ratio))
-        if rule.get("freeze") or (
-            "lr" not in rule and scale < (getattr(config, "no_opt_scale", None) or 0.0)
-        ):
+        if _freezes(config, rule, scale):
             param.requires_grad_(False)
         if not param.requires_grad:
             continue
         key = (None if place is None else place.label, role, rule_index, scale)
         if key not in groups:
             decay = 0.0 if role in undecayed else weight_decay
+            reason = _explain_claim(config, place, rule_index, rule)
+            if not rule and ratio != 1:
+                reason += f", LoRA+ x{ratio:g}"
             groups[key] = {
                 **_hyper_parameters(scale, lr, decay, rule),
                 "layer_id": None if place is None else place.layer_id,
                 "layer": "all" if place is None else place.label,
                 "role": role,
-                "rule": (
-                    _reason(config, place, rule_index, rule)
-                    + ("" if rule or ratio == 1 else f", LoRA+ x{ratio:g}")
-                ),
+                "rule": reason,
             }
         groups[key]["params"].append((name, param))
     if not groups:
@@ -172,15 +170,24 @@ def build_param_groups(
     return list(groups.values())
 
 
-def _kept_layers(places: Mapping[str, Place]) -> list[str]:
+def _freezes(config: ParamGroupsConfig, rule: Group, scale: float) -> bool:
+    """Tell whether a parameter is taken out of training."""
+    if rule.get("freeze"):
+        return True
+    lowest = getattr(config, "no_opt_scale", None) or 0.0
+    return "lr" not in rule and scale < lowest
+
+
+def _note_kept_layers(places: Mapping[str, Place]) -> list[str]:
     """Name the parameters whose layer differs from the one at the start of the run."""
     kept = [f"{name} ({place.label})" for name, place in places.items() if place.why == STARTED]
+    if not kept:
+        return []
     more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
-    said = (
-        f"param_groups=layerwise: {', '.join(kept[:4])}{more} stay where this run was started with"
-        " them; a new run has them in another layer, see optrun explain"
-    )
-    return [said] if kept else []
+    return [
+        f"param_groups=layerwise: {', '.join(kept[:4])}{more} stay in the layer that this run was"
+        " started with; a new run puts them into another one, see optrun explain"
+    ]
 
 
 def _refuse_no_number(key: str, value: object) -> None:
@@ -188,33 +195,46 @@ def _refuse_no_number(key: str, value: object) -> None:
         raise TypeError(f"{key}={value!r}: expected a number or None, got {type(value).__name__}.")
 
 
-def _read(
-    source: ModelOrParameters,
-) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
-    """Read parameters by first name, their roles, and the further names of tied ones."""
-    pairs = (
-        source.named_parameters(remove_duplicate=False) if isinstance(source, nn.Module) else source
-    )
+@dataclass(frozen=True)
+class _Source:
+    """The parameters to group."""
+
+    params: dict[str, Tensor]
+    """By their first name."""
+    roles: dict[str, str]
+    tied: dict[str, str]
+    """Further names of tied parameters -> their first name."""
+    model: nn.Module | None
+    """None where only names and shapes are known."""
+
+
+def _read(source: ModelOrParameters) -> _Source:
+    """Read the parameters of a model, or (name, parameter) pairs."""
+    model: nn.Module | None = None
+    pairs: Iterable[tuple[str, Tensor]]
+    if isinstance(source, nn.Module):
+        model = source
+        pairs = model.named_parameters(remove_duplicate=False)
+    else:
+        pairs = source
     if not isinstance(pairs, Iterable):
         raise TypeError(_no_parameters(source))
     params: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
-    first: dict[int, str] = {}
+    first_names: dict[int, str] = {}
     for entry in pairs:
         if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
             raise TypeError(_no_parameters(entry))
         name, param = entry
         if name in params:
             raise ValueError(f"param_groups: two parameters are called {name}.")
-        if id(param) in first:
-            tied[name] = first[id(param)]
+        if id(param) in first_names:
+            tied[name] = first_names[id(param)]
         else:
-            params[name], first[id(param)] = param, name
-    return (
-        params,
-        roles_of(source) if isinstance(source, nn.Module) else roles_of_names(params.items()),
-        tied,
-    )
+            params[name] = param
+            first_names[id(param)] = name
+    roles = roles_of_names(params.items()) if model is None else roles_of(model)
+    return _Source(params, roles, tied, model)
 
 
 def _no_parameters(got: object) -> str:
@@ -224,66 +244,18 @@ def _no_parameters(got: object) -> str:
     )
 
 
-def _places_and_scales(
-    config: ParamGroupsConfig,
-    layers: Layers,
-    function: SetParamLrFun | None,
-    began: Mapping[str, PlainMapping],
-) -> tuple[dict[str, Place], dict[str, float]]:
-    """Place and scale of every parameter under `layerwise`; nothing under the others."""
-    if not isinstance(config, LayerwiseConfig):
-        if function is not None:
-            raise TypeError(
-                f"param_groups={config.name} has no layers for set_param_lr_fun; take layerwise."
-            )
-        return {}, {}
-    params = layers.params
-    if config.name_dict is None:
-        places = layers.places(config.n_layers)
-        if config.dialect is Dialect.timm:
-            places = with_final_norm(places, layers.roles)
-        places |= {
-            name: as_begun(places[name], group["layer_id"], group["layer"])
-            for name, group in began.items()
-        }
-    else:
-        places = places_of_names(params, config.name_dict, n_layers=config.n_layers)
-    if function is None:
-        scales = {
-            name: max(scale_of(place, config.decay_rate, config.dialect.value), config.min_scale)
-            for name, place in places.items()
-        }
-        return places, scales
-    deepest = max(place.n_layers for place in places.values())
-    names = {name: _structured(name, place, deepest) for name, place in places.items()}
+def _find_places(
+    config: LayerwiseConfig, layers: Layers, started_groups: Mapping[str, PlainMapping]
+) -> dict[str, Place]:
+    """Find the place of every parameter between embeddings and head."""
     if config.name_dict is not None:
-        names |= structured_names(params, config.name_dict)
-    scales = {}
-    for name, param in params.items():
-        scale = function(config.decay_rate, names, deepest, NamedParam(name, param))
-        if not isinstance(scale, int | float) or isinstance(scale, bool):
-            raise TypeError(
-                f"set_param_lr_fun returned {scale!r} for {name}: expected the scale of its lr, a"
-                " number."
-            )
-        if not 0 <= scale < math.inf:
-            raise ValueError(
-                f"set_param_lr_fun returned {scale} for {name}: expected a number of 0 or more."
-            )
-        scales[name] = max(float(scale), config.min_scale)
-    return places, scales
-
-
-def _structured(name: str, place: Place, deepest: int) -> str:
-    """Name a parameter as PaddleNLP would have.
-
-    Towers of less depth count their top block alike.
-    """
-    if place.layer_id > place.n_layers:
-        return "head"
-    if place.layer_id == 0:
-        return "embeddings"
-    return f"encoder.layers.{place.layer_id - 1 + deepest - place.n_layers}.{name}"
+        return places_of_names(layers.params, config.name_dict, n_layers=config.n_layers)
+    places = layers.places(config.n_layers)
+    if config.dialect is Dialect.timm:
+        places = with_final_norm(places, layers.roles)
+    for name, group in started_groups.items():
+        places[name] = as_begun(places[name], group["layer_id"], group["layer"])
+    return places
 
 
 def _hyper_parameters(
@@ -300,7 +272,7 @@ def _hyper_parameters(
     return group | overrides(rule)
 
 
-def _reason(
+def _explain_claim(
     config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Group
 ) -> str:
     """Explain what claimed the parameters, in a few words."""

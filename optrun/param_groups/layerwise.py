@@ -1,7 +1,7 @@
-"""The layer ratio of PaddleNLP: one function, as published, for those who bring their own names.
+"""The layer ratio of PaddleNLP, as published, for parameters whose names say their layer.
 
-`param_groups=layerwise` reads the module tree of any model instead; this is the function it is
-named after, and the contract that a user's own function in its place has to keep.
+`AdamWDL` calls it, or a function of the user with the same arguments. `param_groups=layerwise`
+reads the module tree of any model instead.
 """
 
 from __future__ import annotations
@@ -43,16 +43,14 @@ def layerwise_lr_decay(
     """Scale of one parameter's learning rate by the depth of its layer.
 
     Layers count from 0, so the top one of `n_layers` gets `decay_rate` to the power 1, layer 0 to
-    the power `n_layers`, and embeddings one more. The pooler, the head and every name that is
-    neither get 1, among them the singular
-    `encoder.layer.3` of transformers: for such models use `param_groups=layerwise`, which reads the
-    module tree.
+    the power `n_layers`, and embeddings one more. The pooler, the head and every other name get 1,
+    among them the singular `encoder.layer.3` of transformers: for such models use
+    `param_groups=layerwise`.
 
     Args:
         decay_rate: Factor from one layer to the next below; unitless.
-        name_dict: From the parameter's own name to its structured name, in which
-            `encoder.layers.<number>` or
-            `embedding` is looked for.
+        name_dict: From the parameter's own name to its structured name, which is searched for
+            `encoder.layers.<number>` and `embedding`.
         n_layers: Depth of the encoder.
         param: The parameter, or its own name.
 

@@ -392,5 +392,3 @@ def test_arguments_of_another_kind_are_named() -> None:
         build_param_groups(Tiny(1), lr="a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="weight_decay=True: expected a number or None, got bool"):
         build_param_groups(Tiny(1), weight_decay=True)
-    with pytest.raises(TypeError, match="set_param_lr_fun=3: expected a function"):
-        build_param_groups(Tiny(1), "layerwise", set_param_lr_fun=3)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from torch import nn
 from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.schema.param_groups import LayerwiseConfig
-from optrun.param_groups import NamedParam, build_param_groups, layerwise_lr_decay
+from optrun.param_groups import build_param_groups, layerwise_lr_decay
 from tests.group_models import bert, by_name, on_meta
 
 # -- layerwise
@@ -378,50 +378,10 @@ def test_name_dict_beyond_n_layers() -> None:
         )
 
 
-def test_a_function_in_its_place() -> None:
-    for model in (
-        bert(),
-        on_meta("t5", num_layers=2, num_decoder_layers=4),
-        on_meta("gpt2", n_layer=2),
-    ):
-        ours = build_param_groups(model, "layerwise", lr=1.0, decay_rate=0.8)
-        theirs = build_param_groups(
-            model, "layerwise", lr=1.0, decay_rate=0.8, set_param_lr_fun=layerwise_lr_decay
-        )
-        assert by_name(theirs, "lr") == pytest.approx(by_name(ours, "lr"), rel=1e-12)
-    seen: list[tuple[float, int, NamedParam]] = []
-
-    def function(rate: float, names: Any, depth: int, param: NamedParam) -> float:
-        seen.append((rate, depth, param))
-        return 0.5 if names[param.name].startswith("encoder.layers.1.") else 1.0
-
-    lr = by_name(build_param_groups(bert(), "layerwise", lr=2.0, set_param_lr_fun=function), "lr")
-    assert lr["bert.encoder.layer.1.output.dense.bias"] == 1.0
-    assert lr["bert.encoder.layer.0.output.dense.bias"] == 2.0
-    assert {entry[:2] for entry in seen} == {(0.9, 3)}
-
-
-def test_a_function_reads_the_users_own_names() -> None:
-    names = {r"layer\.(\d+)\.": r"my.layers.\1", "word_embeddings": "embeddings"}
-    seen: dict[str, str] = {}
-
-    def function(_rate: float, structured: Any, _depth: int, param: NamedParam) -> float:
-        seen[param.name] = structured[param.name]
-        return 1.0
-
-    build_param_groups(bert(), "layerwise", name_dict=names, set_param_lr_fun=function)
-    assert seen["bert.encoder.layer.2.output.dense.weight"] == "my.layers.2"
-    assert seen["bert.embeddings.word_embeddings.weight"] == "embeddings"
-    assert seen["classifier.weight"] == "head"  # nobody said
-
-
-def test_a_function_must_return_a_number() -> None:
-    with pytest.raises(
-        TypeError,
-        match=r"set_param_lr_fun returned None for bert.embeddings.word_embeddings.weight",
-    ):
-        build_param_groups(bert(), "layerwise", set_param_lr_fun=lambda *_: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(ValueError, match="returned -1"):
-        build_param_groups(bert(), "layerwise", set_param_lr_fun=lambda *_: -1)
-    with pytest.raises(TypeError, match="param_groups=standard has no layers"):
-        build_param_groups(bert(), "standard", set_param_lr_fun=layerwise_lr_decay)
+def test_it_is_the_published_function_of_the_depth() -> None:
+    """Over names as PaddleNLP gives them."""
+    groups = build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.8)
+    for name, lr in by_name(groups, "lr").items():
+        structured = name.replace("encoder.layer.", "encoder.layers.")
+        expected = layerwise_lr_decay(0.8, {name: structured}, 3, name)
+        assert lr == pytest.approx(expected, rel=1e-12)
