@@ -269,7 +269,7 @@ OTHER_DOORS = {
     "model/tokenizer.py": "the tokenizer in memory",
     "task/tokens.py": "the tokenizer in memory",
     "runner/assemble.py": "the model's configuration in memory",
-    "runner/trained.py": "the options of its generation in memory",
+    "runner/model_loading.py": "the options of its generation in memory",
     "optimizer/round_trip.py": "state in memory, through JSON and back",
     "testing.py": "state in memory, through JSON and back",
     "data/cached_arrays.py": "arrays of the cache, whose seal was checked",

@@ -70,7 +70,7 @@ def base_digest(model: PreTrainedModel, first: int | None = None) -> str:
 
 
 def refuse_other_adapter(
-    saved: CheckpointMetadata, here: PlainMapping | None, config: RunConfig
+    saved: CheckpointMetadata, now: PlainMapping | None, config: RunConfig
 ) -> None:
     """Refuse a checkpoint of other weights than those that train.
 
@@ -78,14 +78,15 @@ def refuse_other_adapter(
 
     Args:
         saved: Of the checkpoint.
-        here: Facts of the adapter in the model that was built; None: it has none.
+        now: Facts of the adapter in the model that was built; None: it has none.
         config: What it was built from.
 
     Raises:
         ConfigError: With the key, and the way there is.
     """
-    before, name = saved.adapter, config.adapter.name
-    if before is None and here is None:
+    before = saved.adapter
+    name = config.adapter.name
+    if before is None and now is None:
         return
     if before is None:
         raise ConfigError(
@@ -94,27 +95,27 @@ def refuse_other_adapter(
             " CHECKPOINT DIR), and begin a new run with model=pretrained model.path=DIR"
             f" adapter={name}."
         )
-    if here is None:
+    if now is None:
         raise ConfigError(
             f"adapter={name}: the checkpoint holds an adapter"
             f" ({saved.config.get('adapter', {}).get('name')}) and no other weights. Leave adapter"
             " as it was; or make a model of both (optrun export CHECKPOINT DIR merge=true) and"
             " begin a new run with model=pretrained model.path=DIR."
         )
-    if before.get("quantization") != here["quantization"]:
+    if before.get("quantization") != now["quantization"]:
         raise ConfigError(
-            f"{_in_words(here['quantization'])}: the checkpoint holds an adapter that was trained"
+            f"{_in_words(now['quantization'])}: the checkpoint holds an adapter that was trained"
             f" beside a base with {_in_words(before.get('quantization'))}, another one. Leave it as"
             " it was."
         )
-    if before.get("base") != here["base"]:
+    if before.get("base") != now["base"]:
         model = saved.config.get("model", {})
         old = _origin(model.get("path"), model.get("name", ""), saved.config.get("seed", 0))
         new = _origin(getattr(config.model, "path", None), config.model.name, config.seed)
         moved = f"{new} (it was {old})" if old != new else new
         raise ConfigError(
             f"{moved}: the checkpoint holds an adapter, and these are not the weights that it was"
-            f" trained beside: their digest is {here['base']}, that of the run's base"
+            f" trained beside: their digest is {now['base']}, that of the run's base"
             f" {before.get('base')}. Give the base as it was."
         )
 
@@ -155,7 +156,7 @@ def rebuilt(
             f"{checkpoint}: its configuration has no adapter, and its weights are one."
         )
     require_quantization(config.model)
-    asked = quantization_of(config.model)
+    quantization = quantization_of(config.model)
     adapter = replace(
         config.adapter,
         target_modules=list(facts["target_modules"]),
@@ -168,22 +169,27 @@ def rebuilt(
         torch.manual_seed(config.seed)
         model, base = weights_of(config.model, kind, copy.deepcopy(values))
         inject(
-            adapter, model, config.task.AUTO_CLASS, base=base, quantization=asked, dequantized=plain
+            adapter,
+            model,
+            config.task.AUTO_CLASS,
+            base=base,
+            quantization=quantization,
+            dequantized=plain,
         )
         return model
 
     model = beside_factors(plain=False)
     refuse_other_adapter(saved, adapter_facts(model), config)
-    if dequantized and asked is not None:
+    if dequantized and quantization is not None:
         model = beside_factors(plain=True)
     load_model_tensors(model, snapshot.model)
     return model
 
 
 def _in_words(quantization: Mapping[str, object] | None) -> str:
-    asked = quantization or {"quantization": None}
+    settings = quantization or {"quantization": None}
     return " ".join(
-        f"model.{name}={'null' if value is None else value}" for name, value in asked.items()
+        f"model.{name}={'null' if value is None else value}" for name, value in settings.items()
     )
 
 

@@ -37,9 +37,10 @@ from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, base_digest, refuse_other_adapter
 from optrun.runner.chunked import settle_chunked_loss
 from optrun.runner.forks.start import StartedFork, begin_fork, restore_fork
-from optrun.runner.placing import place, try_sharded
+from optrun.runner.model_device import check_sharded_model, move_to_device
+from optrun.runner.model_loading import generation_values
 from optrun.runner.prepare import Prepared
-from optrun.runner.reference import settle_reference
+from optrun.runner.reference_log_probs import add_reference_log_probs
 from optrun.runner.resume.checkpoint import OpenedCheckpoint
 from optrun.runner.resume.config_diff import changes_since, moves_layers, table
 from optrun.runner.resume.data_position import (
@@ -56,7 +57,6 @@ from optrun.runner.resume.restore import (
     stop_request,
     train_state,
 )
-from optrun.runner.trained import generation_values
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
 from optrun.task import Task
@@ -106,7 +106,8 @@ class Assembled:
     @property
     def is_done(self) -> bool:
         """Whether no step is left, nor a part of one."""
-        state, stop = self.setup.state, self.start.stop
+        state = self.setup.state
+        stop = self.start.stop
         end = self.setup.total_steps if stop is None else min(stop.step, self.setup.total_steps)
         return state.global_step >= end and not state.unfinished
 
@@ -133,10 +134,13 @@ def assemble(
         CheckpointError: The checkpoint does not fit what is to be trained.
     """
     opened = opened or OpenedCheckpoint()
-    saved, snapshot = opened.saved, opened.snapshot
+    saved = opened.saved
+    snapshot = opened.snapshot
     batch = settle_batch(request, saved, world.size, branches=opened.trunk is not None)
-    config, task, model = batch.request.config, prepared.task, prepared.model
-    place(model, config, device)
+    config = batch.request.config
+    task = prepared.task
+    model = prepared.model
+    move_to_device(model, config, device)
     chunked_note = settle_chunked_loss(task, model, config, world)
     plan = EpochPlan(
         examples=len(task.train),
@@ -165,13 +169,16 @@ def assemble(
         ),
     )
     _refuse_other_start(constants, task, model, world)
-    constants.reference = settle_reference(
+    constants.reference = add_reference_log_probs(
         task, model, config, device, None if saved is None else saved.reference, world=world
     )
     start = Start() if saved is None else _start(saved, opened, constants, plan, batch)
-    state, fork = start.state, start.fork
-    whole = math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
-    constants.total_steps = total = config.training.max_steps or max(1, whole)
+    state = start.state
+    fork = start.fork
+    steps_of_epochs = (
+        math.ceil(config.training.num_train_epochs * plan.steps_per_epoch) - state.data_shift
+    )
+    constants.total_steps = total = config.training.max_steps or max(1, steps_of_epochs)
     schedule_steps = total - int((constants.branch or {}).get("schedule_from", 0))
     if fork is not None:
         refuse_ended_fork(fork.folder, fork.step, total, length_key(config))
@@ -218,8 +225,8 @@ def assemble(
         total_steps=total,
         evaluation_weights=partial(evaluation_weights, train_step.optimizer),
     )
-    told = [note for note in notes if note is not None]
-    return Assembled(setup, batch.request, constants, start, batch.derived, told)
+    messages = [note for note in notes if note is not None]
+    return Assembled(setup, batch.request, constants, start, batch.derived, messages)
 
 
 def _start(
@@ -249,14 +256,14 @@ def _start(
     if opened.trunk is not None:
         fork, state = begin_fork(opened.trunk, saved, constants, changes, config.branch_schedule)
         constants.branch = fork.metadata()
-        listed = table(fork.changes, "other than the trunk's:", derived=batch.derived)
-        return Start(state, changes, [listed] if listed else [], fork)
+        changes_note = table(fork.changes, "other than the trunk's:", derived=batch.derived)
+        return Start(state, changes, [changes_note] if changes_note else [], fork)
     constants.branch = saved.branch
     state = train_state(saved)
     moved = move(saved.plan, state, plan, constants.plan["fingerprint"])
-    others = require(saved.plugins or (), "this run")
-    listed = table(changes, derived=batch.derived, examples=batch.examples)
-    notes = [note for note in (listed, moved, *others) if note]
+    plugin_notes = require(saved.plugins or (), "this run")
+    changes_note = table(changes, derived=batch.derived, examples=batch.examples)
+    notes = [note for note in (changes_note, moved, *plugin_notes) if note]
     return Start(state, changes, notes, stop=stop_request(saved, asked_for(changes, batch.derived)))
 
 
@@ -327,13 +334,13 @@ def known_metric(task: Task, key: str, metric: str) -> None:
     Raises:
         ConfigError: With the key and the metrics there are.
     """
-    known = [f"{prefix}{name}" for prefix in eval_prefixes(task) for name in task.metric_names()]
-    if metric not in known:
-        close = nearest(metric, known)
+    metrics = [f"{prefix}{name}" for prefix in eval_prefixes(task) for name in task.metric_names()]
+    if metric not in metrics:
+        close = nearest(metric, metrics)
         hint = f"Did you mean {' or '.join(close)}? " if close else ""
         raise ConfigError(
             f"{key}={metric}: task={task.name} has no such metric. {hint}It has:"
-            f" {', '.join(known)}."
+            f" {', '.join(metrics)}."
         )
 
 
@@ -345,8 +352,8 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
     Raises:
         ConfigError: The task reports no such metric.
     """
-    wanted = config.checkpoint.metric or task.main_metric
-    metric = wanted if "/" in wanted else f"{eval_prefixes(task)[0]}{wanted}"
+    name = config.checkpoint.metric or task.main_metric
+    metric = name if "/" in name else f"{eval_prefixes(task)[0]}{name}"
     known_metric(task, "checkpoint.metric", metric)
     if config.checkpoint.mode is not None:
         return Ranking(metric, config.checkpoint.mode.value)
@@ -378,7 +385,8 @@ def _train_step(
 
     `notes` takes those on its placement.
     """
-    model, task = prepared.model, prepared.task
+    model = prepared.model
+    task = prepared.task
     if config.training.gradient_checkpointing:
         options = {"use_reentrant": False}
         if hasattr(model, "activation_checkpointing_enable"):  # its name from transformers 5.2x on
@@ -406,7 +414,7 @@ def _train_step(
     )
     if prepared.sharded:
         cast_slices(model)
-        try_sharded(model, config)
+        check_sharded_model(model, config)
     params = dict(model.named_parameters())  # the same, or the shards that took their place
     for group in groups:
         group["params"] = [(name, params[name]) for name, _ in group["params"]]
@@ -479,9 +487,9 @@ def _whole_groups(
     """
     groups = optimizer.get("groups", [])
     kinds = {"layer": str, "layer_id": int | None, "lr_ratio": int | float, "role": str}
-    whole = isinstance(groups, list) and all(
+    is_valid = isinstance(groups, list) and all(
         isinstance(group, dict)
         and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())
         for group in groups
     )
-    return groups if whole else []
+    return groups if is_valid else []

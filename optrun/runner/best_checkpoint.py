@@ -15,21 +15,21 @@ def best_told(summary: PlainMapping) -> str:
     Empty: none is.
     """
     main = summary.get("main_metric") or {}
-    held = lookup(summary, "metrics", "best", str(main.get("name")))
-    if not held:
+    best = lookup(summary, "metrics", "best", str(main.get("name")))
+    if not best:
         return ""
-    if math.isnan(held["value"]):
+    if math.isnan(best["value"]):
         return f"no evaluation is the best: {main['name']} was never a number"
-    told = (
-        f"best: step {int(held['step']):,} by {main['name']} {number(held['value'])}"
+    message = (
+        f"best: step {int(best['step']):,} by {main['name']} {number(best['value'])}"
         f" ({main['mode']})"
     )
-    if held.get("tied", 1) == 1:
-        return told
+    if best.get("tied", 1) == 1:
+        return message
     loss = loss_beside(main["name"])
     lower = (
-        f"the lower {loss} ({number(held['loss'])}), then "
-        if "loss" in held and loss != main["name"]
+        f"the lower {loss} ({number(best['loss'])}), then "
+        if "loss" in best and loss != main["name"]
         else ""
     )
-    return f"{told}, a tie of {int(held['tied'])} evaluations: {lower}the later step is taken"
+    return f"{message}, a tie of {int(best['tied'])} evaluations: {lower}the later step is taken"

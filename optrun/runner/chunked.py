@@ -39,16 +39,16 @@ def settle_chunked_loss(
     Raises:
         ConfigError: It is asked for, and the task or the model does not allow it.
     """
-    asked = config.training.chunked_loss.lower()
+    mode = config.training.chunked_loss.lower()
     head = model.get_output_embeddings() if config.task.CHUNKED_LOSS else None
     weight = getattr(head, "weight", None)
-    if asked == "false" or weight is None:
+    if mode == "false" or weight is None:
         return None
     texts = (config.training.per_device_train_batch_size or MOST_PER_DEVICE) * (
         1 + isinstance(config.task, PreferenceConfig)
     )
     needed = 4 * texts * config.data.max_length * len(weight)
-    if asked == "auto" and needed < LEAST:
+    if mode == "auto" and needed < LEAST:
         return None
     why: str | None = f"{type(task).__name__} does not say chunks_loss = True"
     if vars(type(task)).get("chunks_loss"):  # a subclass may read logits
@@ -59,13 +59,13 @@ def settle_chunked_loss(
         task.chunked = True
         ChunkedForward(model, shift=task.shift)
         return (
-            f"{KEY}={asked}: the logits of a micro-batch, up to {size(needed)}, are computed a part"
+            f"{KEY}={mode}: the logits of a micro-batch, up to {size(needed)}, are computed a part"
             " at a time"
         )
     reason = (
-        f"{KEY}={asked}: {type(model).__name__} computes all logits of a micro-batch, up to"
+        f"{KEY}={mode}: {type(model).__name__} computes all logits of a micro-batch, up to"
         f" {size(needed)}: {why}"
     )
-    if asked == "true":
+    if mode == "true":
         raise ConfigError(f"{reason}. Leave {KEY}=auto, or take false.")
     return reason

@@ -15,8 +15,8 @@ from optrun.config.schema.callbacks import callback_configs
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.resume.restore import go_back, stop_request
+from optrun.runner.run_start import RunStart
 from optrun.runner.samples import SampleWriter
-from optrun.runner.session import Session
 from optrun.runner.snapshot import Snapshots
 from optrun.runner.summary import SummaryCallback
 from optrun.task.base import Answer
@@ -56,7 +56,7 @@ class TrackerCallback(Callback):
 
 
 def build_loop(
-    session: Session,
+    run_start: RunStart,
     assembled: Assembled,
     snapshot: Snapshot | None,
     stop_at: int | None,
@@ -65,7 +65,7 @@ def build_loop(
     """Build the loop with everything that hears of its steps.
 
     Args:
-        session: The start of the run that it is built for.
+        run_start: The start of the run that it is built for.
         assembled: What is trained.
         snapshot: Of the checkpoint that training goes on from; None: from the start.
         stop_at: Pause after this many optimizer steps.
@@ -75,7 +75,10 @@ def build_loop(
         ConfigError: A tracker or a callback cannot start.
         OptrunError: A callback raised while its state was loaded.
     """
-    config, run, setup, note = session.config, session.run, assembled.setup, session.display.note
+    config = run_start.config
+    run = run_start.run
+    setup = assembled.setup
+    note = run_start.display.note
     world = setup.train_step.world
     components: list[Callback] = []
     sync: Callable[[], None] = lambda: None  # noqa: E731  # a rank that writes no lines has none to flush
@@ -83,14 +86,15 @@ def build_loop(
         metrics_log = MetricsLogger(
             run.metrics, storage_policy(config.checkpoint.on_storage_error, note)
         )
-        components, sync = _writers(session, setup, metrics_log, answers), metrics_log.sync
+        components = _writers(run_start, setup, metrics_log, answers)
+        sync = metrics_log.sync
         if config.training.profile is not None:
             from optrun.training.profiler import Profiler
 
             components.append(Profiler(config.training.profile))
     if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
-    training = TrainingContext(setup, run, note, session.summary.command)
+    training = TrainingContext(setup, run, note, run_start.summary.command)
     callbacks = _build_callbacks(config.callbacks) if world.is_main else {}
     hooks = Hooks(training, components, callbacks, may_request=bool(config.callbacks))
     if snapshot is not None:
@@ -101,7 +105,7 @@ def build_loop(
 
     def take(random: RandomStates, in_place: bool) -> Snapshot:
         snapshots.constants.plugins = records(
-            session.request.values
+            run_start.request.values
         )  # with what was imported meanwhile
         stop = None if training.stop is None else asdict(training.stop)
         return snapshots(random.packed(), hooks.state_dict(), stop, in_place=in_place)
@@ -128,13 +132,16 @@ def build_loop(
         setup,
         hooks,
         Evaluator(
-            setup, session.signal_handler, session.display.evaluating, session.summary.keep_classes
+            setup,
+            run_start.signal_handler,
+            run_start.display.evaluating,
+            run_start.summary.keep_classes,
         ),
         checkpoints,
         Divergence(setup, run, checkpoints, restore, note),
-        session.signal_handler,
+        run_start.signal_handler,
         stop_at=stop_at,
-        started=session.started,
+        started=run_start.started,
     )
 
 
@@ -152,7 +159,8 @@ def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
     """
     built: dict[str, object] = {}
     for name, config in callback_configs(configs).items():
-        key, row = f"callbacks.{name}", registry.choices("callback")[name]
+        key = f"callbacks.{name}"
+        row = registry.choices("callback")[name]
         try:
             built[key] = row.load()(
                 **{field.name: getattr(config, field.name) for field in fields(config)}
@@ -170,7 +178,7 @@ def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
 
 
 def _writers(
-    session: Session,
+    run_start: RunStart,
     setup: TrainingSetup,
     metrics_log: MetricsLogger,
     answers: Callable[[PreTrainedModel], Iterable[Answer]] | None,
@@ -179,20 +187,21 @@ def _writers(
 
     A line is on the disk before anybody else hears of it.
     """
-    config, note = session.config, session.display.note
+    config = run_start.config
+    note = run_start.display.note
     tracker = build_tracker(
         config.tracking,
-        session.run.path,
+        run_start.run.path,
         config.run_name,
-        flat(session.summary.config_values),
+        flat(run_start.summary.config_values),
         start=setup.state.global_step,
         note=note,
     )
     refused = storage_policy(config.checkpoint.on_storage_error, note)
     return [
         metrics_log,
-        *([] if answers is None else [SampleWriter(session.run, answers, refused)]),
-        session.display,
+        *([] if answers is None else [SampleWriter(run_start.run, answers, refused)]),
+        run_start.display,
         TrackerCallback(tracker),
-        SummaryCallback(session.summary, metrics_log.refused),
+        SummaryCallback(run_start.summary, metrics_log.refused),
     ]

@@ -191,11 +191,11 @@ def _results(console: Console, summary: SummaryValues) -> None:
         if name.startswith(prefix)
     ]
     for name in names:
-        held = metrics["best"].get(name)
+        best = metrics["best"].get(name)
         table.add_row(
             name,
-            number(held["value"]) if held else "",
-            f"{int(held['step']):,}" if held else "",
+            number(best["value"]) if best else "",
+            f"{int(best['step']):,}" if best else "",
             number(metrics["last"][name]),
             style="bold" if name == main else "",
         )

@@ -15,7 +15,7 @@ from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.assemble import build_loaders
 from optrun.runner.chunked import settle_chunked_loss
 from optrun.runner.prepare import TrainedArtifacts, prepare
-from optrun.runner.reference import settle_reference
+from optrun.runner.reference_log_probs import add_reference_log_probs
 from optrun.runner.resume.data_position import (
     class_names,
     not_held_back,
@@ -74,13 +74,13 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     task = prepared.task
     examples = sum(map(len, task.eval_sets.values()))
     if examples == 0:
-        named = config.data.EVALUATION_ROWS
+        rows_key = config.data.EVALUATION_ROWS
         raise ConfigError(
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so"
             " there are none to "
             + (
-                f"evaluate on. Name rows it has not seen: {named}."
-                if named
+                f"evaluate on. Name rows it has not seen: {rows_key}."
+                if rows_key
                 else f"evaluate on: {config.data.name}."
             )
         )
@@ -88,14 +88,14 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)
     model = prepared.model.to(device)
     settle_chunked_loss(task, model, config)
-    settle_reference(task, model, config, device, snapshot.metadata.reference, trains=False)
+    add_reference_log_probs(task, model, config, device, snapshot.metadata.reference, trains=False)
     load_model_tensors(model, snapshot.model)
     _, loaders = build_loaders(config, task, device)
     precision = Precision(device, config.training.precision.value)
     tables: dict[str, ClassTable] = {}
 
-    def keep(name: str, found: MetricAccumulator) -> None:
-        table = found.table()
+    def keep(name: str, accumulator: MetricAccumulator) -> None:
+        table = accumulator.table()
         if table is not None:
             tables[name] = table
 

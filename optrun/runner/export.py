@@ -26,8 +26,8 @@ from optrun.model.weights import all_tensors, place_tensors
 from optrun.runner.best_checkpoint import best_told
 from optrun.runner.card import TaskCard, model_card
 from optrun.runner.folders import written_aside
+from optrun.runner.model_loading import load_trained_model, refuse_other_vocabulary
 from optrun.runner.sentence_transformers import write_modules
-from optrun.runner.trained import load_trained, refuse_other_vocabulary
 from optrun.task.pooling import without_pooling
 
 if TYPE_CHECKING:
@@ -111,11 +111,11 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
     config.inference_mode = True
     config.save_pretrained(str(folder))
     tensors = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
-    whole = {
+    tensors = {
         f"base_model.model.{name}": tensor.detach().cpu().contiguous()
         for name, tensor in tensors.items()
     }
-    write_tensors(folder / "adapter_model.safetensors", whole)
+    write_tensors(folder / "adapter_model.safetensors", tensors)
 
 
 def task_card(config: Mapping[str, object]) -> TaskCard | None:
@@ -205,31 +205,35 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     if dist.get_rank():
         return None
     with torch.device("meta"):
-        whole: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
-        inject_alike(model, whole)
+        merged_model: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
+        inject_alike(model, merged_model)
     if model.can_generate():
-        whole.generation_config = copy.deepcopy(model.generation_config)
+        merged_model.generation_config = copy.deepcopy(model.generation_config)
     tensors |= {
         name: buffer.cpu() for name, buffer in model.named_buffers()
     }  # some are saved nowhere
-    place_tensors(whole, tensors)
-    whole.tie_weights()
-    return whole.train(model.training)
+    place_tensors(merged_model, tensors)
+    merged_model.tie_weights()
+    return merged_model.train(model.training)
 
 
-def _told_of_a_quantised_base(asked: Mapping[str, object], *, merged: bool) -> str:
+def _told_of_a_quantised_base(quantization: Mapping[str, object], *, merged: bool) -> str:
     """Explain what others need to know of a base that was quantised, to compute the same."""
     if merged:
         return (
-            f"the factors were trained beside a base in {asked['quantization']}: these are its"
-            " weights dequantised"
+            f"the factors were trained beside a base in {quantization['quantization']}: these are"
+            " its weights dequantised"
         )
     options = ", ".join(
         ["load_in_8bit=True"]
-        if asked["quantization"] == "8bit"
+        if quantization["quantization"] == "8bit"
         else [
             "load_in_4bit=True",
-            *(f"{name}={value!r}" for name, value in asked.items() if name != "quantization"),
+            *(
+                f"{name}={value!r}"
+                for name, value in quantization.items()
+                if name != "quantization"
+            ),
         ]
     )
     return (
@@ -269,7 +273,7 @@ def export(
         StorageError: The disk refused.
     """
     refuse_damaged(run.tokenizer)
-    model, snapshot = load_trained(run, checkpoint, dequantized=merged)
+    model, snapshot = load_trained_model(run, checkpoint, dequantized=merged)
     if merged and snapshot.metadata.adapter is None:
         raise ConfigError(
             f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported"
@@ -283,25 +287,26 @@ def export(
         )
     if merged:
         merge(model)
-    asked = (snapshot.metadata.adapter or {}).get("quantization")
-    if asked is not None:
-        note(_told_of_a_quantised_base(asked, merged=merged))
+    quantization = (snapshot.metadata.adapter or {}).get("quantization")
+    if quantization is not None:
+        note(_told_of_a_quantised_base(quantization, merged=merged))
     tokenizer = _tokenizer(run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     try:
         summary = read_summary(run.summary)
     except (OSError, ValueError):
         summary = {}
-    step, known = snapshot.global_step, snapshot.metadata.train
-    if (told := best_told(summary)).startswith(f"best: step {step:,} "):
-        note(told)
+    step = snapshot.global_step
+    counters = snapshot.metadata.train
+    if (best := best_told(summary)).startswith(f"best: step {step:,} "):
+        note(best)
     # What is told is told of these weights, not of those the run ended with.
     told_of = {
         "global_step": step,
         "max_steps": snapshot.metadata.total_steps,
-        "wall_seconds": known["seconds"],
+        "wall_seconds": counters["seconds"],
     }
-    metrics = {key: known.get(key, {}) for key in ("last", "best", "before_training")}
+    metrics = {key: counters.get(key, {}) for key in ("last", "best", "before_training")}
     summary |= {**told_of, "metrics": metrics}
     with written_aside(destination) as aside:
         write_model(aside, model, tokenizer, summary, snapshot.metadata.config)

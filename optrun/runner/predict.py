@@ -29,9 +29,9 @@ from optrun.data.source import Source, Split
 from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
 from optrun.model.tokenizer import saved_tokenizer
+from optrun.runner.model_loading import load_trained_model, refuse_other_vocabulary
 from optrun.runner.prediction.base import Predicting, Predictor, Values
 from optrun.runner.resume.data_position import class_names
-from optrun.runner.trained import load_trained, refuse_other_vocabulary
 from optrun.task.build import predictor_class
 from optrun.training.device import pick_device
 from optrun.training.display import watched
@@ -85,7 +85,7 @@ def predict_file(
     split = Split(rows, "data.eval")
     refuse_damaged(run.tokenizer)
     device = pick_device(config.training.device)
-    model, snapshot = load_trained(run, checkpoint)
+    model, snapshot = load_trained_model(run, checkpoint)
     tokenizer = _tokenizer(config, run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     predictor = kind(

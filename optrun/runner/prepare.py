@@ -95,14 +95,20 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
     if opened.folder is None or saved is None:
         return TrainedArtifacts(None, trains=True)
     run = RunDir(opened.folder.parent.parent)
-    found = TrainedArtifacts(None, trains=True)
-    asked = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get("vocab_size")
-    if asked or not (run.tokenizer / "tokenizer.json").is_file() or folder_problems(run.tokenizer):
-        return found
+    artifacts = TrainedArtifacts(None, trains=True)
+    has_other_vocab_size = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get(
+        "vocab_size"
+    )
+    if (
+        has_other_vocab_size
+        or not (run.tokenizer / "tokenizer.json").is_file()
+        or folder_problems(run.tokenizer)
+    ):
+        return artifacts
     with contextlib.suppress(ConfigError):
         if vocabulary_digest(saved_tokenizer(run.tokenizer)) == saved.tokenizer:
-            found.tokenizer = run.tokenizer
-    return found
+            artifacts.tokenizer = run.tokenizer
+    return artifacts
 
 
 def prepare(
@@ -139,7 +145,8 @@ def prepare(
         )
     require_quantization(config.model)
     refuse_attention(config.model, config.training.device, config.training.precision.value)
-    kind, auto_class = task_class(config.task), config.task.AUTO_CLASS
+    kind = task_class(config.task)
+    auto_class = config.task.AUTO_CLASS
     cached = hub.from_cache(
         getattr(part, key, None)
         for part, key in (
@@ -180,7 +187,8 @@ def prepare(
     facts = data_facts(task, source, tokenizer)
     task.label_smoothing = config.training.label_smoothing_factor
     if artifacts.trains:  # else it is not trained, and its training rows may be others
-        weights, examples = getattr(config.task, "class_weights", None), facts.train.examples
+        weights = getattr(config.task, "class_weights", None)
+        examples = facts.train.examples
         several = examples if config.task.of_sets else None
         task.class_weights = class_weights(weights, task.labels, facts.train.labels, several)
     needs = task.needs()
@@ -218,14 +226,18 @@ def initial_model(
     Returns:
         The model, notes, and how each of its parameters grew beside the base, see `parametrize`.
     """
-    found = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
+    parametrized = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     torch.manual_seed(config.seed)
-    model, notes = build_model(found.model, spec, adapter=config.adapter, meta=meta, mapped=sharded)
-    if found.base is not None and not meta:
+    model, notes = build_model(
+        parametrized.model, spec, adapter=config.adapter, meta=meta, mapped=sharded
+    )
+    if parametrized.base is not None and not meta:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            scale_initial_weights(model, build_model(found.base, spec)[0], found.sizes)
-    return model, notes, found.sizes
+            scale_initial_weights(
+                model, build_model(parametrized.base, spec)[0], parametrized.sizes
+            )
+    return model, notes, parametrized.sizes
 
 
 def _refuse_sources_in_one_row(task: Task, model: PreTrainedModel) -> None:

@@ -68,9 +68,9 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
             )
             return str(commit.commit_url)
     except Exception as error:  # the HTTP library below huggingface_hub has errors of its own
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise OptrunError(
-            f"{KEY}={name}: the hub did not take it: {said} The exported folder is whole; hf"
+            f"{KEY}={name}: the hub did not take it: {message} The exported folder is whole; hf"
             f" upload {name} {folder} tries again."
         ) from error
     visibility = "private" if is_private else "public"

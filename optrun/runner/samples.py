@@ -36,16 +36,16 @@ class SampleWriter(Callback):
     def on_train_begin(self, training: TrainingContext) -> None:
         """Drop what an earlier start wrote after the step that this one goes on from."""
         lines = read_samples(self.path)
-        kept = [line for line in lines if line.step <= training.global_step]
-        if len(kept) < len(lines):
-            self._write(kept)
+        earlier = [line for line in lines if line.step <= training.global_step]
+        if len(earlier) < len(lines):
+            self._write(earlier)
 
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         """Ask the model, with the weights that were judged."""
-        made = self._answers(training)
-        if made:
+        samples = self._answers(training)
+        if samples:
             before = [line for line in read_samples(self.path) if line.step < training.global_step]
-            self._write([*before, *made])
+            self._write([*before, *samples])
 
     def on_rollback(self, training: TrainingContext) -> None:
         """Drop what came after the step that training went back to."""
@@ -57,8 +57,8 @@ class SampleWriter(Callback):
         try:
             with training.setup.evaluation_weights():
                 return [
-                    SampleLine(training.global_step, **asdict(made))
-                    for made in self.answers(training.model)
+                    SampleLine(training.global_step, **asdict(answer))
+                    for answer in self.answers(training.model)
                 ]
         except Exception as error:  # whatever a model's generate raises: the run goes on without
             self.failed = True

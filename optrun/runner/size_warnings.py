@@ -30,7 +30,8 @@ def size_warnings(config: RunConfig, device: torch.device) -> list[str]:
             "warning: training.precision=fp16 on a CPU: its small range costs skipped steps and no"
             " CPU gains from it. Take training.precision=bf16 or fp32."
         )
-    data, model = config.data, config.model
+    data = config.data
+    model = config.model
     batch = config.training.per_device_train_batch_size or MOST_PER_DEVICE
     if not isinstance(data, StdlibConfig) or not isinstance(model, FromConfigConfig):
         return notes
@@ -65,28 +66,28 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     weights: int = sum(
         tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values()
     )
-    known = [count for count in state_bytes(optimizer).values() if count is not None]
+    state_sizes = [count for count in state_bytes(optimizer).values() if count is not None]
     trained = [param for group in optimizer.param_groups for param in group["params"]]
-    if len(known) < len(trained):
-        known = [2 * param.numel() * param.element_size() for param in trained]
-    return int(weights + sum(known))
+    if len(state_sizes) < len(trained):
+        state_sizes = [2 * param.numel() * param.element_size() for param in trained]
+    return int(weights + sum(state_sizes))
 
 
-def space_warning(run: RunDir, config: CheckpointConfig, each: int) -> str | None:
+def space_warning(run: RunDir, config: CheckpointConfig, checkpoint_size: int) -> str | None:
     """Warn where there is not enough room for what will be kept; else None.
 
     Args:
         run: The run directory.
         config: How many checkpoints are kept.
-        each: Bytes of one.
+        checkpoint_size: Bytes of one.
     """
     # The next one is written before an old one goes.
     count = max(1, config.keep_last + config.keep_best + 1 - len(checkpoint_folders(run)))
     free = shutil.disk_usage(run.path).free
-    if free >= count * each + MARGIN:
+    if free >= count * checkpoint_size + MARGIN:
         return None
     return (
-        f"warning: {count} checkpoints of about {size(each)} are still to come, {size(free)} are"
-        f" free in {run.path}: saving will fail. Make room, or keep fewer (checkpoint.keep_last,"
-        " checkpoint.keep_best)."
+        f"warning: {count} checkpoints of about {size(checkpoint_size)} are still to come,"
+        f" {size(free)} are free in {run.path}: saving will fail. Make room,"
+        " or keep fewer (checkpoint.keep_last, checkpoint.keep_best)."
     )

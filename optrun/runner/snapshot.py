@@ -45,20 +45,20 @@ class Copier:
                 self._buffers.pop(name, None)
                 copies[name] = tensor.detach()
                 continue
-            held = self._buffers.get(name)
-            if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
                 # Of a divided tensor: memory for what this rank holds of it.
-                held = self._buffers[name] = (
+                buffer = self._buffers[name] = (
                     torch.empty_like(
                         tensor.detach(), device="cpu", memory_format=torch.contiguous_format
                     )
                     if isinstance(tensor, DTensor)
                     else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
                 )
-            local_part(held).copy_(local_part(tensor.detach()), non_blocking=tensor.is_cuda)
+            local_part(buffer).copy_(local_part(tensor.detach()), non_blocking=tensor.is_cuda)
             if tensor.is_cuda:
                 copied_from.add(tensor.device)
-            copies[name] = held
+            copies[name] = buffer
         for device in copied_from:
             torch.cuda.synchronize(
                 device
@@ -109,7 +109,8 @@ class Snapshots:
         Returns:
             A snapshot whose tensors are written over by the next one.
         """
-        state, step = self.setup.state, self.setup.train_step
+        state = self.setup.state
+        step = self.setup.train_step
         tensors, optimizer = named_state(step.optimizer)
         epoch, step_in_epoch = self.setup.plan.locate(state.position)
         with evaluation_weights(

@@ -141,7 +141,9 @@ class Summary:
             fingerprint: Of training and evaluation examples.
         """
         self.setup = setup
-        model, task, ranking = setup.model, setup.task, setup.ranking
+        model = setup.model
+        task = setup.task
+        ranking = setup.ranking
         device = setup.train_step.device
         for end in ("stopped", "generalisation"):
             self.values.pop(end, None)
@@ -160,9 +162,9 @@ class Summary:
                 "eval_examples": sum(map(len, task.eval_sets.values())),
                 "fingerprint": fingerprint,
                 "eval_seen": {
-                    name: [one.known, one.texts]
-                    for name, one in facts.eval_sets.items()
-                    if one.known
+                    name: [examples.known, examples.texts]
+                    for name, examples in facts.eval_sets.items()
+                    if examples.known
                 },
             },
             versions=provenance.versions(),
@@ -205,8 +207,9 @@ class Summary:
         table = metrics.table()
         if table is None or self.setup is None:
             return
-        step, held = self.setup.state.global_step, self.values.get("classes") or {}
-        sets = held["sets"] if held.get("step") == step else {}
+        step = self.setup.state.global_step
+        classes = self.values.get("classes") or {}
+        sets = classes["sets"] if classes.get("step") == step else {}
         self.values["classes"] = {
             "step": step,
             "sets": {**sets, name: as_values(table, MOST_CONFUSED)},
@@ -217,7 +220,8 @@ class Summary:
         values = {**self.values, "updated_at": now()}
         if self.setup is None:
             return values
-        state, train_step = self.setup.state, self.setup.train_step
+        state = self.setup.state
+        train_step = self.setup.train_step
         seconds = max(state.seconds, 1e-9)
         return values | {
             "global_step": state.global_step,
@@ -269,8 +273,10 @@ class Summary:
         if stop is not None:
             end = f"step {stop.step} of {values['max_steps']}: {stop.reason}"
             values |= {"message": f"{stop.by} ended training after {end}", "stopped": asdict(stop)}
-        found = generalisation_of(values)
-        return values | {"generalisation": None if found is None else asdict(found)}
+        generalisation = generalisation_of(values)
+        return values | {
+            "generalisation": None if generalisation is None else asdict(generalisation)
+        }
 
     def finish(self, values: SummaryValues) -> None:
         """Record the good end.
@@ -320,9 +326,9 @@ def device_name(device: torch.device) -> str:
 
 def _device(device: torch.device) -> dict[str, str]:
     """Name the device; `hardware` says of which kind, which is what runs are compared by."""
-    found = {"type": device.type}
+    facts = {"type": device.type}
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        found["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        facts["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]
     if device.type == "cuda":
-        found["uuid"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    return found
+        facts["uuid"] = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return facts

@@ -42,7 +42,7 @@ from optrun.runner.resume.checkpoint import (
 from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
 from optrun.runner.resume.global_batch import asked_for
-from optrun.runner.session import Session
+from optrun.runner.run_start import RunStart
 from optrun.runner.size_warnings import checkpoint_bytes, size_warnings, space_warning
 from optrun.runner.summary import Summary
 from optrun.task.base import Answer
@@ -93,7 +93,7 @@ def train(
         if not world.is_main:
             silent = Summary(run, request, "")
             return _train(
-                Session(request, run, display, silent, signal_handler, started, world),
+                RunStart(request, run, display, silent, signal_handler, started, world),
                 None,
                 stop_at,
             )
@@ -110,8 +110,8 @@ def train(
             summary.take_up()
         try:
             with _status(summary, display):
-                session = Session(request, run, display, summary, signal_handler, started, world)
-                return _train(session, resume, stop_at)
+                run_start = RunStart(request, run, display, summary, signal_handler, started, world)
+                return _train(run_start, resume, stop_at)
         finally:
             if run.metrics.is_file():
                 with contextlib.suppress(
@@ -163,14 +163,12 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
         raise
 
 
-def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
+def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
     """Train from the checkpoint, or the start, to the end."""
-    config, note, summary, world = (
-        session.config,
-        session.display.note,
-        session.summary,
-        session.world,
-    )
+    config = run_start.config
+    note = run_start.display.note
+    summary = run_start.summary
+    world = run_start.world
     require_tracker(config.tracking)
     require_optimizer(config.optimizer)
     if config.training.on_nonfinite is OnNonfinite.rollback and not config.checkpoint.enabled:
@@ -178,19 +176,20 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
             "training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none."
         )
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    with opened_for(session, resume) as opened, listened_to(beat, note):
+    with opened_for(run_start, resume) as opened, listened_to(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
-        prepared = world.agree(lambda: _prepare(session, opened, revision))
-        assembled = assemble(session.request, prepared, device, opened, world)
+        prepared = world.agree(lambda: _prepare(run_start, opened, revision))
+        assembled = assemble(run_start.request, prepared, device, opened, world)
     assembled.constants.run_id = summary.values["run_id"]
-    session.settle(assembled.request)
-    snapshot, setup = opened.snapshot, assembled.setup
+    run_start.settle(assembled.request)
+    snapshot = opened.snapshot
+    setup = assembled.setup
     state = setup.state
     if snapshot is not None and assembled.is_done:
         refuse_idle(asked_for(assembled.start.changes, assembled.derived), state.global_step)
         if world.from_main(lambda: summary.finished_before):
             return _leave_finished(
-                session, assembled, mended=resume is not None and bool(resume.notes)
+                run_start, assembled, mended=resume is not None and bool(resume.notes)
             )
     for line in (
         *size_warnings(config, device),
@@ -202,8 +201,8 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     ):
         note(line)
     if world.is_main:
-        _begin(session, prepared, assembled, resume)
-    loop = build_loop(session, assembled, snapshot, stop_at, _answers(prepared, note))
+        _begin(run_start, prepared, assembled, resume)
+    loop = build_loop(run_start, assembled, snapshot, stop_at, _answers(prepared, note))
     if snapshot is not None:
         RandomStates.unpack(snapshot.metadata.random, device).restore()
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
@@ -218,16 +217,18 @@ def _train(session: Session, resume: ResumePoint | None, stop_at: int | None) ->
     if is_sharded(prepared.model) and not averages(optimizer):
         optimizer.state.clear()  # no step follows, and what is gathered needs room
     with setup.evaluation_weights():
-        model = whole_model(prepared.model, session.run.path)
+        model = whole_model(prepared.model, run_start.run.path)
         if model is None or not world.is_main:
-            return Outcome(session.run, summary.values)
+            return Outcome(run_start.run, summary.values)
         sample = _sample(prepared, model, note, seed=config.seed)
-        told = summary.finished(
+        end = summary.finished(
             loop.training.stop if state.global_step < setup.total_steps else None
         )
-        publish(session.run, model, prepared.tokenizer, told, dict(session.request.values), sample)
-    summary.finish(told)
-    return Outcome(session.run, summary.values, sample)
+        publish(
+            run_start.run, model, prepared.tokenizer, end, dict(run_start.request.values), sample
+        )
+    summary.finish(end)
+    return Outcome(run_start.run, summary.values, sample)
 
 
 def _answers(
@@ -253,17 +254,19 @@ def _answers(
     return answers
 
 
-def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -> Prepared:
+def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None) -> Prepared:
     """Prepare data and model; a request to stop ends it at once."""
     beat(Phase.preparing)
     try:
-        with session.signal_handler.immediate():
-            taken = artifacts_to_resume(opened, session.config.model)
-            sharded = isinstance(session.config.distributed, FsdpConfig)
-            meta = sharded and not session.world.is_main
-            return prepare(pinned(session.config, revision), taken, meta=meta, sharded=sharded)
+        with run_start.signal_handler.immediate():
+            artifacts = artifacts_to_resume(opened, run_start.config.model)
+            sharded = isinstance(run_start.config.distributed, FsdpConfig)
+            meta = sharded and not run_start.world.is_main
+            return prepare(
+                pinned(run_start.config, revision), artifacts, meta=meta, sharded=sharded
+            )
     except Stopped:
-        signal = session.signal_handler.stop_signal
+        signal = run_start.signal_handler.stop_signal
         assert signal is not None
         where = (
             "there is nothing to save yet"
@@ -272,16 +275,18 @@ def _prepare(session: Session, opened: OpenedCheckpoint, revision: str | None) -
         )
         raise StoppedEarly(
             f"{signal.name} received while data and model were made ready: {where}. Go on with: "
-            + session.summary.command("resume=auto", f"hydra.run.dir={session.run.path}")
+            + run_start.summary.command("resume=auto", f"hydra.run.dir={run_start.run.path}")
         ) from None
 
 
-def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> Outcome:
+def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) -> Outcome:
     """Compute nothing for a finished run; harmless changes are recorded."""
-    summary, setup, start = session.summary, assembled.setup, assembled.start
+    summary = run_start.summary
+    setup = assembled.setup
+    start = assembled.start
     step = setup.state.global_step
-    if not session.world.is_main:
-        return Outcome(session.run, summary.values)
+    if not run_start.world.is_main:
+        return Outcome(run_start.run, summary.values)
     done = (
         f"all {setup.total_steps} steps are done; nothing to train. training.max_steps=N prolongs"
         " the run."
@@ -293,24 +298,28 @@ def _leave_finished(session: Session, assembled: Assembled, *, mended: bool) -> 
             " training.early_stopping_patience=N."
         )
     for note in (*assembled.notes, done):
-        session.display.note(note)
+        run_start.display.note(note)
     summary.values.update(status="finished", exit_code=EXIT_DONE)
     if start.changes or mended:
-        session.write_config()
+        run_start.write_config()
     if start.changes:
         summary.resumed(step, start.changes, assembled.notes)
-    return Outcome(session.run, summary.values)
+    return Outcome(run_start.run, summary.values)
 
 
 def _begin(
-    session: Session, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
+    run_start: RunStart, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
 ) -> None:
     """Write what is known before the first step; warn if checkpoints lack room."""
-    run, summary, setup, start = session.run, session.summary, assembled.setup, assembled.start
-    checkpoint, state = session.config.checkpoint, setup.state
+    run = run_start.run
+    summary = run_start.summary
+    setup = assembled.setup
+    start = assembled.start
+    checkpoint = run_start.config.checkpoint
+    state = setup.state
     if start.fork is not None:
         summary.values["branch"] = start.fork.summary()
-    session.write_config()
+    run_start.write_config()
     if prepared.tokenizer is not None:
         write_tokenizer(run, prepared.tokenizer)
     summary.begin(setup, prepared.facts, fingerprint=assembled.constants.plan["fingerprint"])
@@ -320,11 +329,11 @@ def _begin(
             run, checkpoint, checkpoint_bytes(setup.model, setup.train_step.optimizer)
         )
         if warning is not None:
-            session.display.note(warning)
+            run_start.display.note(warning)
     if resume is not None:
         summary.resumed(state.global_step, start.changes, assembled.notes)
     if state.global_step and start.fork is None and not run.metrics.exists():
-        session.display.note(
+        run_start.display.note(
             f"warning: {run.metrics}: missing: its lines up to step {state.global_step:,} are lost"
         )
     if assembled.is_done:
@@ -332,8 +341,8 @@ def _begin(
     else:
         # The line of an unfinished step is still to be written; those of the end of a shorter run
         # go.
-        kept = -1 if state.untouched else state.global_step - state.unfinished
-        take_up(run.metrics, kept)
+        last_step = -1 if state.untouched else state.global_step - state.unfinished
+        take_up(run.metrics, last_step)
 
 
 def _sample(

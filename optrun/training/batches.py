@@ -34,7 +34,8 @@ class Batches:
             Stopped: There was such a request, and this process is the only rank.
             RuntimeError: A worker is gone.
         """
-        setup, world = self.setup, self.setup.train_step.world
+        setup = self.setup
+        world = self.setup.train_step.world
         beat(Phase.loading, setup.state.global_step)
         # Of several ranks none leaves alone: they agree before the forward passes.
         with self.signal_handler.immediate() if world.size == 1 else nullcontext():

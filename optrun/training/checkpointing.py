@@ -70,7 +70,8 @@ class CheckpointManager:
 
     def __post_init__(self) -> None:
         """Make what writes beside training."""
-        self.state, self.ranking = self.setup.state, self.setup.ranking
+        self.state = self.setup.state
+        self.ranking = self.setup.ranking
         self.keep_scheduled = self.setup.config.on_nonfinite is OnNonfinite.rollback
         """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept.
         """
@@ -109,7 +110,7 @@ class CheckpointManager:
         """
         self.wait()
         with during(Phase.saving):
-            begun = self.clock()
+            start = self.clock()
             random = random or RandomStates(self.setup.train_step.device)
             if self._refused is not None:
                 self.note(
@@ -119,7 +120,7 @@ class CheckpointManager:
                 self._refused = None
             self._submitted = self.state.global_step
             self._writer.start(self._order(self.snapshot(random, last)))
-            self._stall += self.clock() - begun
+            self._stall += self.clock() - start
 
     def _order(self, snapshot: Snapshot) -> Order:
         keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
@@ -129,8 +130,12 @@ class CheckpointManager:
     def among_best(self) -> bool:
         """Tell whether the present state is among the best that are saved or being saved."""
         present = self.state.global_step
-        there = {present, self._submitted, *map(retention.step_of, checkpoint_folders(self.run))}
-        ranked = [step for step in self.ranking.best(self.state) if step in there]
+        saved_steps = {
+            present,
+            self._submitted,
+            *map(retention.step_of, checkpoint_folders(self.run)),
+        }
+        ranked = [step for step in self.ranking.best(self.state) if step in saved_steps]
         return present in ranked[: self.config.keep_best]
 
     def _scheduled_on_disk(self) -> list[int]:
@@ -196,10 +201,10 @@ class CheckpointManager:
 
     def _ended(self) -> Result | None:
         """Wait for the save under way; training stands still meanwhile."""
-        begun = self.clock()
+        start = self.clock()
         with during(Phase.saving):
             result = self._writer.result(wait=True)
-        self._stall += self.clock() - begun
+        self._stall += self.clock() - start
         return result
 
     def close(self) -> None:
@@ -234,7 +239,8 @@ class CheckpointManager:
             raise error
         wait = min(2**self._failures, _LONGEST_WAIT)
         self._failures += 1
-        self._refused, self._retry_at = result.order, self.state.global_step + wait
+        self._refused = result.order
+        self._retry_at = self.state.global_step + wait
         newest = retention.latest_whole(self.run)[0]
         self.note(
             f"warning: {error} Training goes on without it; newest good checkpoint: "

@@ -49,8 +49,8 @@ class ContrastStep(TrainStep):
         if len(step.facts) == 1:
             return super()._shares(runs, step, position)
         with torch.no_grad():
-            held = [self._vectors(run, position) for run in runs]
-        loss, gradients = self._compared(held, len(step.facts))
+            vectors = [self._vectors(run, position) for run in runs]
+        loss, gradients = self._compared(vectors, len(step.facts))
         for at, run in enumerate(runs, 1):
             with self.gradient_sync(at == len(runs)):
                 self._carry_back(run, position, gradients.get(run[1]))
@@ -70,26 +70,26 @@ class ContrastStep(TrainStep):
             return {_VECTORS: self.contrast.represent(outputs, moved), **aside}
 
     def _compared(
-        self, held: list[Batch], count: int
+        self, batches: list[Batch], count: int
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Compare the vectors of all ranks, in the order of their micro-batches.
 
         Args:
-            held: Of this rank.
+            batches: Vectors and scores of this rank.
             count: Micro-batches of the step over all ranks.
 
         Returns:
             The loss of the step, shape (), and its gradient by the vectors of each micro-batch.
         """
         if self.world.size > 1:
-            held = [{name: values.cpu() for name, values in part.items()} for part in held]
-        parts = in_order(self.world.gather_objects(held), count)
-        whole = {
+            batches = [{name: values.cpu() for name, values in part.items()} for part in batches]
+        parts = in_order(self.world.gather_objects(batches), count)
+        step_batch = {
             name: torch.cat([part[name] for part in parts]).to(self.device) for name in parts[0]
         }
-        vectors = whole.pop(_VECTORS).requires_grad_()
+        vectors = step_batch.pop(_VECTORS).requires_grad_()
         with self.autocast():
-            loss = self.contrast.compare(vectors, whole)
+            loss = self.contrast.compare(vectors, step_batch)
         (gradient,) = torch.autograd.grad(loss, vectors)
         pieces = gradient.split([len(part[_VECTORS]) for part in parts])
         return loss.detach().float(), dict(enumerate(pieces))

@@ -100,7 +100,9 @@ class PlainDisplay(Display):
 
     def start(self, step: int, total: int) -> None:
         """Take the time from here on."""
-        self.total, self.first, self.begun = total, step, time.monotonic()
+        self.total = total
+        self.first = step
+        self.begun = time.monotonic()
 
     def record(self, record: PlainMapping) -> None:
         """Show one line with everything that was logged at a step."""
@@ -109,14 +111,17 @@ class PlainDisplay(Display):
         if done == 0:
             self.begun = time.monotonic()
         elif record["step"] < self.total:
-            left = (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
-            line += f"  left {duration(left)}"
+            seconds_left = (
+                (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
+            )
+            line += f"  left {duration(seconds_left)}"
         self.note(line)
 
     def note(self, text: str) -> None:
         """Print one line."""
         log.info(text)
-        console, line = self.console, printable(text)
+        console = self.console
+        line = printable(text)
         if console.quiet or console.record or console.is_terminal or console.is_jupyter:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
@@ -144,17 +149,17 @@ def plain_line(record: PlainMapping, total: int, width: int | None = None) -> st
         >>> plain_line(record, 20, width=60)
         'step 10/20  epoch 0.50  train/loss 2.5  train/lr 0.001'
     """
-    shown = [f"step {record['step']}/{total}", f"epoch {record.get('epoch', 0):.2f}"]
+    columns = [f"step {record['step']}/{total}", f"epoch {record.get('epoch', 0):.2f}"]
     for name, value in record.items():
         if name in ("step", "epoch", "time", "unscheduled") or name.startswith("lr/"):
             continue
         if width is not None and not name.startswith(("train/loss", "train/lr", "eval/")):
             continue
         if isinstance(value, int | float):
-            shown.append(f"{name} {size(value) if name.endswith('_bytes') else number(value)}")
-    while width is not None and len("  ".join(shown)) > width:
-        shown.pop()
-    return "  ".join(shown)
+            columns.append(f"{name} {size(value) if name.endswith('_bytes') else number(value)}")
+    while width is not None and len("  ".join(columns)) > width:
+        columns.pop()
+    return "  ".join(columns)
 
 
 class LiveDisplay(Display):
@@ -198,13 +203,13 @@ class LiveDisplay(Display):
     def record(self, record: PlainMapping) -> None:
         """Keep evaluations on the screen; everything goes to the log."""
         log.info(plain_line(record, self.total))
-        found = {name: value for name, value in record.items() if name.startswith("eval/")}
-        if found:
-            self.evaluated = found
-            shown = "  ".join(
-                f"{escape(name)} [bold]{number(value)}[/]" for name, value in found.items()
+        evaluated = {name: value for name, value in record.items() if name.startswith("eval/")}
+        if evaluated:
+            self.evaluated = evaluated
+            metrics = "  ".join(
+                f"{escape(name)} [bold]{number(value)}[/]" for name, value in evaluated.items()
             )
-            self.console.print(f"[dim]step {record['step']:>6,}[/]  {shown}", highlight=False)
+            self.console.print(f"[dim]step {record['step']:>6,}[/]  {metrics}", highlight=False)
 
     def note(self, text: str) -> None:
         """Print one line above the display."""
@@ -217,7 +222,7 @@ class LiveDisplay(Display):
 
     def _draw(self) -> Group:
         table = Table.grid(padding=(0, 3))
-        shown: list[tuple[str, str, Callable[[float], str]]] = [
+        figures: list[tuple[str, str, Callable[[float], str]]] = [
             ("loss", "train/loss", number),
             ("grad norm", "train/grad_norm", number),
             ("lr", "train/lr", number),
@@ -226,7 +231,7 @@ class LiveDisplay(Display):
             ("memory", "perf/peak_memory_bytes", size),
         ]
         present = [
-            (label, draw(self.values[name])) for label, name, draw in shown if name in self.values
+            (label, draw(self.values[name])) for label, name, draw in figures if name in self.values
         ]
         table.add_row(*(Text(label, style="dim") for label, _ in present))
         table.add_row(*(Text(value, style="bold") for _, value in present))

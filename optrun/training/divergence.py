@@ -52,7 +52,9 @@ class Divergence:
         Raises:
             NonFiniteError: The policy is to stop, or it happened too often.
         """
-        state, train_step, config = self.setup.state, self.setup.train_step, self.setup.config
+        state = self.setup.state
+        train_step = self.setup.train_step
+        config = self.setup.config
         if result.finite or result.weight == 0:
             state.skipped_in_a_row = 0
             return None
@@ -62,41 +64,44 @@ class Divergence:
         world = train_step.world
         count = self.setup.plan.micro_batches(state.position)
         micro_batches = in_order(world.gather_objects(micro_batches), count)
-        found = nonfinite.describe(self.setup, result, micro_batches)
+        nonfinite_step = nonfinite.describe(self.setup, result, micro_batches)
         policy = config.on_nonfinite
         if (
-            policy is OnNonfinite.skip and not found.bad_weights
+            policy is OnNonfinite.skip and not nonfinite_step.bad_weights
         ):  # with such weights every step is like this one
             state.skipped_steps += 1
             state.skipped_in_a_row += 1
             if state.skipped_in_a_row <= config.max_nonfinite_skips:
                 train_step.optimizer.zero_grad(set_to_none=True)
                 train_step.scheduler.step()
-                self.note(f"step {state.global_step + 1}: {found.message} The update was left out.")
+                self.note(
+                    f"step {state.global_step + 1}: {nonfinite_step.message}"
+                    " The update was left out."
+                )
                 return None
-            found.message += (
+            nonfinite_step.message += (
                 f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
             )
-        reported = self._report(found, micro_batches)
+        reported = self._report(nonfinite_step, micro_batches)
         if policy is OnNonfinite.rollback:
             if state.rollbacks < config.max_rollbacks:
-                return found
-            found.message += (
+                return nonfinite_step
+            nonfinite_step.message += (
                 f" Training went back {state.rollbacks} times already (training.max_rollbacks)."
             )
         saved = ""
-        if self.checkpoints.enabled and not found.bad_weights:
+        if self.checkpoints.enabled and not nonfinite_step.bad_weights:
             # Weights and optimizer are still those from before this step.
             train_step.optimizer.zero_grad(set_to_none=True)
             self.checkpoints.save_now(random=before)
             saved = f" The state before it is in {self.run.checkpoint(state.global_step)}."
         raise NonFiniteError(
-            f"step {state.global_step + 1}: {found.message} Nothing was updated. {reported}{saved} "
-            "Try a smaller lr, more warm-up, clip=global_norm or training.precision=fp32; "
-            "training.on_nonfinite=skip or rollback goes on."
+            f"step {state.global_step + 1}: {nonfinite_step.message} Nothing was updated."
+            f" {reported}{saved} Try a smaller lr, more warm-up, clip=global_norm or"
+            " training.precision=fp32; training.on_nonfinite=skip or rollback goes on."
         )
 
-    def _report(self, found: NonfiniteStep, micro_batches: list[Batch]) -> str:
+    def _report(self, nonfinite_step: NonfiniteStep, micro_batches: list[Batch]) -> str:
         """Write it for whoever looks at the step later, and say where.
 
         A disk that refuses it is told, no more: what is done about the step, and the good state,
@@ -105,13 +110,13 @@ class Divergence:
         if not self.setup.train_step.world.is_main:
             return ""
         try:
-            folder = nonfinite.save(self.run, found, micro_batches)
+            folder = nonfinite.save(self.run, nonfinite_step, micro_batches)
         except StorageError as error:
             self.note(f"warning: {error}")
             return "The batch and a report could not be written."
         return f"The batch and a report are in {folder}."
 
-    def roll_back(self, found: NonfiniteStep) -> str:
+    def roll_back(self, nonfinite_step: NonfiniteStep) -> str:
         """Go back to the last scheduled checkpoint, with the data moved past the bad step.
 
         Which one that is, and which data follows, is a function of the configuration and the step
@@ -120,18 +125,19 @@ class Divergence:
         Returns:
             The message that says so.
         """
-        state, bad = self.setup.state, self.setup.state.global_step
+        state = self.setup.state
+        bad = self.setup.state.global_step
         back = self.restore(self.checkpoints.last_scheduled(bad))
         back.go_on()
-        passed, rollbacks, seconds = (
-            state.passed_steps + bad - back.global_step + 1,
-            state.rollbacks + 1,
-            state.seconds,
-        )
+        passed = state.passed_steps + bad - back.global_step + 1
+        rollbacks = state.rollbacks + 1
+        seconds = state.seconds
         vars(state).update(vars(back))
-        state.passed_steps, state.rollbacks, state.seconds = passed, rollbacks, seconds
+        state.passed_steps = passed
+        state.rollbacks = rollbacks
+        state.seconds = seconds
         return (
-            f"step {bad + 1}: {found.message} Went back to step {state.global_step};"
+            f"step {bad + 1}: {nonfinite_step.message} Went back to step {state.global_step};"
             f" {bad - state.global_step + 1} steps of data are passed over ({rollbacks} of at most"
             f" {self.setup.config.max_rollbacks})."
         )

@@ -40,7 +40,8 @@ class EarlyStopping(Callback):
 
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
         """Count the evaluation, and ask to stop when it is one too many."""
-        value, best = metrics[self.ranking.metric], self.best
+        value = metrics[self.ranking.metric]
+        best = self.best
         better = best is not None and self.ranking.better(value, best)
         if best is None or (better and abs(value - best) > self.threshold):
             self.counter = 0
@@ -74,4 +75,5 @@ class EarlyStopping(Callback):
         What was counted of another metric, or in another direction, is forgotten.
         """
         if (state["metric"], state["mode"]) == (self.ranking.metric, self.ranking.mode):
-            self.best, self.counter = state["best"], state["counter"]
+            self.best = state["best"]
+            self.counter = state["counter"]

@@ -67,7 +67,7 @@ def evaluate_sets(
     model.eval()
     try:
         for name, loader in loaders.items():
-            found = metrics()
+            accumulator = metrics()
             counted = sum(
                 number < counts[name] for number in shares[name]
             )  # those after them run as other ranks do
@@ -79,16 +79,16 @@ def evaluate_sets(
                         with precision.autocast():
                             outputs = forward(model, moved)
                         if number < counted:
-                            found.update(outputs, moved)
+                            accumulator.update(outputs, moved)
             if ranks > 1:
-                found.merge(world.gather_objects(found.partial()))
+                accumulator.merge(world.gather_objects(accumulator.partial()))
             prefix = f"eval/{name}/" if name else "eval/"
             values |= {
                 f"{prefix}{metric}": value
-                for metric, value in _numbers(found.compute(), prefix).items()
+                for metric, value in _numbers(accumulator.compute(), prefix).items()
             }
             if keep is not None:
-                keep(name, found)
+                keep(name, accumulator)
             before += len(shares[name])
     finally:
         model.train(training)
@@ -127,7 +127,8 @@ class Evaluator:
 
         Every `training.eval_steps`, or at an epoch's end.
         """
-        setup, state = self.setup, self.setup.state
+        setup = self.setup
+        state = self.setup.state
         if not len(setup.task.eval):
             return False
         if setup.config.eval_steps:
@@ -149,7 +150,8 @@ class Evaluator:
         Raises:
             Stopped: There was a request to stop before the end.
         """
-        setup, train_step = self.setup, self.setup.train_step
+        setup = self.setup
+        train_step = self.setup.train_step
         if not len(setup.task.eval):
             return {}
         states = RandomStates(train_step.device)
@@ -201,9 +203,9 @@ class Evaluator:
         Raises:
             Stopped: With the number of the signal.
         """
-        asked = self.setup.train_step.world.all_gather(
+        signals = self.setup.train_step.world.all_gather(
             [float(self.signal_handler.stop_signal or 0)]
         )
-        signal = int(max(number for (number,) in asked))
+        signal = int(max(number for (number,) in signals))
         if signal:
             raise Stopped(signal)

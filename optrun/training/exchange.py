@@ -72,14 +72,12 @@ def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
 
 
 def exchange(
-    own: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int
+    facts_here: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int
 ) -> GlobalStep:
-    """Tell the others of this rank's micro-batches and requests, and hear of theirs.
-
-    One all-gather.
+    """Exchange the facts of micro-batches and the requests of all ranks, in one all-gather.
 
     Args:
-        own: As many on every rank.
+        facts_here: Of its micro-batches, as many on every rank.
         requests: Of this rank.
         world: The ranks.
         count: Micro-batches of the step over all ranks.
@@ -88,9 +86,9 @@ def exchange(
         RuntimeError: A rank is gone, or does not answer in time.
     """
     if world is ALONE:
-        return GlobalStep(list(own), list(range(count)), requests)
+        return GlobalStep(list(facts_here), list(range(count)), requests)
     row = [float(requests.stop), float(requests.save), float(requests.written)]
-    for fact in own:
+    for fact in facts_here:
         parts = (
             int.from_bytes(fact.digest[at : at + 4], "big") for at in range(0, 4 * _DIGEST_PARTS, 4)
         )

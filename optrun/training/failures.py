@@ -116,14 +116,14 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
     except (RuntimeError, LoaderTimeout) as error:
         death = _death(error)
         if _timed_out(error):
-            what = "no loader worker has answered in time (training.dataloader_timeout)"
+            problem = "no loader worker has answered in time (training.dataloader_timeout)"
         elif death is not None:
-            what = f"a loader worker is gone: {death}"
+            problem = f"a loader worker is gone: {death}"
         else:
             raise
         kill_workers()
         raise OptrunError(
-            f"step {global_step() + 1}: {what}. Its examples: {examples()}. If it "
+            f"step {global_step() + 1}: {problem}. Its examples: {examples()}. If it "
             "happens again, training.dataloader_num_workers=0 shows where."
         ) from error
 

@@ -47,12 +47,13 @@ class Hooks:
         """The first that one of them raised in a step: the others hear of the step, and it ends
         with the run saved."""
         self._final_state: dict[str, object] | None = None
-        every = [*((own.key, own) for own in components), *callbacks.items()]
+        every = [*((component.key, component) for component in components), *callbacks.items()]
         self._stateful: list[tuple[str, Any]] = [
-            (key, one) for key, one in every if hasattr(one, "state_dict")
+            (key, component) for key, component in every if hasattr(component, "state_dict")
         ]
         self._having = {
-            hook: [(key, one) for key, one in every if _has(one, hook)] for hook in HOOKS
+            hook: [(key, component) for key, component in every if _has(component, hook)]
+            for hook in HOOKS
         }
 
     def reason_to_wait(self) -> str | None:
@@ -106,7 +107,8 @@ class Hooks:
             Exception: The first, where the run ended well; else it is told, and what ended the run
                 is what counts.
         """
-        ended_well, errors = status == "finished", list[Exception]()
+        ended_well = status == "finished"
+        errors = list[Exception]()
         for key, component in self._having["on_train_end"]:
             try:
                 self._one(
@@ -116,8 +118,8 @@ class Hooks:
                 errors.append(error)
         if ended_well and errors:
             raise errors[0]
-        for told in errors:
-            self.training.note(f"warning: {told}")
+        for failure in errors:
+            self.training.note(f"warning: {failure}")
 
     def begin_final(self) -> None:
         """Begin the end, whose extra evaluations do not count if the run is prolonged."""
@@ -171,16 +173,16 @@ class Hooks:
             OptrunError: Of optrun's own components; without `deferred` also of the user's.
         """
         for key, component in self._having[hook]:
-            own = key not in self.callbacks
+            is_ours = key not in self.callbacks
             try:
                 self._one(
                     key,
                     component,
                     hook,
-                    *(args if own or of_callbacks is None else (of_callbacks,)),
+                    *(args if is_ours or of_callbacks is None else (of_callbacks,)),
                 )
             except Exception as error:
-                if not deferred or (own and isinstance(error, OptrunError | OSError)):
+                if not deferred or (is_ours and isinstance(error, OptrunError | OSError)):
                     raise
                 self.failure = self.failure or error
 
@@ -192,7 +194,8 @@ class Hooks:
     def _watching(self) -> Iterator[None]:
         """Let a user's callback watch: it changes nothing of what the run computes."""
         model = self.training.model
-        states, mode = RandomStates(self.training.setup.train_step.device), model.training
+        states = RandomStates(self.training.setup.train_step.device)
+        mode = model.training
         try:
             yield
         finally:  # also where it raises: the step is saved then
@@ -229,8 +232,8 @@ def _has(component: object, hook: str) -> bool:
 
     What it has of `Callback` alone does nothing.
     """
-    found = getattr(component, hook, None)
-    return found is not None and getattr(found, "__func__", None) is not getattr(Callback, hook)
+    method = getattr(component, hook, None)
+    return method is not None and getattr(method, "__func__", None) is not getattr(Callback, hook)
 
 
 def _refuse_other_than_json(value: object, where: str = "its result") -> None:

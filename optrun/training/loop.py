@@ -56,7 +56,9 @@ class Loop:
 
     def __post_init__(self) -> None:
         """Make the parts that fetch, count and save."""
-        setup, self.state, self.training = self.setup, self.setup.state, self.hooks.training
+        setup = self.setup
+        self.state = self.setup.state
+        self.training = self.hooks.training
         self.planned_end = (
             setup.total_steps if self.stop_at is None else min(setup.total_steps, self.stop_at)
         )
@@ -168,7 +170,8 @@ class Loop:
         If nothing asks for its numbers, they are read while the next one runs: just before the
         update of that one, which must know whether this one counts.
         """
-        state, train_step = self.state, self.setup.train_step
+        state = self.state
+        train_step = self.setup.train_step
         micro_batches = self._fetch()
         position = state.position + (self._unread is not None)
         step = train_step.exchange(
@@ -200,7 +203,8 @@ class Loop:
 
     def _is_read_at(self, step: int) -> bool:
         """Tell whether something asks for the numbers of a step, or for the state after it."""
-        config, checkpoints = self.setup.config, self.checkpoints
+        config = self.setup.config
+        checkpoints = self.checkpoints
         return (
             step >= self.end
             or step % config.logging_steps == 0
@@ -221,7 +225,8 @@ class Loop:
         """
         if self._unread is None:
             return True
-        (unread, micro_batches), self._unread = self._unread, None
+        (unread, micro_batches) = self._unread
+        self._unread = None
         train_step = self.setup.train_step
         result = train_step.read(unread)
         if result.finite:
@@ -235,7 +240,8 @@ class Loop:
 
     def _step_and_wait(self, micro_batches: list[Batch], step: GlobalStep) -> None:
         """Train one step whose numbers are read before its update."""
-        state, train_step = self.state, self.setup.train_step
+        state = self.state
+        train_step = self.setup.train_step
         # Forward passes that are seeded one by one begin with the same numbers whatever the
         # generators held before.
         before = RandomStates(train_step.device) if train_step.seed is None else None
@@ -295,7 +301,8 @@ class Loop:
         world = self.setup.train_step.world
         if world.size > 1 and self.hooks.may_request:
             stop, save = world.broadcast((self.training.stop, self.training.save_requested))
-            self.training.stop, self.training.save_requested = stop, save
+            self.training.stop = stop
+            self.training.save_requested = save
 
     def _before_fork(self) -> None:
         """Prepare to fork loader workers: no other thread may hold a lock at that moment."""
@@ -324,11 +331,10 @@ class Loop:
         only the end of the
         run asks for is marked: should the run be prolonged, it goes on as if it had not ended here.
         """
-        state, config = self.state, self.setup.config
-        evaluation_due, line_due = (
-            self.evaluator.due(state.global_step),
-            state.global_step % config.logging_steps == 0,
-        )
+        state = self.state
+        config = self.setup.config
+        evaluation_due = self.evaluator.due(state.global_step)
+        line_due = state.global_step % config.logging_steps == 0
         evaluate = evaluation_due or self._is_last()
         before = state.before_evaluation(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
@@ -375,9 +381,9 @@ class Loop:
         Raises:
             StoppedEarly: There was a request to stop before the end.
         """
-        begun = self.progress.clock()
+        start = self.progress.clock()
         metrics = self._evaluated()
-        self.progress.leave_out(self.progress.clock() - begun)
+        self.progress.leave_out(self.progress.clock() - start)
         if not metrics:
             return {}
         remember_best(self.state, self.setup.ranking, metrics)

@@ -74,7 +74,8 @@ class MetricsLogger(Callback):
         return None
 
     def _close(self) -> None:
-        writer, self._writer = self._writer, None
+        writer = self._writer
+        self._writer = None
         if writer is not None:
             writer.close()
 

@@ -43,14 +43,14 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
         micro_batches: Of the step.
     """
     state = setup.state
-    named = list(setup.model.named_parameters())
+    parameters = list(setup.model.named_parameters())
     bad_gradients, bad_weights = setup.train_step.world.merge_names(
         [
             name
-            for name, p in named
+            for name, p in parameters
             if p.grad is not None and not torch.isfinite(_values(p.grad)).all()
         ],
-        [name for name, p in named if not torch.isfinite(_values(p)).all()],
+        [name for name, p in parameters if not torch.isfinite(_values(p)).all()],
     )
     bad_losses = [
         number

@@ -44,15 +44,19 @@ class Profiler(Callback):
         Raises:
             ConfigError: The run is too short.
         """
-        left, needed = training.total_steps - training.global_step, self.steps + SKIPPED
-        if left >= needed:
+        steps_left = training.total_steps - training.global_step
+        needed = self.steps + SKIPPED
+        if steps_left >= needed:
             return
         if training.global_step == 0:
             raise ConfigError(
-                f"training.profile={self.steps}: expected {max(1, left - SKIPPED)} or fewer:"
-                f" {SKIPPED} steps pass before the first that is profiled, and the run has {left}."
+                f"training.profile={self.steps}: expected {max(1, steps_left - SKIPPED)} or fewer:"
+                f" {SKIPPED} steps pass before the first that is profiled, and the run has"
+                f" {steps_left}."
             )
-        training.note(f"training.profile={self.steps}: nothing is profiled, {left} steps are left.")
+        training.note(
+            f"training.profile={self.steps}: nothing is profiled, {steps_left} steps are left."
+        )
         self.steps = 0
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:  # noqa: ARG002
@@ -81,7 +85,8 @@ class Profiler(Callback):
             self._profile = None
 
     def _write(self, training: TrainingContext) -> None:
-        done, self._profile = self._profile, None
+        done = self._profile
+        self._profile = None
         done.stop()
         last = self._first + self._seen - SKIPPED - 1
         trace = training.extra_dir / f"trace-steps-{self._first}-{last}.json"

@@ -25,7 +25,9 @@ class Throughput:
 
     def reset(self) -> None:
         """Start a new interval."""
-        self.begun, self.tokens, self.samples = self.clock(), 0, 0
+        self.begun = self.clock()
+        self.tokens = 0
+        self.samples = 0
 
     def add(self, tokens: int, samples: int) -> None:
         """Count a micro-batch."""
@@ -59,11 +61,13 @@ class Progress(Throughput):
     def begin(self) -> None:
         """Begin to count time: from here on it is that of training."""
         self.reset()
-        self._training_begun, self._seconds_before = self.begun, self.setup.state.seconds
+        self._training_begun = self.begun
+        self._seconds_before = self.setup.state.seconds
 
     def count(self, result: StepResult, facts: Sequence[MicroBatchFacts]) -> None:
         """Count a step, with the micro-batches of all ranks."""
-        state, task = self.setup.state, self.setup.task
+        state = self.setup.state
+        task = self.setup.task
         state.global_step += 1
         state.batches_digest = digest_of_batches(
             state.batches_digest, (fact.digest for fact in facts)
@@ -80,7 +84,7 @@ class Progress(Throughput):
             for name, sums in zip(task.sources, result.by_source or (), strict=False):
                 before = state.window_sources.get(name, [0.0, 0.0, 0.0])
                 state.window_sources[name] = [
-                    one + other for one, other in zip(before, sums, strict=True)
+                    total + addend for total, addend in zip(before, sums, strict=True)
                 ]
             for name, total in zip(task.measured, result.measures or (), strict=False):
                 state.window_measures[name] = state.window_measures.get(name, 0.0) + total

@@ -27,8 +27,8 @@ class Ranking:
     def best(self, state: TrainState) -> list[int]:
         """List all evaluated steps, best first, as `rank_steps` orders them."""
         values, losses = (
-            {int(step): value for step, value in found.items()}
-            for found in (state.ranking, state.ranking_losses)
+            {int(step): value for step, value in by_step.items()}
+            for by_step in (state.ranking, state.ranking_losses)
         )
         return rank_steps(values, losses, self.mode)
 
@@ -53,26 +53,26 @@ def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, floa
     step = state.global_step
     for name, value in values.items():
         beside = loss_beside(name)
-        found: Best = {"value": value, "step": step, "tied": 1}
+        evaluation: Best = {"value": value, "step": step, "tied": 1}
         if beside in values:
-            found["loss"] = values[beside]
-        state.best[name] = _better_of(state.best.get(name), found, best_mode(name, ranking))
+            evaluation["loss"] = values[beside]
+        state.best[name] = _better_of(state.best.get(name), evaluation, best_mode(name, ranking))
     state.ranking[str(step)] = values[ranking.metric]
     if (loss := values.get(loss_beside(ranking.metric))) is not None:
         state.ranking_losses[str(step)] = loss
 
 
-def _better_of(held: Best | None, found: Best, mode: str) -> Best:
+def _better_of(best: Best | None, new: Best, mode: str) -> Best:
     """Choose the better of two evaluations, with how many had its value."""
-    if held is None or math.isnan(held["value"]):
-        return found
-    both = {held["step"]: held, found["step"]: found}
-    values = {step: one["value"] for step, one in both.items()}
-    losses = {step: one.get("loss", math.nan) for step, one in both.items()}
+    if best is None or math.isnan(best["value"]):
+        return new
+    both = {best["step"]: best, new["step"]: new}
+    values = {step: evaluation["value"] for step, evaluation in both.items()}
+    losses = {step: evaluation.get("loss", math.nan) for step, evaluation in both.items()}
     better = both[rank_steps(values, losses, mode)[0]].copy()
-    if held["value"] == found["value"]:
-        better["tied"] = held.get("tied", 0) + 1
-        if "tied" not in held:  # of an older optrun, which did not count them
+    if best["value"] == new["value"]:
+        better["tied"] = best.get("tied", 0) + 1
+        if "tied" not in best:  # of an older optrun, which did not count them
             del better["tied"]
     return better
 
@@ -89,17 +89,19 @@ def rank_by(state: TrainState, ranking: Ranking) -> str | None:
     Returns:
         A note for the user where something was forgotten.
     """
-    before, state.ranked_by = state.ranked_by, f"{ranking.metric} {ranking.mode}"
+    before = state.ranked_by
+    state.ranked_by = f"{ranking.metric} {ranking.mode}"
     if before in ("", state.ranked_by):
         return None
     metric, mode = before.rsplit(" ", 1)
     old = Ranking(metric, mode)
     state.best = {
-        name: held
-        for name, held in state.best.items()
+        name: best
+        for name, best in state.best.items()
         if best_mode(name, old) == best_mode(name, ranking)
     }
-    state.ranking, state.ranking_losses = {}, {}
+    state.ranking = {}
+    state.ranking_losses = {}
     return (
         f"checkpoints are ranked by {ranking.metric} ({ranking.mode}) from here on; the earlier"
         f" ones were ranked by {metric} ({mode}), and none of them counts as best"

@@ -36,23 +36,28 @@ def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
         return
     params = dict(model.named_parameters())
     sums = _sums([param.detach() for param in params.values()])
-    place = [_place(param) for param in params.values() if isinstance(param, DTensor)][:1]
+    shard_places = [_place(param) for param in params.values() if isinstance(param, DTensor)][:1]
     digest = hashlib.sha256(json.dumps([list(params), sums]).encode()).hexdigest()
-    every = world.gather_objects((place, digest))
+    every = world.gather_objects((shard_places, digest))
     for rank, theirs in enumerate(every):
-        first = next(at for at, other in enumerate(every) if other[0] == theirs[0])
+        first = next(at for at, ours in enumerate(every) if ours[0] == theirs[0])
         if theirs == every[first]:
             continue
-        told = world.gather_objects(
+        ranks = world.gather_objects(
             (socket.gethostname(), sums if world.rank in (first, rank) else [])
         )
-        (_, ours), (host, others) = told[first], told[rank]
+        _, first_sums = ranks[first]
+        host, rank_sums = ranks[rank]
         name = next(
-            (name for name, *pair in zip(params, ours, others, strict=True) if pair[0] != pair[1]),
+            (
+                name
+                for name, *pair in zip(params, first_sums, rank_sums, strict=True)
+                if pair[0] != pair[1]
+            ),
             "names",
         )
         raise OptrunError(
-            f"rank {rank} on {host} has other weights than rank {first} on {told[first][0]} after"
+            f"rank {rank} on {host} has other weights than rank {first} on {ranks[first][0]} after"
             f" step {step}; the first tensor is {name}. Nothing is saved of it. Look at that"
             " machine's memory, device and libraries; the run goes on from the last checkpoint"
             " with resume=auto."

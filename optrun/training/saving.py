@@ -38,7 +38,8 @@ class Saving:
 
     def __post_init__(self) -> None:
         """Note where this start of the run begins."""
-        self.state, self.world = self.setup.state, self.setup.train_step.world
+        self.state = self.setup.state
+        self.world = self.setup.train_step.world
         self._first_step = self.state.global_step
 
     def requests(self) -> Requests:
@@ -62,19 +63,21 @@ class Saving:
         """Save after a step if that is due, was asked for, or if it is among the best."""
         if self.world.size == 1:  # several ranks agreed on it before the step
             self.training.save_requested |= self.signal_handler.take_save_request()
-        asked, self.training.save_requested = self.training.save_requested, False
-        checkpoints, step = self.checkpoints, self.state.global_step
+        is_requested = self.training.save_requested
+        self.training.save_requested = False
+        checkpoints = self.checkpoints
+        step = self.state.global_step
         if not checkpoints.enabled:
             return
-        due = last or asked or checkpoints.scheduled(step)
+        due = last or is_requested or checkpoints.scheduled(step)
         if due or (
             evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())
         ):
-            begun = self.progress.clock()
+            start = self.progress.clock()
             beat(Phase.saving, step)
             refuse_parted(self.setup.model, self.world, step)
             checkpoints.save(last=last)
-            self.progress.leave_out(self.progress.clock() - begun)
+            self.progress.leave_out(self.progress.clock() - start)
 
     def save_what_is_done(self) -> None:
         """Save the steps of this start before it ends with an error.
@@ -85,7 +88,8 @@ class Saving:
             NonFiniteError: The last step ends the run.
         """
         self.settle()
-        step, done = self.state.global_step, self.state.global_step > self._first_step
+        step = self.state.global_step
+        done = self.state.global_step > self._first_step
         if (
             not done
             or not self.checkpoints.enabled
@@ -130,7 +134,9 @@ class Saving:
             StorageError: The save was refused.
         """
         self.settle()
-        step, total, run_dir = self.state.global_step, self.setup.total_steps, self.training.run_dir
+        step = self.state.global_step
+        total = self.setup.total_steps
+        run_dir = self.training.run_dir
         again = self.training.command(f"resume={run_dir}")
         why = (
             f"{signal.Signals(request).name} received"

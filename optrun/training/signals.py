@@ -67,7 +67,8 @@ class SignalHandler:
 
     def take_save_request(self) -> bool:
         """Tell whether there was a request to save since the last call."""
-        requested, self.save_requested = self.save_requested, False
+        requested = self.save_requested
+        self.save_requested = False
         return requested
 
     @contextmanager

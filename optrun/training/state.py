@@ -210,12 +210,12 @@ class RandomStates:
         Raises:
             Exception: Whatever a generator raises at what is no state of it.
         """
-        made = cls(device)
+        unpacked = cls(device)
         version, key, gauss_next = states["python"]
-        made._python = (version, tuple(key), gauss_next)
-        random.Random().setstate(made._python)
+        unpacked._python = (version, tuple(key), gauss_next)
+        random.Random().setstate(unpacked._python)
         legacy = states["numpy"]
-        made._numpy = {
+        unpacked._numpy = {
             "bit_generator": legacy["bit_generator"],
             "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
             "has_gauss": legacy["has_gauss"],
@@ -225,12 +225,12 @@ class RandomStates:
             raise TypeError(f"python: {gauss_next!r} is no number that comes next")
         if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
             raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
-        np.random.RandomState().set_state(made._numpy)
-        made._torch |= {
+        np.random.RandomState().set_state(unpacked._numpy)
+        unpacked._torch |= {
             name: _unpack(states[name]) for name in ("torch", "cuda", "mps") if name in states
         }
         torch.Generator().set_state(_unpack(states["torch"]))
-        return made
+        return unpacked
 
     def restore(self) -> None:
         """Put all global generators back."""

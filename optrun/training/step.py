@@ -86,8 +86,8 @@ class Scheduler(Protocol):
 
 def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
     """Take the loss that the model computed from the batch's labels."""
-    found: torch.Tensor = outputs.loss
-    return found
+    loss: torch.Tensor = outputs.loss
+    return loss
 
 
 def _trainable(loss: object) -> torch.Tensor:
@@ -98,15 +98,15 @@ def _trainable(loss: object) -> torch.Tensor:
     """
     if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad:
         return loss
-    found = (
+    description = (
         f"a tensor of shape {tuple(loss.shape)}"
         if isinstance(loss, torch.Tensor)
         else type(loss).__name__
     )
     if isinstance(loss, torch.Tensor) and loss.dim() == 0:
-        found = "a number that no parameter has a part in (requires_grad is False)"
+        description = "a number that no parameter has a part in (requires_grad is False)"
     raise OptrunError(
-        f"the loss of the task is {found}: expected a tensor of shape () with a gradient."
+        f"the loss of the task is {description}: expected a tensor of shape () with a gradient."
     )
 
 
@@ -137,7 +137,8 @@ class Sums:
 
     def take(self) -> torch.Tensor:
         """Return the sums of this rank since the last call, and begin at 0 again."""
-        sums, self._sums = self._sums, None
+        sums = self._sums
+        self._sums = None
         return torch.zeros(self._size) if sums is None else sums
 
 
@@ -166,10 +167,10 @@ class BySource:
         """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
         with torch.no_grad():
             losses, targets = self.losses(outputs, batch)
-            each = torch.stack(
+            sums = torch.stack(
                 [losses.float(), targets.float(), torch.ones_like(losses, dtype=torch.float)], dim=1
             )
-            self.sums.plus(torch.nn.functional.one_hot(sources, self.sources).float().T @ each)
+            self.sums.plus(torch.nn.functional.one_hot(sources, self.sources).float().T @ sums)
 
 
 class Guard(Protocol):
@@ -416,13 +417,14 @@ class TrainStep(Precision):
         return loss.detach().float()
 
     def _result(
-        self, step: GlobalStep, numbers: list[int], own: list[float], norm: float
+        self, step: GlobalStep, numbers: list[int], shares_here: list[float], norm: float
     ) -> StepResult:
         """Put the losses of all ranks together, in the order of their micro-batches."""
-        shares = dict(zip(numbers, own, strict=True))
+        shares = dict(zip(numbers, shares_here, strict=True))
         if self.world.size > 1:
-            ranks = self.world.all_gather([*own, norm])
-            norm, shares = ranks[0][-1], dict(enumerate(in_order(ranks, len(step.facts))))
+            ranks = self.world.all_gather([*shares_here, norm])
+            norm = ranks[0][-1]
+            shares = dict(enumerate(in_order(ranks, len(step.facts))))
         counted = [(number, fact.weight) for number, fact in enumerate(step.facts) if fact.weight]
         total = step.total_weight
         return StepResult(

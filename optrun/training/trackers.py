@@ -60,8 +60,8 @@ class TrackedRun:
 
     def remember(self, tracker: str, identity: str) -> None:
         """Keep an identity for the next start."""
-        known = json.dumps({**self._known(), tracker: identity}, indent=2) + "\n"
-        replace_text(self.run_dir / TRACKING, known)
+        content = json.dumps({**self._known(), tracker: identity}, indent=2) + "\n"
+        replace_text(self.run_dir / TRACKING, content)
 
     def _known(self) -> dict[str, str]:
         path = self.run_dir / TRACKING
@@ -186,12 +186,12 @@ class MlflowTracker:
             return
         started = self._library.start_run(run_name=run.name or run.run_dir.name)
         run.remember("mlflow", str(started.info.run_id))
-        named = [
+        parameters = [
             (re.sub(r"[^\w\-./ :]", "_", name), str(value)[:500])
             for name, value in run.config.items()
         ]
-        for begin in range(0, len(named), _MLFLOW_PARAMS):
-            self._library.log_params(dict(named[begin : begin + _MLFLOW_PARAMS]))
+        for begin in range(0, len(parameters), _MLFLOW_PARAMS):
+            self._library.log_params(dict(parameters[begin : begin + _MLFLOW_PARAMS]))
 
     def log(self, record: PlainMapping) -> None:
         """Send one record."""

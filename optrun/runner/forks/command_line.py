@@ -74,7 +74,7 @@ class Forks:
             ConfigError: It is neither run nor checkpoint of optrun's, or a range.
             CheckpointError: The checkpoint is damaged, uncommitted or gone.
         """
-        found = list(tokens)
+        expanded = list(tokens)
         for at, token in enumerate(tokens):
             if names_fork(token):
                 override = overrides.parse([token])[0]
@@ -88,8 +88,8 @@ class Forks:
                 values = _values(override)
                 if values != [None]:
                     trunks = (quote_path(Path(str(find_trunk(str(value))))) for value in values)
-                    found[at] = f"{KEY}={','.join(trunks)}"
-        return found
+                    expanded[at] = f"{KEY}={','.join(trunks)}"
+        return expanded
 
     def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
         """Check overrides by name, as `overrides.checked`, against what the trunk is made of.
@@ -99,17 +99,17 @@ class Forks:
         """
         typed = self.pinned(tokens)
         overrides.refuse_names(overrides.parse(typed))
-        value, given = (
+        value, typed_words = (
             trunk_of(typed),
             set(typed),
         )  # of several trunks, the first stands under those typed
         below = (
             []
             if value is None
-            else [token for token in self._trunk(value).under(typed) if token not in given]
+            else [token for token in self._trunk(value).under(typed) if token not in typed_words]
         )
-        whole = overrides.checked(self.hydra, self.config_name, [*below, *typed], sweep=sweep)
-        return whole[len(below) :]
+        checked = overrides.checked(self.hydra, self.config_name, [*below, *typed], sweep=sweep)
+        return checked[len(below) :]
 
     def __call__(self, tokens: Sequence[str]) -> list[str]:
         """Put the configuration of the trunk under the overrides of one run.
@@ -154,8 +154,8 @@ class Forks:
             before = saved.with_schemas(metadata.config, str(folder))
             rebase_paths(before, original_cwd(RunDir(folder.parent.parent).hydra))
             values = saved.plain(before)
-            own = as_overrides(self.hydra, values, str(folder))
-            self._trunks[value] = _TrunkConfig(own, values, metadata.global_step)
+            overrides_of_trunk = as_overrides(self.hydra, values, str(folder))
+            self._trunks[value] = _TrunkConfig(overrides_of_trunk, values, metadata.global_step)
         return self._trunks[value]
 
 
@@ -171,10 +171,10 @@ def find_trunk(value: str) -> Trunk:
     """
     from optrun.runner.resume.target import checkpoint_of
 
-    named = Trunk.parse(value)
-    if named is not None and not Path(value).exists():
-        named.require()
-        return named
+    trunk = Trunk.parse(value)
+    if trunk is not None and not Path(value).exists():
+        trunk.require()
+        return trunk
     _, folder = checkpoint_of(value, key=f"{KEY}=")
     return Trunk.of(folder)
 
@@ -215,8 +215,8 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
             f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
         )
     forks = Forks(hydra, command_line)
-    whole = forks(forks.checked(command_line.overrides, sweep=False))
+    composed = forks(forks.checked(command_line.overrides, sweep=False))
     forks.require_place(
-        saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, whole)))
+        saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, composed)))
     )
-    return replace(command_line, overrides=whole)
+    return replace(command_line, overrides=composed)

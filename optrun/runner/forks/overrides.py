@@ -60,9 +60,10 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
     Raises:
         ConfigError: A value that cannot be written on a command line.
     """
-    wanted = {key: value for key, value in values.items() if key not in OWN}
+    values_of_trunk = {key: value for key, value in values.items() if key not in OWN}
     choices = {
-        group: saved_kind(group, schemas, wanted[group]) for group, schemas in GROUPS.items()
+        group: saved_kind(group, schemas, values_of_trunk[group])
+        for group, schemas in GROUPS.items()
     }
     tokens = [f"{group}={choice}" for group, choice in choices.items()]
     for step in (
@@ -72,10 +73,10 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         "end",
     ):  # what follows from another value is looked at once that one is set
         composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, tokens))
-        left = list(_differing(saved.plain(composed), wanted))
-        if not left:
+        differing = list(_differing(saved.plain(composed), values_of_trunk))
+        if not differing:
             return tokens
-        for key, value in left:
+        for key, value in differing:
             follows = bool(_interpolated(composed, key))
             if not follows or step == "all" or (step == "top" and "." not in key):
                 plus = (
@@ -84,7 +85,7 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
                     else ""
                 )
                 tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={in_grammar(value)}")
-    key, value = left[0]
+    key, value = differing[0]
     raise ConfigError(
         f"{where}: {key}={value}: a branch cannot be begun from this value: no override writes it."
     )
@@ -94,24 +95,24 @@ _GONE = object()
 
 
 def _differing(
-    base: PlainMapping, wanted: PlainMapping, prefix: str = ""
+    base: PlainMapping, target: PlainMapping, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """Yield dotted keys whose values differ, with those that are wanted."""
-    for name in dict.fromkeys([*base, *wanted]):
+    for name in dict.fromkeys([*base, *target]):
         key = f"{prefix}{name}"
         if key in OWN or (name == KIND and prefix):
             continue
-        if name not in wanted:
+        if name not in target:
             yield key, _GONE
         elif (
             isinstance(base.get(name), Mapping)
-            and isinstance(wanted[name], Mapping)
+            and isinstance(target[name], Mapping)
             and base[name]
-            and wanted[name]
+            and target[name]
         ):
-            yield from _differing(base[name], wanted[name], f"{key}.")
-        elif name not in base or not saved.same(base[name], wanted[name]):
-            yield key, wanted[name]
+            yield from _differing(base[name], target[name], f"{key}.")
+        elif name not in base or not saved.same(base[name], target[name]):
+            yield key, target[name]
 
 
 def _is_open(composed: DictConfig, key: str) -> bool:
@@ -137,28 +138,33 @@ def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> l
     Returns:
         The overrides of the branch.
     """
-    kept, given = list(trunk), list(typed)
+    trunk_words = list(trunk)
+    typed_words = list(typed)
     for token, override in zip(typed, parse(typed), strict=True):
         key = override.key_or_group
         if key in GROUPS:
             if _is_choice_of(values[key], key, override):
-                given.remove(token)
+                typed_words.remove(token)
                 continue
-            kept = [own for own in kept if not _below(own, (key, *_GOES_WITH.get(key, ())))]
+            trunk_words = [
+                word for word in trunk_words if not _below(word, (key, *_GOES_WITH.get(key, ())))
+            ]
         else:
             dropped = (key, *((_EITHER[key],) if key in _EITHER else ()))
-            kept = [own for own in kept if not _below(own, dropped)]
+            trunk_words = [word for word in trunk_words if not _below(word, dropped)]
             if key == "training.num_train_epochs":
-                kept.append("training.max_steps=null")
-    chosen = [own for own in kept if key_of(own) in GROUPS]
-    return [*chosen, *(own for own in kept if own not in chosen), *given]
+                trunk_words.append("training.max_steps=null")
+    chosen = [word for word in trunk_words if key_of(word) in GROUPS]
+    return [*chosen, *(word for word in trunk_words if word not in chosen), *typed_words]
 
 
 def _is_choice_of(section: Mapping[str, object], group: str, override: Override) -> bool:
     """Tell whether the one choice that was typed is the one there is already."""
     if override.is_sweep_override():
         return False
-    typed, name, kind = str(override.value()), section["name"], section.get(KIND, section["name"])
+    typed = str(override.value())
+    name = section["name"]
+    kind = section.get(KIND, section["name"])
     if typed == name:
         return kind == name or name not in GROUPS[group]  # one of ours has that name, too
     return False
@@ -166,7 +172,7 @@ def _is_choice_of(section: Mapping[str, object], group: str, override: Override)
 
 def _below(token: str, keys: Sequence[str]) -> bool:
     key = key_of(token)
-    return any(key == one or key.startswith(f"{one}.") for one in keys)
+    return any(key == other_key or key.startswith(f"{other_key}.") for other_key in keys)
 
 
 def refuse_other_place(trunk: PlainMapping, values: PlainMapping, where: str) -> None:
@@ -184,22 +190,23 @@ def refuse_other_place(trunk: PlainMapping, values: PlainMapping, where: str) ->
     """
     alone = all(config["distributed"]["name"] == "none" for config in (trunk, values))
     keys = (*_PLACE, *(_BATCH if alone else ()))
-    found, paths = saved.differences(trunk, values), path_keys(values)
+    differences = saved.differences(trunk, values)
+    paths = path_keys(values)
     fixed = {
         key: pair
-        for key, pair in found.items()
+        for key, pair in differences.items()
         if (key in keys or key.startswith(("model.", "task.", "data.")))
         and not key.startswith(_HARMLESS)
         and not is_path(key, paths)
     }
     if fixed:
-        listed = ", ".join(
+        changed_keys = ", ".join(
             f"{key}={_shown(now)} (the trunk: {_shown(before)})"
             for key, (before, now) in fixed.items()
         )
         raise ConfigError(
-            f"{listed}: a branch has the model of its trunk and its place in the data, and takes"
-            f" both from {where}. Leave it out, or start a new run without branch_from."
+            f"{changed_keys}: a branch has the model of its trunk and its place in the data, and"
+            f" takes both from {where}. Leave it out, or start a new run without branch_from."
         )
 
 

@@ -70,16 +70,20 @@ class StartedFork:
 
     def metadata(self) -> dict[str, object]:
         """Return what every checkpoint of the branch says of it."""
-        told = ("folder", "digest", "run_id", "step", "schedule_from", "trunk_config")
-        return {key: getattr(self, key) for key in told}
+        fields_shown = ("folder", "digest", "run_id", "step", "schedule_from", "trunk_config")
+        return {key: getattr(self, key) for key in fields_shown}
 
     def notes(self) -> list[str]:
         """List what the user is told before the first step."""
-        place = (
+        trunk_facts = (
             f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the"
             " data"
         )
-        return [place, f"optimizer state: {self.optimizer_state}", f"schedule: {self.schedule}"]
+        return [
+            trunk_facts,
+            f"optimizer state: {self.optimizer_state}",
+            f"schedule: {self.schedule}",
+        ]
 
 
 def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
@@ -116,23 +120,29 @@ def begin_fork(
         ConfigError: The data, the order or the batch is another one.
         CheckpointError: A newer version saved the counters.
     """
-    own = {
+    metadata = {
         key: pair for key, pair in changes.items() if key not in _OWN and not _follows(key, changes)
     }
-    _refuse_other_plan(saved.plan, now.plan, own, trunk)
+    _refuse_other_plan(saved.plan, now.plan, metadata, trunk)
     state = train_state(saved)
-    state.best, state.last, state.before_training, state.without_end = {}, {}, {}, {}
-    state.ranking, state.ranking_losses = {}, {}
-    place = (str(trunk.folder), trunk.digest, saved.run_id, saved.global_step)
-    return StartedFork(*place, schedule_from(saved, schedule), _kind(saved), changes=own), state
+    state.best = {}
+    state.last = {}
+    state.before_training = {}
+    state.without_end = {}
+    state.ranking = {}
+    state.ranking_losses = {}
+    trunk_facts = (str(trunk.folder), trunk.digest, saved.run_id, saved.global_step)
+    return StartedFork(
+        *trunk_facts, schedule_from(saved, schedule), _kind(saved), changes=metadata
+    ), state
 
 
 def _kind(saved: CheckpointMetadata) -> str:
     """Digest the configuration of a trunk without the seed, and that of its own trunk."""
     values = plain(with_schemas(saved.config, "the trunk"))
-    kept = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
+    compared = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
     before = saved.branch or {}
-    return config_digest({**kept, "trunk": [before.get("trunk_config"), before.get("step")]})
+    return config_digest({**compared, "trunk": [before.get("trunk_config"), before.get("step")]})
 
 
 def _follows(key: str, changes: Changes) -> bool:
@@ -149,30 +159,30 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     """
     before = of_steps(before)
     now = of_steps(now)
-    other = [key for key in now if key != "fingerprint" and before[key] != now[key]]
-    named = ", ".join(
+    changed_keys = [key for key in now if key != "fingerprint" and before[key] != now[key]]
+    changed_values = ", ".join(
         f"{key}={value}"
         for key, (_, value) in changes.items()
         if key == "seed" or key.startswith(_PLAN)
     )
     if before["fingerprint"].split("-")[0] != now["fingerprint"].split("-")[0]:
         raise ConfigError(
-            f"{named or 'the data'}: the training examples are not those of the trunk"
+            f"{changed_values or 'the data'}: the training examples are not those of the trunk"
             f" {trunk.folder} (fingerprint {now['fingerprint']}, the trunk:"
             f" {before['fingerprint']}), so that its place in them means nothing. Restore them, or"
             " start a new run without branch_from."
         )
-    if other:
-        words = {
+    if changed_keys:
+        kinds = {
             "examples": "training examples",
             "ordering": "order of the examples",
             "grouped": "grouped by length",
         }
-        listed = ", ".join(
-            f"{words.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in other
+        parts = ", ".join(
+            f"{kinds.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in changed_keys
         )
         raise ConfigError(
-            f"{named or 'distributed'}: {listed}: a branch takes the steps of its trunk"
+            f"{changed_values or 'distributed'}: {parts}: a branch takes the steps of its trunk"
             f" {trunk.folder}. Choose training.per_device_train_batch_size and"
             " training.gradient_accumulation_steps so that they agree."
         )
@@ -200,10 +210,10 @@ def restore_fork(
         CheckpointError: As `restore_state`.
     """
     snapshot = restore_weights(snapshot, model, fork.changes)
-    taken, fork.optimizer_state = inherit_state(
+    is_inherited, fork.optimizer_state = inherit_state(
         train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer
     )
-    if taken:
+    if is_inherited:
         refuse_mutated_optimizer(snapshot, train_step)
     notes = []
     if fork.schedule_from != fork.step:

@@ -27,7 +27,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.runner.resume.state_file import read_checkpoint
 
 if TYPE_CHECKING:
-    from optrun.runner.session import Session
+    from optrun.runner.run_start import RunStart
 
 
 @dataclass
@@ -84,7 +84,7 @@ class OpenedCheckpoint:
 
 
 @contextmanager
-def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
+def opened_for(run_start: RunStart, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
     """Open the checkpoint to go on from, or the trunk of a branch that begins.
 
     None for any other run that begins.
@@ -93,52 +93,54 @@ def opened_for(session: Session, resume: ResumePoint | None) -> Iterator[OpenedC
     the same.
 
     Args:
-        session: The start of the run; its lock is held.
+        run_start: The start of the run; its lock is held.
         resume: What was asked for; None: the run begins.
 
     Raises:
         CheckpointError: As `open_checkpoint`; the trunk is gone, damaged, or another one than was
             named.
     """
-    world, config, own = session.world, session.config, OpenedCheckpoint()
-    with ExitStack() as held:
+    world = run_start.world
+    config = run_start.config
+    opened = OpenedCheckpoint()
+    with ExitStack() as stack:
 
         def pick() -> tuple[Path | None, Trunk | None, Path | None]:
-            nonlocal own
-            for name in clean_leftovers(session.run):
-                session.display.note(
+            nonlocal opened
+            for name in clean_leftovers(run_start.run):
+                run_start.display.note(
                     f"{name} was removed: left by a process that was killed while it wrote"
                 )
             trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
             if resume is not None:
-                own = open_checkpoint(
-                    session.run,
+                opened = open_checkpoint(
+                    run_start.run,
                     resume,
                     config,
                     "step 0" if trunk is None else f"its trunk {trunk.folder}",
                 )
-                for note in (*resume.notes, *own.notes):
-                    session.display.note(note)
-            if own.snapshot is None:
+                for note in (*resume.notes, *opened.notes):
+                    run_start.display.note(note)
+            if opened.snapshot is None:
                 if trunk is not None:
-                    held.enter_context(reading(trunk.folder))
+                    stack.enter_context(reading(trunk.folder))
                     trunk.require()
                     started_from = original_cwd(RunDir(trunk.folder.parent.parent).hydra)
-                    own = OpenedCheckpoint(
+                    opened = OpenedCheckpoint(
                         _load(trunk.folder, config), trunk.folder, trunk, started_from
                     )
                 # a run that is killed before its first step can be started over from this
-                session.write_config()
-            return own.folder, own.trunk, own.started_from
+                run_start.write_config()
+            return opened.folder, opened.trunk, opened.started_from
 
         folder, trunk, started_from = world.from_main(pick)
         if folder is not None and not world.is_main:
             if trunk is not None:
-                held.enter_context(reading(trunk.folder))
-            own = OpenedCheckpoint(
+                stack.enter_context(reading(trunk.folder))
+            opened = OpenedCheckpoint(
                 open_verified(folder, lazy=_is_lazy(config)), folder, trunk, started_from
             )
-        yield own
+        yield opened
 
 
 def refuse_links(run: RunDir) -> None:
@@ -211,7 +213,8 @@ def open_checkpoint(
         return OpenedCheckpoint(
             snapshot, resume.checkpoint, None, resume.started_from, notes, skipped
         )
-    wrong, skipped = [], {}
+    wrong = []
+    skipped = {}
     for folder in folders:
         try:
             refuse_foreign(folder, run_id)
@@ -223,10 +226,10 @@ def open_checkpoint(
         notes = [*(f"{reason} Passed over." for reason in wrong), f"going on from {folder}"]
         return OpenedCheckpoint(snapshot, folder, None, resume.started_from, notes, skipped)
     if wrong:
-        listed = "".join(f"\n  {reason}" for reason in wrong)
+        reasons = "".join(f"\n  {reason}" for reason in wrong)
         raise CheckpointError(
             f"{run.path}: no checkpoint of this run is whole, and nothing is started over"
-            f" unasked:{listed}\nRestore one from a backup, or start a new run in another"
+            f" unasked:{reasons}\nRestore one from a backup, or start a new run in another"
             " directory."
         )
     _refuse_lost_history(run, saves=resume.saved)

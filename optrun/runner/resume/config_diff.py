@@ -122,10 +122,11 @@ def changes_since(
         values: In force; resolved and plain.
         started_from: The folder the run was started from; None: it is not known.
     """
-    found, keys = differences(saved.config, values), path_keys(values)
+    changed = differences(saved.config, values)
+    keys = path_keys(values)
     return {
         key: pair
-        for key, pair in found.items()
+        for key, pair in changed.items()
         if not is_path(key, keys) or not same_files(*pair, started_from)
     }
 
@@ -191,8 +192,8 @@ def table(
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
-        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {what}"
-        for key, before, now, what in rows
+        f"  {key:<{widths[0]}}  {before:>{widths[1]}} -> {now:<{widths[2]}}  {consequence}"
+        for key, before, now, consequence in rows
     ]
     return "\n".join([title, *lines])
 

@@ -97,8 +97,8 @@ def vocabulary_digest(tokenizer: object) -> str:
 
 def class_names(model_config: PlainMapping) -> list[str]:
     """List the classes by number, as a transformers configuration has them after JSON."""
-    named = model_config.get("id2label") or {}
-    return [str(named[number]) for number in sorted(named, key=int)]
+    labels = model_config.get("id2label") or {}
+    return [str(labels[number]) for number in sorted(labels, key=int)]
 
 
 def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes) -> None:
@@ -113,7 +113,7 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         ConfigError: The examples, or what their numbers mean, are not those the run was started
             with.
     """
-    named = ", ".join(
+    differences = ", ".join(
         key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed"
     )
     parts = _changed_parts(saved.plan, now.plan)
@@ -124,22 +124,24 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
         )
     if saved.tokenizer not in (None, now.tokenizer):
         why = (
-            f"{named}: with this change"
-            if named
+            f"{differences}: with this change"
+            if differences
             else "RUN_DIR/tokenizer is missing or damaged, and from this data"
         )
         raise ConfigError(
             f"{why} the tokenizer is another one: the trained weights would read other words. "
-            f"{'Start' if named else 'Restore it, or start'} a new run."
+            f"{'Start' if differences else 'Restore it, or start'} a new run."
         )
-    classes, others = class_names(saved.model_config), class_names(now.model_config)
-    if classes and classes != others:
+    classes_before = class_names(saved.model_config)
+    classes_now = class_names(now.model_config)
+    if classes_before and classes_before != classes_now:
         raise ConfigError(
-            f"{named or 'the data'}: with this change the classes are {_some(others)}, and the"
-            f" trained weights tell {_some(classes)} apart, in this order: they would mean other"
-            " labels. Start a new run."
+            f"{differences or 'the data'}: with this change the classes are {_some(classes_now)},"
+            f" and the trained weights tell {_some(classes_before)} apart, in this order:"
+            " they would mean other labels. Start a new run."
         )
-    before, fingerprint = saved.plan["fingerprint"], now.plan["fingerprint"]
+    before = saved.plan["fingerprint"]
+    fingerprint = now.plan["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
         why = (
             " (seed decides here which examples are kept for evaluation)"
@@ -160,17 +162,22 @@ def _changed_parts(before: Plan, now: Plan) -> str:
 
     They are known by their names alone where they lie elsewhere now.
     """
-    then, here = before.get("parts"), now.get("parts")
-    if then is None or here is None:
+    parts_before = before.get("parts")
+    parts_now = now.get("parts")
+    if parts_before is None or parts_now is None:
         return ""
-    if not set(then) & set(here):
-        then, here = (
+    if not set(parts_before) & set(parts_now):
+        parts_before, parts_now = (
             {path.rsplit("/", 1)[-1]: content for path, content in parts.items()}
-            for parts in (then, here)
+            for parts in (parts_before, parts_now)
         )
-    changed = [f"{name} changed" for name in then if name in here and then[name] != here[name]]
-    changed += [f"{name} is gone" for name in then if name not in here]
-    changed += [f"{name} is new" for name in here if name not in then]
+    changed = [
+        f"{name} changed"
+        for name in parts_before
+        if name in parts_now and parts_before[name] != parts_now[name]
+    ]
+    changed += [f"{name} is gone" for name in parts_before if name not in parts_now]
+    changed += [f"{name} is new" for name in parts_now if name not in parts_before]
     return _some(changed)
 
 
@@ -218,8 +225,10 @@ def of_steps(plan: Plan) -> PlainDict:
 
     How a step is divided into micro-batches does not.
     """
-    kept = {key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")}
-    return {**kept, "examples a step": plan["batch_size"] * plan["accumulation"]}
+    compared = {
+        key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")
+    }
+    return {**compared, "examples a step": plan["batch_size"] * plan["accumulation"]}
 
 
 def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:

@@ -58,41 +58,42 @@ def settle_batch(
     if saved is None or "accumulation" not in plan:
         micro, count = training.step_over(ranks)
         return _settled(request, micro, training.gradient_accumulation_steps, count)
-    most, whole = int(plan["batch_size"]), int(plan["batch_size"]) * int(plan["accumulation"])
+    most = int(plan["batch_size"])
+    global_batch = int(plan["batch_size"]) * int(plan["accumulation"])
     if _asks_for_another_batch(request, saved, branches=branches):
         micro, count = training.step_over(ranks, most)
         settled = _settled(request, micro, training.gradient_accumulation_steps, count)
-        settled.examples = (whole, micro * count)
+        settled.examples = (global_batch, micro * count)
         return settled
     typed = () if branches else request.overrides
-    given = training.per_device_train_batch_size if is_typed(MICRO, typed) else None
+    typed_micro = training.per_device_train_batch_size if is_typed(MICRO, typed) else None
     accumulation = training.gradient_accumulation_steps if is_typed(ACCUMULATION, typed) else 1
-    held = replace(
+    kept_config = replace(
         training,
-        global_batch_size=whole,
-        per_device_train_batch_size=given,
+        global_batch_size=global_batch,
+        per_device_train_batch_size=typed_micro,
         gradient_accumulation_steps=1,
     )
     try:
-        micro, count = replace(held, gradient_accumulation_steps=accumulation).step_over(
+        micro, count = replace(kept_config, gradient_accumulation_steps=accumulation).step_over(
             ranks, most
         )
     except ConfigError as error:
-        raise ConfigError(_refusal(held, ranks, accumulation, most)) from error
-    each = count // ranks
+        raise ConfigError(_refusal(kept_config, ranks, accumulation, most)) from error
+    per_rank = count // ranks
     follows = training.global_batch_size is not None and training.gradient_accumulation_steps in (
         1,
-        each,
+        per_rank,
     )
     settled = _settled(
-        request, micro, training.gradient_accumulation_steps if follows else each, count
+        request, micro, training.gradient_accumulation_steps if follows else per_rank, count
     )
-    kept = f"{whole} examples a step, as before"
+    before = f"{global_batch} examples a step, as before"
     settled.derived = {
-        ACCUMULATION: kept,
-        MICRO: kept if micro == most else f"{kept}; dropout is drawn otherwise",
+        ACCUMULATION: before,
+        MICRO: before if micro == most else f"{before}; dropout is drawn otherwise",
     }
-    settled.examples = (whole, whole)
+    settled.examples = (global_batch, global_batch)
     return settled
 
 
@@ -127,38 +128,43 @@ def _settled(request: Request, micro: int, accumulation: int, count: int) -> Set
     )
 
 
-def _refusal(held: TrainingConfig, ranks: int, accumulation: int, most: int) -> str:
+def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int) -> str:
     """Say which numbers of ranks could share the step of a checkpoint.
 
     Args:
-        held: With the examples of that step, and the micro-batch if somebody gave one.
+        training: With the examples of that step, and the micro-batch if somebody gave one.
         ranks: Which cannot.
         accumulation: As somebody gave it; 1: it follows.
         most: Examples of a micro-batch at most.
     """
-    whole, given = held.global_batch_size, held.per_device_train_batch_size
-    assert whole is not None
-    parts = [] if given is None else [f"{MICRO}={given}"]
+    global_batch = training.global_batch_size
+    micro = training.per_device_train_batch_size
+    assert global_batch is not None
+    parts = [] if micro is None else [f"{MICRO}={micro}"]
     if accumulation > 1:
         parts.append(f"{ACCUMULATION}={accumulation}")
-    step = (given or 1) * accumulation
+    step = (micro or 1) * accumulation
     fit = [
         str(number)
-        for number in range(1, whole + 1)
-        if whole % (number * step) == 0
-        and (accumulation == 1 or given is not None or whole // (number * accumulation) <= most)
+        for number in range(1, global_batch + 1)
+        if global_batch % (number * step) == 0
+        and (
+            accumulation == 1
+            or micro is not None
+            or global_batch // (number * accumulation) <= most
+        )
     ]
     with_parts = f" with {' and '.join(parts)}" if parts else ""
     expected = (
         f"{', '.join(fit[:-1])}{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or " if fit else ""
     )
-    lower = max(whole // ranks, 1) * ranks
-    upper = -(-whole // ranks) * ranks
-    others = " or ".join(f"{WHOLE}={number}" for number in sorted({lower, upper}))
+    lower = max(global_batch // ranks, 1) * ranks
+    upper = -(-global_batch // ranks) * ranks
+    alternatives = " or ".join(f"{WHOLE}={number}" for number in sorted({lower, upper}))
     return (
-        f"{WHOLE}={whole}: {ranks} ranks cannot share the {whole} examples of a step evenly"
-        f"{with_parts}, and a run that goes on keeps its batch. Expected {expected}another batch"
-        f" from here on: {others}."
+        f"{WHOLE}={global_batch}: {ranks} ranks cannot share the {global_batch} examples of a step"
+        f" evenly{with_parts}, and a run that goes on keeps its batch. Expected"
+        f" {expected}another batch from here on: {alternatives}."
     )
 
 
@@ -167,12 +173,12 @@ def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None
 
     None where it was not, or is what it would be anyway.
     """
-    micro, whole = settled.micro_batch_size, request.config.training.global_batch_size
+    micro = settled.micro_batch_size
+    global_batch = request.config.training.global_batch_size
     if request.config.training.per_device_train_batch_size is not None or micro == MOST_PER_DEVICE:
         return None
-    return (
-        f"{MICRO}={micro}: follows from {WHOLE}={whole} on {ranks} rank{'s' if ranks > 1 else ''}"
-    )
+    noun = "rank" if ranks == 1 else "ranks"
+    return f"{MICRO}={micro}: follows from {WHOLE}={global_batch} on {ranks} {noun}"
 
 
 def asked_for(changes: Changes, derived: Collection[str]) -> Changes:

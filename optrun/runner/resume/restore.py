@@ -147,7 +147,8 @@ def restore_scaler(snapshot: Snapshot, train_step: TrainStep) -> None:
 
 
 def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> None:
-    before, now = snapshot.metadata.model_class, model_class(model).__name__
+    before = snapshot.metadata.model_class
+    now = model_class(model).__name__
     if before != now:
         text = f"the checkpoint holds a {before}, the configuration builds a {now}."
         raise _unfit(text, changes, ("model.", "task."))
@@ -176,16 +177,17 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
         CheckpointError: Its state cannot be read.
     """
     scheduler = train_step.scheduler
-    own = scheduler.state_dict()
+    state = scheduler.state_dict()
     notes = []
     try:
-        if saved["name"] != own["name"]:
-            scheduler.load_state_dict({**own, "global_step": saved["global_step"]})
+        if saved["name"] != state["name"]:
+            scheduler.load_state_dict({**state, "global_step": saved["global_step"]})
         else:
-            forgotten, saved = _of_this_metric(saved, own)
+            forgotten, saved = _of_this_metric(saved, state)
             notes += forgotten
             scheduler.load_state_dict(saved)
-        before, now = saved["last_lr"], scheduler.get_last_lr()
+        before = saved["last_lr"]
+        now = scheduler.get_last_lr()
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{names.CHECKPOINT_STATE}: the schedule's state cannot be read: {error}"
@@ -198,24 +200,24 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     return notes
 
 
-def _of_this_metric(saved: Schedule, own: Schedule) -> tuple[list[str], Schedule]:
+def _of_this_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Schedule]:
     """Drop from a schedule's state what it saw of another metric or direction.
 
     Args:
         saved: Of the checkpoint.
-        own: Of the schedule as it was built.
+        state: Of the schedule as it was built.
 
     Returns:
         Notes for the user where something was forgotten, and the state to load.
     """
     seen = saved["plateau"]
     if seen is None or (saved["metric"], seen.get("mode")) == (
-        own["metric"],
-        own["plateau"]["mode"],
+        state["metric"],
+        state["plateau"]["mode"],
     ):
         return [], saved
     note = (
-        f"the schedule {own['name']} watches {own['metric']} from here on: what it saw of"
+        f"the schedule {state['name']} watches {state['metric']} from here on: what it saw of"
         f" {saved['metric']} is forgotten, the reductions it made stay"
     )
     return [note], {**saved, "plateau": {**seen, "best": None, "num_bad": 0}}
@@ -237,16 +239,16 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
 def other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> str | None:
     """Warn where the run goes on under other conditions than it was saved under; else None."""
     saved = {"ranks": 1, **(metadata.environment or {})}
-    other = [
+    differing = [
         f"{key} {saved[key]} then, {value} now"
         for key, value in now.items()
         if saved.get(key, value) != value
     ]
-    if not other:
+    if not differing:
         return None
     return (
-        f"warning: {'; '.join(other)}: going on works, bit-equality with an uninterrupted run is"
-        " not promised."
+        f"warning: {'; '.join(differing)}: going on works, bit-equality with an uninterrupted run"
+        " is not promised."
     )
 
 

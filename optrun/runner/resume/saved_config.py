@@ -39,7 +39,7 @@ def digest_of(text: str) -> str:
 
 
 def configuration_of(
-    run: RunDir, given: Sequence[str] = ()
+    run: RunDir, decided_keys: Sequence[str] = ()
 ) -> tuple[dict[str, object], str | None]:
     """Read the configuration that a run was started with, and what was changed when it went on.
 
@@ -48,7 +48,7 @@ def configuration_of(
 
     Args:
         run: The run directory.
-        given: Keys that the command line gives: what the file says of them does not matter.
+        decided_keys: Keys that the command line gives: what the file says of them does not matter.
 
     Returns:
         Resolved values, and a note where they are those of a checkpoint.
@@ -58,55 +58,59 @@ def configuration_of(
             code, or is lost without a checkpoint.
         OtherFormatError: A newer optrun wrote the newest checkpoint.
     """
-    held = _of_newest_checkpoint(run)
+    newest = _of_newest_checkpoint(run)
     try:
         values = read_config(run.config)
     except ConfigError as error:
-        if held is None:
+        if newest is None:
             raise ConfigError(
                 f"{error} There is no checkpoint that it could be taken from: restore it, or start"
                 " a new run."
             ) from error
-        return held[1], _taken(str(error), held[0])
+        return newest[1], _taken(str(error), newest[0])
     refuse_interpolations(values, str(run.config))
     refuse_unsafe(OmegaConf.create(values))
     was_written = _was_written(run)
-    if was_written or (was_written is None and held is None):
+    if was_written or (was_written is None and newest is None):
         return values, None
-    if held is None:
+    if newest is None:
         raise ConfigError(
             f"{run.config}: changed since the run wrote it, and there is no checkpoint that says"
             " what it was. Restore it, or start a new run."
         )
-    folder, kept = held
-    changes = differences(kept, values)
+    folder, saved_values = newest
+    changes = differences(saved_values, values)
     if not changes:
         return values, None
-    if as_text(kept).startswith(read_text(run.config)):
-        return kept, _taken(f"{run.config}: cut.", folder)
+    if as_text(saved_values).startswith(read_text(run.config)):
+        return saved_values, _taken(f"{run.config}: cut.", folder)
     open_keys = [
-        key for key in changes if not any(key == own or key.startswith(f"{own}.") for own in given)
+        key
+        for key in changes
+        if not any(key == decided or key.startswith(f"{decided}.") for decided in decided_keys)
     ]
     if open_keys:
-        listed = ", ".join(
+        changed_keys = ", ".join(
             f"{key}={changes[key][1]} (was {changes[key][0]})" for key in open_keys[:5]
         )
-        key, (before, now) = open_keys[0], changes[open_keys[0]]
+        key = open_keys[0]
+        before, now = changes[key]
         raise ConfigError(
-            f"{run.config}: {listed}: changed since {folder} was saved, and not on the command"
-            f" line. To train with it, give {key}={now} there; to go on as before, {key}={before}."
+            f"{run.config}: {changed_keys}: changed since {folder} was saved, and not on the"
+            f" command line. To train with it, give {key}={now} there;"
+            f" to go on as before, {key}={before}."
         )
-    return kept, None
+    return saved_values, None
 
 
 def plugins_of(run: RunDir) -> list[dict[str, object]]:
     """Read the records of plugins of a run, as `config.registry.origins.records`."""
     try:
-        found = read_summary(run.summary).get("plugins", [])
+        plugins = read_summary(run.summary).get("plugins", [])
     except (OSError, ValueError):
-        held = _of_newest_checkpoint(run)
-        found = [] if held is None else read_state(held[0]).get("plugins", [])
-    return found if isinstance(found, list) else []
+        newest = _of_newest_checkpoint(run)
+        plugins = [] if newest is None else read_state(newest[0]).get("plugins", [])
+    return plugins if isinstance(plugins, list) else []
 
 
 def _taken(why: str, folder: Path) -> str:

@@ -202,9 +202,9 @@ def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
     ended = train.get("without_end", {})
     by_step = [
         key
-        for held in (train, ended)
+        for section in (train, ended)
         for name in ("ranking", "ranking_losses")
-        for key in held.get(name, {})
+        for key in section.get(name, {})
     ]
     if train.get("global_step") != step:
         yield _expected("train.global_step", train.get("global_step"), str(step))
@@ -212,8 +212,8 @@ def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
         yield (
             f"train.without_end: {_shown(foreign[0])} is none of {', '.join(get_type_hints(Ended))}"
         )
-    elif other := [key for key in by_step if not key.isdecimal()]:
-        yield f"train.ranking: {_shown(min(other))} is no step"
+    elif strange_steps := [key for key in by_step if not key.isdecimal()]:
+        yield f"train.ranking: {_shown(min(strange_steps))} is no step"
     elif (
         not 0
         <= train["global_step"] + train.get("data_shift", 0) + train.get("passed_steps", 0)
@@ -227,7 +227,8 @@ def _wrong(key: str, value: object, kind: Any) -> str | None:
 
     None: it is of the type, one that JSON has or a class of keys.
     """
-    origin, args = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    args = get_args(kind)
     if kind is object or (origin is UnionType and value is None and NoneType in args):
         return None
     if origin in (UnionType, NotRequired):
@@ -237,12 +238,12 @@ def _wrong(key: str, value: object, kind: Any) -> str | None:
     if origin is None and kind not in _EXPECTED:
         return _wrong_keys(key, value, kind)
     if origin is Annotated:
-        good = type(value) is int and args[1] <= value < 2**63
+        is_valid = type(value) is int and args[1] <= value < 2**63
         expected = f"a whole number, {args[1]} or more"
     else:
-        good = type(value) is kind or (kind is float and type(value) is int)
+        is_valid = type(value) is kind or (kind is float and type(value) is int)
         expected = _EXPECTED[kind]
-    return None if good else _expected(key, value, expected)
+    return None if is_valid else _expected(key, value, expected)
 
 
 def _wrong_items(key: str, value: object, kind: type, of_items: Any) -> str | None:
@@ -280,8 +281,8 @@ def _wrong_keys(key: str, value: object, kind: type) -> str | None:
     return None
 
 
-def _expected(key: str, value: object, what: str) -> str:
-    return f"{key}: {_shown(value)}, expected {what}"
+def _expected(key: str, value: object, expected: str) -> str:
+    return f"{key}: {_shown(value)}, expected {expected}"
 
 
 def _shown(value: object) -> str:

@@ -56,13 +56,13 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
             " resume=latest?"
         )
     if value in ("latest", "auto"):
-        found = _latest(run_dir, outputs)
-        if found is None and value == "latest":
+        checkpoint = _latest(run_dir, outputs)
+        if checkpoint is None and value == "latest":
             where = run_dir if run_dir is not None else outputs
             raise CheckpointError(
                 f"resume=latest: no run in {where}. Start one without resume, or with resume=auto."
             )
-        return found
+        return checkpoint
     target = locate(value, "resume=")
     if run_dir is not None and run_dir.resolve() != target.run.path.resolve():
         raise ConfigError(
@@ -105,8 +105,8 @@ def locate(value: str, key: str = "") -> Target:
     path = Path(value).expanduser()
     if not path.exists():
         folders = path.parent.glob("*/") if path.parent.is_dir() else ()
-        words = ("latest", "auto") if key == "resume=" else ()
-        close = nearest(value, (*words, *(str(folder) for folder in folders)))
+        keywords = ("latest", "auto") if key == "resume=" else ()
+        close = nearest(value, (*keywords, *(str(folder) for folder in folders)))
         hint = f" Did you mean {key}{close[0]}?" if close else ""
         raise ConfigError(f"{key}{value}: no such directory (looked from {Path.cwd()}).{hint}")
     if path.is_file() and path.parent.name == CHECKPOINTS:
@@ -180,11 +180,11 @@ def held_checkpoint(path: str) -> Iterator[tuple[RunDir, Path]]:
     """
     with ExitStack() as stack:
         while True:
-            there = checkpoint_folders(locate(path).run)
+            folders = checkpoint_folders(locate(path).run)
             try:
                 run, folder = checkpoint_of(path)
             except CheckpointError:
-                if checkpoint_folders(locate(path).run) == there:
+                if checkpoint_folders(locate(path).run) == folders:
                     raise
                 continue
             with suppress(CheckpointError):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def settle_reference(
+def add_reference_log_probs(
     task: Task,
     model: PreTrainedModel,
     config: RunConfig,
@@ -66,12 +66,12 @@ def settle_reference(
     sources = list(getattr(task.train, "sources", {"": task.train}).values()) if trains else []
     for pairs in (*sources, *task.eval_sets.values()):
         if isinstance(pairs, Pairs):
-            own = world.agree(
+            log_probs = world.agree(
                 lambda pairs=pairs: (
                     _logps(task, model, pairs, config, device, weights) if world.is_main else None
                 )  # type: ignore[misc]
             )
-            pairs.reference = world.broadcast(own)
+            pairs.reference = world.broadcast(log_probs)
     return weights
 
 
@@ -84,7 +84,8 @@ def _logps(
     weights: str,
 ) -> np.ndarray:
     """Compute log-probabilities, or find them in the cache."""
-    precision, size = config.training.precision.value, config.training.per_device_eval_batch_size
+    precision = config.training.precision.value
+    size = config.training.per_device_eval_batch_size
     made_by = versions("torch", "transformers")
     settings = (
         f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}"

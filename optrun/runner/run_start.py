@@ -16,7 +16,7 @@ from optrun.training.signals import SignalHandler
 
 
 @dataclass
-class Session:
+class RunStart:
     """One start of a run; rank 0 holds its lock."""
 
     request: Request

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def load_trained(
+def load_trained_model(
     run: RunDir, checkpoint: Path, *, dequantized: bool = False
 ) -> tuple[PreTrainedModel, Snapshot]:
     """Build the model of a checkpoint; an adapter beside its base.

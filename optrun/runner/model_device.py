@@ -1,4 +1,4 @@
-"""Where a model comes to lie, and the trials of it that wait until it lies there."""
+"""Move a model to its device, and run the checks that need it there."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
-    """Move a model that is not sharded to its device, and see there that it keeps documents apart.
+def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
+    """Move a model to its device unless it is sharded, and check that it keeps documents apart.
 
     Raises:
         ConfigError: It does not, or nobody could tell.
@@ -39,8 +39,8 @@ def place(model: PreTrainedModel, config: RunConfig, device: torch.device) -> No
         )
 
 
-def try_sharded(model: PreTrainedModel, config: RunConfig) -> None:
-    """Check on all of its ranks, of which none has it whole, that a model does what its task needs.
+def check_sharded_model(model: PreTrainedModel, config: RunConfig) -> None:
+    """Check on all ranks of a sharded model that it does what its task needs.
 
     Raises:
         ConfigError: It sees the tokens that it should predict, or other documents.
