@@ -111,11 +111,11 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
         Each path and its short form, no two the same; nothing where a value is no path.
 
     Example:
-        >>> shortened(["/data/a/train.tsv", "/data/b/train.tsv"])
+        >>> shorten_paths(["/data/a/train.tsv", "/data/b/train.tsv"])
         {'/data/a/train.tsv': 'a', '/data/b/train.tsv': 'b'}
-        >>> shortened(["x/a.tsv", "x/b.tsv"]), shortened(["x/a", 3])
+        >>> shorten_paths(["x/a.tsv", "x/b.tsv"]), shorten_paths(["x/a", 3])
         ({'x/a.tsv': 'a.tsv', 'x/b.tsv': 'b.tsv'}, {})
-        >>> shortened(["/x/a", "/x/a/b", "/x/a/b/a"])
+        >>> shorten_paths(["/x/a", "/x/a/b", "/x/a/b/a"])
         {'/x/a': 'a', '/x/a/b': 'a/b', '/x/a/b/a': 'a/b/a'}
     """
     distinct = list(dict.fromkeys(values))

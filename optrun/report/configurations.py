@@ -1,9 +1,4 @@
-"""Group runs by configuration.
-
-Which settings differ, which runs differ in the seed alone, what is compared.
-
-The scores of a configuration are here, too.
-"""
+"""Group runs into configurations (all seeds of one setting), and these into contenders."""
 
 from __future__ import annotations
 
@@ -119,11 +114,9 @@ class LrCurve:
     def beside(self) -> tuple[float | None, float | None]:
         """Find the learning rates below and above the best; None: it is the last."""
         best = self.begun[0] if self.best is None else self.best.lr or 0.0
-        below, above = (
-            [lr for lr in self.begun if lr < best],
-            [lr for lr in self.begun if lr > best],
-        )
-        return (below[-1] if below else None, above[0] if above else None)
+        below = [lr for lr in self.begun if lr < best]
+        above = [lr for lr in self.begun if lr > best]
+        return max(below, default=None), min(above, default=None)
 
 
 @dataclass(frozen=True)
@@ -150,93 +143,102 @@ def _decisive_keys(runs: Sequence[Run]) -> set[str]:
     """Find keys that decide results of these runs, such as the metric of early stopping."""
     keys = set(DISTRIBUTED_DTYPES)
     for run in runs:
-        keys |= set(
-            conditional_keys(
-                run.config.get("training.early_stopping_patience"),
-                run.config.get("training.on_nonfinite"),
-                run.config.get("branch_from"),
-            )
-        )
+        patience = run.config.get("training.early_stopping_patience")
+        on_nonfinite = run.config.get("training.on_nonfinite")
+        keys.update(conditional_keys(patience, on_nonfinite, run.config.get("branch_from")))
     return {f"{group}.{name}" for group, name in keys}
+
+
+def all_keys(runs: Iterable[Run]) -> list[str]:
+    """List the configuration keys of some runs, each once."""
+    keys: dict[str, None] = {}
+    for run in runs:
+        keys |= dict.fromkeys(run.config)
+    return list(keys)
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys that tell the runs apart.
 
-    A key of a group counts where runs with the same choice in that group differ in it: what merely
-    follows from
-    `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count, nor does a
-    key that only repeats the seed.
+    A key of a group counts if runs with the same choice in that group differ in it: what follows
+    from `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count.
     """
-    found = []
     decisive = _decisive_keys(runs)
-    for key in dict.fromkeys(key for run in runs for key in run.config):
+    keys = []
+    for key in all_keys(runs):
         group = key.partition(".")[0]
-        choice = [f"{group}.name"] if key not in (f"{group}.name", group) else []
-        having = [run.config for run in runs if key in run.config]
-        repeats_seed = key.endswith(".seed") and all(
-            config[key] == config.get("seed") for config in having
-        )
-        is_beside = bool(_BESIDE_THE_POINT & {key, group}) and key not in decisive
-        if not (is_beside or repeats_seed or is_implied(key, choice, runs)):
-            found.append(key)
-    first = [
-        key
-        for key in ("model.name", "data.name", "task.name", "optimizer.name", "lr")
-        if key in found
-    ]
-    return first + [key for key in found if key not in first]
+        if _BESIDE_THE_POINT & {key, group} and key not in decisive:
+            continue
+        if _repeats_seed(key, runs):
+            continue
+        choice = [] if key in (f"{group}.name", group) else [f"{group}.name"]
+        if not is_implied(key, choice, runs):
+            keys.append(key)
+    first = ("model.name", "data.name", "task.name", "optimizer.name", "lr")
+    return sorted(keys, key=lambda key: first.index(key) if key in first else len(first))
+
+
+def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
+    """Tell whether a key such as `data.seed` always is the seed of the run."""
+    configs = [run.config for run in runs if key in run.config]
+    return key.endswith(".seed") and all(config[key] == config.get("seed") for config in configs)
 
 
 def pick_compared_keys(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
     """Pick the keys that separate contenders.
 
-    The others were tuned, and each contender is shown at its best.
-
-    Learning rate and the optimizer's own numbers are tuned, and what is said to be; where nothing
-    else differs, they are what is compared.
+    The others were tuned, and each contender is shown at its best. Learning rate, the optimizer's
+    own numbers and `tuned` are tuned, unless nothing else differs.
 
     Example:
-        >>> compared(["optimizer.name", "lr", "optimizer.weight_decay"])
+        >>> pick_compared_keys(["optimizer.name", "lr", "optimizer.weight_decay"])
         ['optimizer.name']
-        >>> compared(["lr", "optimizer.weight_decay"]), compared(["lr"])
-        (['optimizer.weight_decay'], ['lr'])
-        >>> compared(["optimizer.name", "scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
+        >>> pick_compared_keys(["lr", "optimizer.weight_decay"])
+        ['optimizer.weight_decay']
+        >>> pick_compared_keys(["lr"])
+        ['lr']
+        >>> pick_compared_keys(["optimizer.name", "scheduler.name"], {"scheduler.name"})
         ['optimizer.name']
-        >>> compared(["scheduler.warmup_ratio"], {"scheduler.warmup_ratio"})
-        ['scheduler.warmup_ratio']
+        >>> pick_compared_keys(["scheduler.name"], {"scheduler.name"})
+        ['scheduler.name']
     """
-    inner = [key for key in keys if key != "lr"]
-    outer = [key for key in inner if key == "optimizer.name" or not key.startswith("optimizer.")]
-    found = outer or inner or list(keys)
-    return [key for key in found if key not in tuned] or found
+    but_lr = [key for key in keys if key != "lr"]
+    outer = [key for key in but_lr if key == "optimizer.name" or not key.startswith("optimizer.")]
+    candidates = outer or but_lr or list(keys)
+    return [key for key in candidates if key not in tuned] or candidates
 
 
 def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Reduce keys to the fewest that still tell apart what all of them do.
 
-    Where batch size, warm-up and evaluation interval were changed together, the batch size says it
+    If batch size, warm-up and evaluation interval were changed together, the batch size says it
     all. Of keys that follow from each other the one stays that was typed first.
     """
-    typed = [
-        override.lstrip("+").partition("=")[0] for run in runs[:1] for override in run.overrides
-    ]
+    overrides = runs[0].overrides if runs else []
+    typed = [override.lstrip("+").partition("=")[0] for override in overrides]
 
-    kept, place = list(keys), {name: -at for at, name in enumerate(typed)}
-    for key in sorted(
-        keys, key=lambda key: place.get(key, place.get(key.removesuffix(".name"), -len(typed)))
-    ):
-        if any(is_implied(key, [other], runs) for other in kept if other != key):
-            kept.remove(key)
-    return kept
+    def place(key: str) -> int:
+        for name in (key, key.removesuffix(".name")):
+            if name in typed:
+                return typed.index(name)
+        return len(typed)
+
+    remaining = list(keys)
+    for key in sorted(keys, key=place, reverse=True):
+        others = [other for other in remaining if other != key]
+        if any(is_implied(key, [other], runs) for other in others):
+            remaining.remove(key)
+    return remaining
 
 
 def is_implied(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
-    """Tell whether runs that agree in all of the others agree in the key too."""
-    seen: dict[tuple[object, ...], object] = {}
-    return all(
-        seen.setdefault(run.settings(others), value := run.settings([key])) == value for run in runs
-    )
+    """Tell whether runs that agree in all of the others agree in the key, too."""
+    values: dict[tuple[object, ...], object] = {}
+    for run in runs:
+        value = run.settings([key])
+        if values.setdefault(run.settings(others), value) != value:
+            return False
+    return True
 
 
 def build_configurations(
@@ -246,7 +248,7 @@ def build_configurations(
 
     Args:
         runs: Runs whose whole configuration is known.
-        keys: What `differing` found.
+        keys: Those in which the runs differ, see `differing_keys`.
         metric: What gives the score.
         mode: "min" or "max".
 
@@ -255,33 +257,45 @@ def build_configurations(
         was updated last counts, a finished one before an unfinished one. A run that diverged has
         the score of `stand_in`.
     """
-    scores = {id(run): score for run in runs if (score := run.score(metric)) is not None}
-    worst = stand_in(scores.values(), (run.untrained(metric, mode) for run in runs), mode)
-    short = {
-        key: shorten_paths([run.setting(key) for run in runs if key in run.config]) for key in keys
-    }
-    alike: dict[tuple[object, ...], list[Run]] = defaultdict(list)
+    scores = [score for run in runs if (score := run.score(metric)) is not None]
+    worst = stand_in(scores, (run.untrained(metric, mode) for run in runs), mode)
+    short = {}
+    for key in keys:
+        short[key] = shorten_paths(run.setting(key) for run in runs if key in run.config)
+    groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
-        alike[run.settings(keys)].append(run)
+        groups[run.settings(keys)].append(run)
     configurations = []
-    for members in alike.values():
-        found = {key: members[0].setting(key) for key in keys if key in members[0].config}
-        configuration = Configuration(
-            {key: short[key].get(value, value) for key, value in found.items()}, members
-        )
-        ordered = sorted(
-            members, key=lambda run: (run.finished, str(run.summary.get("updated_at", "")))
-        )
-        latest = {run.seed or 0: run for run in ordered}
-        configuration.repeated = [run for run in ordered if run is not latest[run.seed or 0]]
-        for seed, run in sorted(latest.items()):
-            if (score := scores.get(id(run), worst if run.diverged else None)) is not None:
-                configuration.scores[seed] = score
-                configuration.lost |= {seed} if run.diverged else set()
-        losses = [loss for run in members if (loss := run.last(loss_beside(metric))) is not None]
-        configuration.loss = float(np.mean(losses)) if losses else math.inf
-        configurations.append(configuration)
+    for members in groups.values():
+        settings: dict[str, Setting] = {}
+        for key in keys:
+            if key in members[0].config:
+                setting = members[0].setting(key)
+                settings[key] = short[key].get(setting, setting)
+        configurations.append(_join_seeds(settings, members, metric, worst))
     return configurations
+
+
+def _join_seeds(
+    settings: dict[str, Setting], runs: list[Run], metric: str, worst: float | None
+) -> Configuration:
+    """Join the runs of one configuration; `worst` is the score of one that diverged."""
+    configuration = Configuration(settings, runs)
+    by_update = sorted(runs, key=lambda run: (run.finished, str(run.summary.get("updated_at", ""))))
+    latest = {run.seed or 0: run for run in by_update}
+    configuration.repeated = [run for run in by_update if run is not latest[run.seed or 0]]
+    for seed, run in sorted(latest.items()):
+        score = worst if run.diverged else run.score(metric)
+        if score is None:
+            continue
+        configuration.scores[seed] = score
+        if run.diverged:
+            configuration.lost.add(seed)
+    losses = [run.last(loss_beside(metric)) for run in runs]
+    known = [loss for loss in losses if loss is not None]
+    if known:
+        configuration.loss = float(np.mean(known))
+    return configuration
 
 
 def build_contenders(
@@ -295,74 +309,55 @@ def build_contenders(
 
     Args:
         configurations: All configurations.
-        keys: What `compared` found.
+        keys: Those that separate contenders, see `pick_compared_keys`.
         mode: "min" or "max".
     """
     groups: dict[tuple[object, ...], list[Configuration]] = defaultdict(list)
-    for configuration in configurations:
-        groups[tuple(normalise_setting(configuration.settings.get(key)) for key in keys)].append(
-            configuration
-        )
-    chosen = [
-        (
-            min(
-                own,
-                key=lambda configuration: (
-                    -len(configuration.scores),
-                    configuration.cost(mode),
-                    configuration.loss,
-                ),
-            ),
-            own,
-        )
-        for own in groups.values()
-    ]
-    chosen.sort(key=lambda pair: pair[0].cost(mode))
-    told = [best.of(keys) for best, _ in chosen]
-    lrs = [to_number(settings.get("lr")) for settings in told]
+    for each in configurations:
+        group = tuple(normalise_setting(each.settings.get(key)) for key in keys)
+        groups[group].append(each)
+
+    def order(each: Configuration) -> tuple[float, float, float]:
+        return -len(each.scores), each.cost(mode), each.loss
+
+    ranked = sorted(groups.values(), key=lambda members: min(members, key=order).cost(mode))
+    best = [min(members, key=order) for members in ranked]
+    settings = [each.of(keys) for each in best]
+    lrs = [to_number(each.get("lr")) for each in settings]
     scientific = any(lr is not None and lr < MIXED for lr in lrs)
-    names = [describe_settings(each, scientific=scientific) for each in told]
-    names = [
-        name or best.runs[0].optimizer or "all runs"
-        for name, (best, _) in zip(names, chosen, strict=True)
-    ]
-    return [
-        Contender(name, settings, own, best, _lr_curve(own, best, mode))
-        for name, settings, (best, own) in zip(number_labels(names), told, chosen, strict=True)
-    ]
+    names = []
+    for row, chosen in zip(settings, best, strict=True):
+        name = describe_settings(row, scientific=scientific)
+        names.append(name or chosen.runs[0].optimizer or "all runs")
+    contenders = []
+    for at, name in enumerate(number_labels(names)):
+        lr_curve = _build_lr_curve(ranked[at], best[at], mode)
+        contenders.append(Contender(name, settings[at], ranked[at], best[at], lr_curve))
+    return contenders
 
 
-def _lr_curve(configurations: Sequence[Configuration], chosen: Configuration, mode: str) -> LrCurve:
-    """Find the lr curve of a contender over all its configurations.
-
-    At each lr the configuration with the best mean counts.
-    """
-    known = sorted(
-        (configuration for configuration in configurations if configuration.lr),
-        key=lambda configuration: (
-            configuration.lr or 0.0,
-            bool(configuration.diverged),
-            configuration.cost(mode),
-        ),
-    )
-    diverged = {
-        configuration.lr for configuration in known if configuration.lr and configuration.diverged
-    }
-    points: dict[float, Configuration] = {}
-    for configuration in known:
-        if configuration.finished and configuration.lr:
-            points.setdefault(configuration.lr, configuration)
-    stable = [configuration for lr, configuration in points.items() if lr not in diverged] or [
-        *points.values()
-    ]
-    own = points.get(chosen.lr or 0.0) if chosen.scores else None
-    best = own or min(stable, key=lambda configuration: configuration.cost(mode), default=None)
-    return LrCurve(
-        points,
-        tuple(sorted(diverged)),
-        tuple(sorted({configuration.lr for configuration in known if configuration.lr})),
-        best,
-    )
+def _build_lr_curve(
+    configurations: Sequence[Configuration], chosen: Configuration, mode: str
+) -> LrCurve:
+    """Build the metric over lr of a contender: at each lr the configuration with the best mean."""
+    at_lr: dict[float, list[Configuration]] = defaultdict(list)
+    for each in configurations:
+        if each.lr:
+            at_lr[each.lr].append(each)
+    points = {}
+    diverged = []
+    for lr, members in sorted(at_lr.items()):
+        if any(each.diverged for each in members):
+            diverged.append(lr)
+        scored = [each for each in members if each.finished]
+        if scored:
+            points[lr] = min(scored, key=lambda each: (bool(each.diverged), each.cost(mode)))
+    best = points.get(chosen.lr or 0.0) if chosen.scores else None
+    if best is None:
+        stable = [each for lr, each in points.items() if lr not in diverged]
+        candidates = stable or list(points.values())
+        best = min(candidates, key=lambda each: each.cost(mode), default=None)
+    return LrCurve(points, tuple(diverged), tuple(sorted(at_lr)), best)
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
@@ -372,36 +367,39 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
         ConfigError: None or several fit; the message lists what there is.
     """
     fitting = [each for each in contenders if each.name == name]
-    for each in contenders if not fitting else ():
-        # Settings as they are shown, and as the runs have them.
-        values = [
-            *each.settings.values(),
-            *(run.config.get(key) for key in each.settings for run in each.configuration.runs),
-        ]
-        if name in map(str, values):
-            fitting.append(each)
-    names = [each.name for each in (fitting or contenders)]
     if not fitting:
+        fitting = [each for each in contenders if name in _written_settings(each)]
+    if not fitting:
+        names = [each.name for each in contenders]
         raise ConfigError(
             f"baseline={name}: nothing compared here has this name. {did_you_mean(name, names)}"
         )
     if len(fitting) > 1:
+        names = [each.name for each in fitting]
         raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(names)}")
     return fitting[0]
 
 
+def _written_settings(contender: Contender) -> set[str]:
+    """Collect the settings of a contender as they are shown, and as its runs have them."""
+    values = {str(value) for value in contender.settings.values()}
+    for run in contender.configuration.runs:
+        values |= {str(run.config.get(key)) for key in contender.settings}
+    return values
+
+
 def number_labels(labels: Sequence[str]) -> list[str]:
-    """Number labels where two would read the same.
+    """Number labels that would read the same.
 
     Example:
-        >>> numbered(["a", "b", "a"])
+        >>> number_labels(["a", "b", "a"])
         ['a', 'b', 'a #2']
     """
-    before = [labels[:index].count(label) for index, label in enumerate(labels)]
-    return [
-        f"{label} #{count + 1}" if count else label
-        for label, count in zip(labels, before, strict=True)
-    ]
+    numbered = []
+    for index, label in enumerate(labels):
+        before = labels[:index].count(label)
+        numbered.append(f"{label} #{before + 1}" if before else label)
+    return numbered
 
 
 def describe_settings(settings: Mapping[str, Setting], *, scientific: bool = False) -> str:
@@ -412,16 +410,17 @@ def describe_settings(settings: Mapping[str, Setting], *, scientific: bool = Fal
         scientific: Whether an lr of 0.01 is written as 1e-2, as beside a smaller one.
 
     Example:
-        >>> describe({"optimizer.name": "lamb", "lr": 0.002, "optimizer.weight_decay": 0.1})
-        'lamb lr 2e-3 weight_decay 0.1'
+        >>> describe_settings({"optimizer.name": "lamb", "lr": 0.002, "seed": 1})
+        'lamb lr 2e-3 seed 1'
     """
-    parts = []
     leaves = [key.rpartition(".")[2] for key in settings]
+    words = []
     for leaf, (key, value) in zip(leaves, settings.items(), strict=True):
-        named = [] if leaf == "name" else [leaf if leaves.count(leaf) == 1 else key]
+        if leaf != "name":
+            words.append(leaf if leaves.count(leaf) == 1 else key)
         if isinstance(value, float):
-            parts += [*named, rate(value, scientific=scientific and leaf == "lr")]
+            words.append(rate(value, scientific=scientific and leaf == "lr"))
         else:
-            parts += [*named, str(value)]
-    line = plain(" ".join(parts))
+            words.append(str(value))
+    line = plain(" ".join(words))
     return line if len(line) <= 80 else line[:79] + "…"

@@ -409,7 +409,7 @@ def write_seeds(seeds: Sequence[int]) -> str:
     """Write seeds shortly.
 
     Example:
-        >>> label([5, 6, 7]), label([5, 7])
+        >>> write_seeds([5, 6, 7]), write_seeds([5, 7])
         ('5-7', '5, 7')
     """
     whole = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))

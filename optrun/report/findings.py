@@ -18,18 +18,20 @@ from optrun.artifacts.forks import Fork
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain
 from optrun.config.schema.metric import metric_mode
-from optrun.report import configurations as grouping
 from optrun.report.comparability import explain_incomparable, unify_paths
 from optrun.report.configurations import (
     Configuration,
     Contender,
+    all_keys,
     build_configurations,
     build_contenders,
     differing_keys,
+    drop_implied_keys,
     find_contender,
     is_implied,
+    pick_compared_keys,
 )
-from optrun.report.runs import Run
+from optrun.report.runs import Run, to_number
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 DEFAULT_METRIC = "eval/loss"
@@ -68,12 +70,10 @@ class Findings:
 
     @property
     def baseline(self) -> str | None:
-        """The row that the others are shown against, where a person named it; None: nobody did."""
-        return (
-            self.judgement.reference
-            if self.judgement is not None and self.judgement.named
-            else None
-        )
+        """The row that the others are shown against; None if nobody named it."""
+        if self.judgement is None or not self.judgement.named:
+            return None
+        return self.judgement.reference
 
     @property
     def ranked(self) -> list[Contender]:
@@ -93,13 +93,12 @@ class Findings:
 
         (floor - x) / (floor - end), contender -> seed -> score.
         """
-        learnt, rows = self.floor - self.end, self.ranked
-        return {
-            row.name: {
-                seed: (self.floor - x) / learnt for seed, x in row.configuration.scores.items()
-            }
-            for row in rows
-        }
+        learnt = self.floor - self.end
+        scores = {}
+        for row in self.ranked:
+            outcomes = row.configuration.scores.items()
+            scores[row.name] = {seed: (self.floor - x) / learnt for seed, x in outcomes}
+        return scores
 
 
 class Question(TypedDict, total=False):
@@ -110,7 +109,7 @@ class Question(TypedDict, total=False):
     baseline: str | None
     """A contender to test the others against; None: each is asked whether it could be the best."""
     by: Sequence[str]
-    """Configuration keys that separate contenders; none: see `configurations.compared`."""
+    """Configuration keys that separate contenders; none: see `pick_compared_keys`."""
     tuned: Collection[str]
     """Keys that separate none unless they stand in `by`, or nothing else does."""
     matters: float | None
@@ -120,84 +119,90 @@ class Question(TypedDict, total=False):
     """How often the growing set of seeds was asked, this time among them."""
 
 
-def analyse_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Findings:
-    """Join, rank and test.
+def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
+    """Join runs to configurations and these to contenders, then rank and test them.
 
     Args:
         runs: What was collected; at least one.
-        asked: See `Question`.
+        question: See `Question`.
 
     Raises:
         ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is
             none here.
     """
-    by = asked.get("by", ())
-    baseline = asked.get("baseline")
-    name, mode = choose_metric(runs, asked.get("metric"))
+    by = list(question.get("by", ()))
+    baseline = question.get("baseline")
+    metric, mode = choose_metric(runs, question.get("metric"))
     described = [run for run in runs if run.described]
     unify_paths(described)
     _name_trunks(described)
     keys = differing_keys(described)
-    for key in by:
-        known = {key for run in described for key in run.config}
+    _expect_keys(by, described)
+    keys += [key for key in by if key not in keys]
+    compared = by
+    if not by:
+        candidates = pick_compared_keys(keys, question.get("tuned", ()))
+        compared = drop_implied_keys(candidates, described)
+    free = [key for key in keys if key not in compared]
+    configurations = build_configurations(described, keys, metric, mode)
+    contenders = build_contenders(configurations, compared, mode)
+    scored = [run for run in described if run.score(metric) is not None]
+    incomparable = explain_incomparable(scored)
+    if metric.startswith("train/"):
+        incomparable = (
+            f"{metric} is a training metric, and ranks nothing; give the runs an evaluation, as"
+            " with data.eval"
+        )
+    named = find_contender(baseline, contenders).name if baseline else None
+    judgement = None
+    if any(each.configuration.finished for each in contenders) and not incomparable:
+        matters = question.get("matters")
+        judgement = compare(
+            {each.name: each.configuration.scores for each in contenders},
+            mode=mode,
+            baseline=named,
+            matters=read_matters(runs) if matters is None else matters,
+            sd=pooled_sd(each.configuration.finished for each in contenders),
+            looks=question.get("looks", 1),
+        )
+        contenders = _rank(contenders, judgement, mode)
+    before = [run.before_training(metric) for run in described]
+    floors = [value for value in before if value is not None]
+    return Findings(
+        runs=list(runs),
+        metric=metric,
+        mode=mode,
+        own_metric=choose_metric(runs, None)[0],
+        keys=keys,
+        compared_keys=compared,
+        tuned_keys=[key for key in free if key == "lr" or not is_implied(key, compared, described)],
+        configurations=configurations,
+        rows=contenders,
+        judgement=judgement,
+        floor=float(np.median(floors)) if floors else math.nan,
+        incomparable=incomparable,
+    )
+
+
+def _expect_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
+    """Refuse `by=` of a key that no run has."""
+    known = all_keys(runs)
+    for key in keys:
         if key not in known:
             raise ConfigError(
                 f"by={key}: no run has this configuration key. {did_you_mean(key, known)}"
             )
-    keys += [key for key in by if key not in keys]
-    between = list(by) or grouping.drop_implied_keys(
-        grouping.pick_compared_keys(keys, asked.get("tuned", ())), described
-    )
-    free = [key for key in keys if key not in between]
-    chosen_over = [key for key in free if key == "lr" or not is_implied(key, between, described)]
-    configurations = build_configurations(described, keys, name, mode)
-    contenders = build_contenders(configurations, between, mode)
-    chosen = find_contender(baseline, contenders).name if baseline else None
-    apart = explain_incomparable(
-        [
-            run
-            for configuration in configurations
-            for run in configuration.runs
-            if run.score(name) is not None
-        ]
-    )
-    if name.startswith("train/"):
-        apart = (
-            f"{name} is a training metric, and ranks nothing; give the runs an evaluation, as with"
-            " data.eval"
-        )
-    judgement = None
-    if any(each.configuration.finished for each in contenders) and not apart:
-        scores = {each.name: each.configuration.scores for each in contenders}
-        sd = pooled_sd(each.configuration.finished for each in contenders)
-        matters, looks = asked.get("matters"), asked.get("looks", 1)
-        matters = read_matters(runs) if matters is None else matters
-        judgement = compare(scores, mode=mode, baseline=chosen, matters=matters, sd=sd, looks=looks)
-        costs = [each.configuration.cost(mode) for each in contenders]
-        ranks = [
-            1 + sum(other < cost for other in costs) if math.isfinite(cost) else None
-            for cost in costs
-        ]
-        placed = zip(contenders, ranks, strict=True)
-        contenders = [
-            replace(each, rank=rank, versus=judgement.comparisons[each.name])
-            for each, rank in placed
-        ]
-    before = [value for run in described if (value := run.before_training(name)) is not None]
-    return Findings(
-        runs=list(runs),
-        metric=name,
-        mode=mode,
-        own_metric=choose_metric(runs, None)[0],
-        keys=keys,
-        compared_keys=between,
-        tuned_keys=chosen_over,
-        configurations=configurations,
-        rows=contenders,
-        judgement=judgement,
-        floor=float(np.median(before)) if before else math.nan,
-        incomparable=apart,
-    )
+
+
+def _rank(contenders: Sequence[Contender], judgement: Judgement, mode: str) -> list[Contender]:
+    """Give contenders with a score their rank (equal means share one) and their comparison."""
+    costs = [each.configuration.cost(mode) for each in contenders]
+    ranked = []
+    for each, cost in zip(contenders, costs, strict=True):
+        better = [other for other in costs if other < cost]
+        rank = 1 + len(better) if math.isfinite(cost) else None
+        ranked.append(replace(each, rank=rank, versus=judgement.comparisons[each.name]))
+    return ranked
 
 
 def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
@@ -206,14 +211,15 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     Raises:
         ConfigError: A metric was asked for that no run has, or that is of training.
     """
-    mains = [
-        (str(run.at("main_metric", "name") or ""), str(run.at("main_metric", "mode")))
-        for run in runs
-    ]
-    declared = Counter((name, mode) for name, mode in mains if name and mode in ("min", "max"))
+    declared: Counter[tuple[str, str]] = Counter()
+    for run in runs:
+        name = str(run.at("main_metric", "name") or "")
+        mode = str(run.at("main_metric", "mode"))
+        if name and mode in ("min", "max"):
+            declared[name, mode] += 1
     if metric is None:
         return declared.most_common(1)[0][0] if declared else (DEFAULT_METRIC, "min")
-    known = {name for run in runs for name in run.log.names()}
+    known = set[str]().union(*(run.log.names() for run in runs))
     if metric not in known:
         raise ConfigError(f"metric={metric}: no run has logged it. {did_you_mean(metric, known)}")
     if metric.startswith(("train/", "lr/")):
@@ -227,14 +233,10 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
 
 
 def read_matters(runs: Sequence[Run]) -> float | None:
-    """Read the smallest difference that counts from the runs' configuration.
-
-    Where all that say one agree.
-    """
-    said = {
-        float(value) for run in runs if isinstance(value := run.config.get("matters"), (int, float))
-    }
-    return said.pop() if len(said) == 1 else None
+    """Read the smallest difference that counts from the configurations, if all agree."""
+    values = [to_number(run.config.get("matters")) for run in runs]
+    distinct = {value for value in values if value is not None}
+    return distinct.pop() if len(distinct) == 1 else None
 
 
 def _name_trunks(runs: Sequence[Run]) -> None:

@@ -97,7 +97,7 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
         before it.
 
     Example:
-        >>> reach([0.0, 0.01, 0.02, 0.05]), reach([0.0, 0.01, 0.02, 0.6])
+        >>> find_reach([0.0, 0.01, 0.02, 0.05]), find_reach([0.0, 0.01, 0.02, 0.6])
         (0.05, 0.02)
     """
     ordered = sorted(each for each in distances if math.isfinite(each))

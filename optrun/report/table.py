@@ -126,7 +126,7 @@ def list_names(names: Sequence[str], limit: int = 5) -> str:
     """List names, and how many more there are.
 
     Example:
-        >>> listed(["a", "b", "c"], 2), listed(["a", "b"], 2)
+        >>> list_names(["a", "b", "c"], 2), list_names(["a", "b"], 2)
         ('a, b and 1 more', 'a, b')
     """
     more = f" and {len(names) - limit} more" if len(names) > limit else ""

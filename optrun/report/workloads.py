@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Unpack
@@ -28,6 +27,7 @@ from optrun.report.comparability import (
     unify_paths,
 )
 from optrun.report.configurations import (
+    all_keys,
     describe_settings,
     differing_keys,
     drop_implied_keys,
@@ -58,14 +58,11 @@ class Comparison:
     """That of the one workload, or over all; None where nothing is ranked."""
 
     @classmethod
-    def of(cls, found: Findings) -> Comparison:
-        """Make that of a single workload."""
-        rows = found.rows
-        scores, lost = (
-            {row.name: row.configuration.scores for row in rows},
-            {row.name: row.configuration.lost for row in rows},
-        )
-        return cls([found], scores, lost, found.judgement)
+    def of(cls, findings: Findings) -> Comparison:
+        """Build the comparison of a single workload."""
+        scores = {row.name: row.configuration.scores for row in findings.rows}
+        lost = {row.name: row.configuration.lost for row in findings.rows}
+        return cls([findings], scores, lost, findings.judgement)
 
     @property
     def findings(self) -> Findings:
@@ -93,79 +90,103 @@ class Comparison:
         return [run for each in self.workloads for run in each.runs]
 
 
-def compare_runs(runs: Sequence[Run], **asked: Unpack[Question]) -> Comparison:
-    """Split runs into workloads, judge within each, and over all where there are several.
+def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Comparison:
+    """Split runs into workloads, judge within each, and over all if there are several.
 
     Args:
         runs: What was collected; at least one.
-        asked: As for `findings.find`. Of several workloads the metric goes for those that logged
-            it; `matters` is in units of the score.
+        question: As for `findings.analyse_runs`. Of several workloads the metric goes for those
+            that logged it; `matters` is in units of the score.
 
     Raises:
-        ConfigError: As `findings.find`; a baseline that no workload has.
+        ConfigError: As `findings.analyse_runs`; a baseline that no workload has.
     """
-    metric = asked.get("metric")
-    baseline = asked.get("baseline")
-    by = asked.get("by", ())
     parts = split_workloads(runs) if len(runs) > 1 else {}
-    find_in = partial(analyse_runs, tuned=asked.get("tuned", ()))
-    between = dict.fromkeys(
-        key
-        for part in parts.values()
-        for key in drop_implied_keys(pick_compared_keys(differing_keys(part)), part)
-    )
-    shared = [
-        key
-        for key in by or between
-        if all(any(key in run.config for run in part) for part in parts.values())
-    ]
-    several = []
-    for name, part in parts.items() if len(parts) > 1 else ():
-        logged = metric if any(metric in run.log.names() for run in part) else None
-        several.append(replace(find_in(part, metric=logged, by=shared), name=name))
-    names = Counter(row.name for each in several for row in each.ranked)
-    if sum(count > 1 for count in names.values()) < 2:
-        return Comparison.of(analyse_runs(runs, **asked))
+    workloads = _analyse_parts(parts, question) if len(parts) > 1 else []
+    names = Counter(row.name for each in workloads for row in each.ranked)
+    shared = [name for name, count in names.items() if count > 1]
+    if len(shared) < 2:
+        return Comparison.of(analyse_runs(runs, **question))
+    baseline = question.get("baseline")
     if baseline is not None and baseline not in names:
         raise ConfigError(
             f"baseline={baseline}: nothing compared here has this name."
             f" {did_you_mean(baseline, names)}"
         )
-    several = [replace(each, left_out=_why_left_out(each)) for each in several]
-    counted = [each for each in several if not each.left_out]
-    rows = [row for each in counted for row in each.ranked]
-    scores, judgement = _mean_scores(counted), None
-    lost = {
-        name: set[int]().union(*(row.configuration.lost for row in rows if row.name == name))
-        for name in scores
-    }
-    if sum(map(bool, scores.values())) > 1:
-        if baseline is not None:
-            scores.setdefault(baseline, {})  # what has no score differs from nobody
-        finished = (
-            [x for seed, x in own.items() if seed not in lost.get(name, ())]
-            for name, own in scores.items()
-        )
-        sd = pooled_sd(finished)
-        matters, looks = asked.get("matters"), asked.get("looks", 1)
-        judgement = compare(
-            scores, mode="max", baseline=baseline, matters=matters, sd=sd, looks=looks
-        )
-    return Comparison(several, scores, lost, judgement)
+    workloads = [replace(each, left_out=_why_left_out(each)) for each in workloads]
+    counted = [each for each in workloads if not each.left_out]
+    scores = _mean_scores(counted)
+    lost = _lost_seeds(counted)
+    judgement = None
+    if sum(bool(row) for row in scores.values()) > 1:
+        judgement = _judge_scores(scores, lost, question)
+    return Comparison(workloads, scores, lost, judgement)
 
 
-def _why_left_out(found: Findings) -> str:
-    if found.incomparable:
-        return found.incomparable
-    if not found.ranked:
+def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> list[Findings]:
+    """Analyse each workload, with contenders told apart by the same keys in all."""
+    keys = dict.fromkeys(question.get("by", ()))
+    if not keys:
+        for part in parts.values():
+            compared = pick_compared_keys(differing_keys(part))
+            keys |= dict.fromkeys(drop_implied_keys(compared, part))
+    in_each = [set(all_keys(part)) for part in parts.values()]
+    shared = [key for key in keys if all(key in known for known in in_each)]
+    metric = question.get("metric")
+    workloads = []
+    for name, part in parts.items():
+        is_logged = any(metric in run.log.names() for run in part)
+        findings = analyse_runs(
+            part, metric=metric if is_logged else None, by=shared, tuned=question.get("tuned", ())
+        )
+        workloads.append(replace(findings, name=name))
+    return workloads
+
+
+def _lost_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
+    """Collect the seeds on which a contender diverged in some workload."""
+    lost: dict[str, set[int]] = {}
+    for each in workloads:
+        for row in each.ranked:
+            lost.setdefault(row.name, set()).update(row.configuration.lost)
+    return lost
+
+
+def _judge_scores(
+    scores: dict[str, dict[int, float]], lost: Mapping[str, set[int]], question: Question
+) -> Judgement:
+    """Judge contenders by their mean scores over workloads."""
+    baseline = question.get("baseline")
+    if baseline is not None:
+        scores.setdefault(baseline, {})  # what has no score differs from nobody
+    finished = []
+    for name, row in scores.items():
+        gone = lost.get(name, set())
+        finished.append([score for seed, score in row.items() if seed not in gone])
+    return compare(
+        scores,
+        mode="max",
+        baseline=baseline,
+        matters=question.get("matters"),
+        sd=pooled_sd(finished),
+        looks=question.get("looks", 1),
+    )
+
+
+def _why_left_out(findings: Findings) -> str:
+    """Say why a workload has no part in the judgement; empty if it has."""
+    if findings.incomparable:
+        return findings.incomparable
+    if not findings.ranked:
         return "no run has finished with a result yet"
-    if math.isnan(found.floor):
+    if math.isnan(findings.floor):
         return "no run was evaluated before its first step, so nothing says how much was learnt"
-    gain = (found.floor - found.end) * (1 if found.mode == "min" else -1)
-    sd = pooled_sd([row.configuration.finished for row in found.ranked])
+    sign = 1 if findings.mode == "min" else -1
+    gain = (findings.floor - findings.end) * sign
+    sd = pooled_sd([row.configuration.finished for row in findings.ranked])
     if gain <= 0 or gain < TEACHES * sd:
         return (
-            f"it teaches nothing: the best contender gains {gain:.3g} {found.metric}, less than"
+            f"it teaches nothing: the best contender gains {gain:.3g} {findings.metric}, less than"
             f" {TEACHES:g} standard deviations between seeds ({sd:.2g})"
         )
     return ""
@@ -177,15 +198,17 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
     A contender without an outcome on one of them has none.
     """
     tables = [each.scaled() for each in workloads]
-    found = {}
-    for name in dict.fromkeys(name for table in tables for name in table):
+    names: dict[str, None] = {}
+    for table in tables:
+        names |= dict.fromkeys(table)
+    scores: dict[str, dict[int, float]] = {}
+    for name in names:
         rows = [table.get(name, {}) for table in tables]
-        found[name] = {
-            seed: fmean(row[seed] for row in rows)
-            for seed in rows[0]
-            if all(seed in row for row in rows)
-        }
-    return found
+        scores[name] = {}
+        for seed in rows[0]:
+            if all(seed in row for row in rows):
+                scores[name][seed] = fmean(row[seed] for row in rows)
+    return scores
 
 
 def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -199,14 +222,14 @@ def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run in described:
         by_rows.setdefault(identify_workload(run), []).append(run)
     parts: list[list[Run]] = []
-    for found in by_rows.values():
+    for members in by_rows.values():
         # Other words for the same rows, such as a copy of the file, make no other workload.
-        alike = next((part for part in parts if not explain_incomparable([*part, *found])), None)
-        if alike is None:
-            parts.append(found)
+        same = [part for part in parts if not explain_incomparable([*part, *members])]
+        if same:
+            same[0].extend(members)
         else:
-            alike += found
-    return dict(zip(_names(parts), parts, strict=True))
+            parts.append(members)
+    return dict(zip(_name_workloads(parts), parts, strict=True))
 
 
 def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
@@ -220,24 +243,26 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
     return len(workloads)
 
 
-def _names(parts: Sequence[list[Run]]) -> list[str]:
+def _name_workloads(parts: Sequence[list[Run]]) -> list[str]:
     """Name workloads by their tasks, then by their data, then by what else tells them apart."""
     firsts = [part[0] for part in parts]
     tasks = [str(run.config.get("task.name") or "task") for run in firsts]
     data = [name_data(run) for run in firsts]
-    names = tasks if len(set(data)) == 1 else data if len(set(tasks)) == 1 else []
-    names = names or [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
+    if len(set(data)) == 1:
+        names = tasks
+    elif len(set(tasks)) == 1:
+        names = data
+    else:
+        names = [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
     if len(set(names)) < len(names):
-        keys = [key for key in differing_keys(firsts) if key.partition(".")[0] in ("task", "data")]
-        told = [
-            describe_settings({key: run.setting(key) for key in drop_implied_keys(keys, firsts)})
-            for run in firsts
-        ]
+        keys = [key for key in differing_keys(firsts) if key.startswith(("task.", "data."))]
+        keys = drop_implied_keys(keys, firsts)
+        details = [describe_settings({key: run.setting(key) for key in keys}) for run in firsts]
         names = [
-            f"{name} ({more})" if names.count(name) > 1 else name
-            for name, more in zip(names, told, strict=True)
+            f"{name} ({detail})" if names.count(name) > 1 else name
+            for name, detail in zip(names, details, strict=True)
         ]
-    return number_labels([*map(plain, names)])
+    return number_labels([plain(name) for name in names])
 
 
 def _planned_step(trunk: Setting) -> Setting:
