@@ -148,8 +148,8 @@ class _Draft:
                 self.proposed[key] = value
 
     def compose(self, overrides: Sequence[str] | None = None) -> RunConfig:
-        words = self.overrides if overrides is None else list(overrides)
-        return compose_request(self.hydra, CommandLine(overrides=words)).config
+        tokens = self.overrides if overrides is None else list(overrides)
+        return compose_request(self.hydra, CommandLine(overrides=tokens)).config
 
     def explain(self) -> Facts:
         from optrun.explain.build import explain
@@ -215,10 +215,10 @@ def _say_rows(source: Source, draft: _Draft, say: Say) -> Roles | None:
     roles = None
     try:
         roles = roles_of(rows)
-        named = [
+        columns = [
             f"{column} ({key.removesuffix('_column')})" for key, column in roles.columns.items()
         ]
-        say("columns", ", ".join(named))
+        say("columns", ", ".join(columns))
     except ConfigError as error:
         if not draft.is_typed("task"):
             raise ConfigError(

@@ -16,7 +16,7 @@ _IDLE = ("data=", "data.train=", "resume=", "branch_from=", "search.", "hydra.sw
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
-    made = VerbParser(
+    parser_of_verb = VerbParser(
         "start",
         ["FILE|FOLDER|NAME"],
         """
@@ -27,38 +27,38 @@ data.label_column=verdict, go into both commands. run=true runs the first.
         keys={"run": "true"},
         overrides="KEY",
     )
-    made.add_config_dir()
-    return made
+    parser_of_verb.add_config_dir()
+    return parser_of_verb
 
 
 def run(arguments: VerbArguments) -> int:
-    """Print what is there and what to do with it, and with `run=true` do the first of it.
+    """Print what the data hold and two commands; with `run=true` run the first.
 
     Returns:
         0, or the exit code of the run.
     """
     config_dir = arguments.options.config_dir
-    place = arguments.positional[0]
-    if not place.strip():
+    name = arguments.positional[0]
+    if not name.strip():
         raise ConfigError("optrun start '': expected a file, a folder or a name.")
     for token in arguments.overrides:
         if token.lstrip("+").startswith(_IDLE):
             raise ConfigError(
-                f"{token}: has no effect on optrun start, which reads {place} and proposes a new"
+                f"{token}: has no effect on optrun start, which reads {name} and proposes a new"
                 " run; leave it out."
             )
     from optrun.cli.proposal import propose
 
-    made = propose(place, arguments.overrides, config_dir, _say)
+    proposal = propose(name, arguments.overrides, config_dir, _say)
     more = [] if config_dir is None else ["--config-dir", config_dir]
-    for number, (what, words) in enumerate(made.commands(), 1):
-        sys.stdout.write(f"\n{number}. {what}\n   optrun {shlex.join([*words, *more])}\n")
+    for number, (what, tokens) in enumerate(proposal.commands(), 1):
+        sys.stdout.write(f"\n{number}. {what}\n   optrun {shlex.join([*tokens, *more])}\n")
     if not arguments.flag("run"):
         sys.stdout.write("\nrun=true runs the first; nothing was written.\n")
         return EXIT_DONE
     from optrun.cli.train import run as train
 
-    return train([*made.overrides, *more])
+    return train([*proposal.overrides, *more])
 
 
 def _say(heading: str, *lines: str) -> None:

@@ -1,4 +1,4 @@
-"""A data configuration to its rows."""
+"""Read the rows of a data configuration."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ def load_source(
     if isinstance(config, MixtureConfig):
         return _mixed(config, seed=seed, documents=documents, inputs=inputs)
     row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
-    source: Source = row.load()(config, documents=documents)
+    read: Callable[..., object] = row.load()
+    source = read(config, documents=documents)
     if not isinstance(source, Source) or not len(source.train.rows):
-        got = (
-            "no training rows"
-            if isinstance(source, Source)
-            else f"{type(source).__name__}, no data.source.Source"
-        )
+        got = "no training rows"
+        if not isinstance(source, Source):
+            got = f"{type(source).__name__}, no data.source.Source"
         raise ConfigError(
             f"data={config.name}: its reader ({row.origin or 'optrun'}) returned {got}."
         )
@@ -62,12 +61,14 @@ def load_source(
         source.notes.append("data.eval_fraction=0: trained on all rows, evaluated on none")
         return source
     columns: Sequence[str] = ()
-    with contextlib.suppress(ConfigError):
-        columns = () if inputs is None else inputs(source)
-    source.train, held, note = cut(
+    if inputs is not None:
+        with contextlib.suppress(ConfigError):
+            columns = inputs(source)
+    source.train, evaluation, note = cut(
         train, config.eval_fraction, seed=seed, documents=documents, inputs=columns
     )
-    source.eval_sets, source.cut_from_train = {"": held}, True
+    source.eval_sets = {"": evaluation}
+    source.cut_from_train = True
     source.notes.append(note)
     return source
 
@@ -81,13 +82,15 @@ def _mixed(
         ConfigError: With the source, whatever is wrong with it.
     """
     parts: dict[str, Source] = {}
-    for name, own in config.parts().items():
+    for name, part_config in config.parts().items():
         with of_part(name):
-            parts[name] = load_source(own, seed=seed, documents=documents, inputs=inputs)
+            parts[name] = load_source(part_config, seed=seed, documents=documents, inputs=inputs)
         for split in parts[name].splits:
             split.key = f"data.mixture.{name}.{split.key.removeprefix('data.')}"
     first = next(iter(parts.values()))
-    notes = [f"{name}: {note}" for name, part in parts.items() for note in part.notes]
+    notes = []
+    for name, part in parts.items():
+        notes += [f"{name}: {note}" for note in part.notes]
     cut_from_train = any(part.cut_from_train for part in parts.values())
     return MixedSource(
         first.train,
@@ -101,10 +104,12 @@ def _mixed(
 
 @contextlib.contextmanager
 def of_part(name: str) -> Iterator[None]:
-    """Name the source of a mixture that something is wrong with."""
+    """Name the source of a mixture in a ConfigError about it."""
     try:
         yield
     except ConfigError as error:
-        told = str(error)
+        message = str(error)
         key = f"data.mixture.{name}"
-        raise ConfigError(told if key in told else f"{key}: {told}") from error
+        if key not in message:
+            message = f"{key}: {message}"
+        raise ConfigError(message) from error

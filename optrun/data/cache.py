@@ -1,11 +1,10 @@
-"""The memory of the data: what is costly to make and a function of its input, kept between runs.
+"""The cache of results that are costly to make and depend on their input alone.
 
-Whole folders are kept by `cached`, under a digest of their input and sealed with the checksums of
-their files and with
-their state: size, times, place on the disk. If the state is another one the files are read and
-compared; what another program did to them is discarded, made anew, and told. Small findings are
-kept by `known_by`, under such a digest, too, or as long as the file that they were found in is the
-same one. optrun cannot detect a disk that silently returns wrong bytes.
+`cached` keeps whole folders under a digest of their input. A folder is sealed with the checksums of
+its files and with their state: size, times, place on the disk. If the state differs, the files are
+read and compared; an entry that another program changed is discarded and made anew, and a note says
+so. `known_by` keeps small results under such a digest, or as long as the file that they were found
+in is the same one. optrun cannot detect a disk that silently returns wrong bytes.
 """
 
 from __future__ import annotations
@@ -64,16 +63,15 @@ def digest(*pieces: str | bytes) -> str:
 
 
 def key_of(*pieces: str | bytes | None) -> str | None:
-    """Compute the digest of pieces.
-
-    None: one of them is None, so that nobody knows what they decide.
-    """
-    known = [piece for piece in pieces if piece is not None]
-    return digest(*known) if len(known) == len(pieces) else None
+    """Compute the digest of pieces; None if a piece is None, which stands for an unknown input."""
+    present = [piece for piece in pieces if piece is not None]
+    if len(present) < len(pieces):
+        return None
+    return digest(*present)
 
 
 def digest_of(pieces: Iterable[str | bytes]) -> str:
-    """Compute the same digest of pieces that are never in memory together."""
+    """Compute the digest of `digest` of pieces that are never in memory together."""
     total = hashlib.sha256()
     for piece in pieces:
         beat()
@@ -87,7 +85,7 @@ version = cache(metadata.version)  # each call would read a file
 
 
 def versions(*packages: str) -> str:
-    """Name the installed versions of packages, for the key of what they made."""
+    """Name the installed versions of packages, for the key of their results."""
     return " ".join(f"{package} {version(package)}" for package in packages)
 
 
@@ -100,10 +98,7 @@ def chunks_of_file(path: Path) -> Iterator[bytes]:
 
 
 def digest_files(paths: Iterable[Path]) -> str:
-    """Compute a hexadecimal sha256 over the content of files, in order, with their borders.
-
-    Read in pieces.
-    """
+    """Compute a hexadecimal sha256 over the content of files, in order, with their borders."""
     total = hashlib.sha256()
     for path in paths:
         size = 0
@@ -116,7 +111,8 @@ def digest_files(paths: Iterable[Path]) -> str:
 
 def checksum(chunks: Iterable[bytes]) -> str:
     """Compute size and xxh3-128 of a file that is read in pieces."""
-    total, size = xxhash.xxh3_128(), 0
+    total = xxhash.xxh3_128()
+    size = 0
     for chunk in chunks:
         total.update(chunk)
         size += len(chunk)
@@ -148,7 +144,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         if folder.is_dir() and _damage(folder, key) is None:
             return folder
     with _locked(folder):
-        return _whole_or_made(folder, key, make)
+        return _read_or_make(folder, key, make)
 
 
 @contextlib.contextmanager
@@ -220,8 +216,8 @@ def _signs_of_life(folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def _whole_or_made(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
-    """Return an entry that is there and whole, else make it."""
+def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
+    """Return an undamaged entry of the cache, or make it."""
     try:
         if folder.is_dir():
             damage = _damage(folder, key)
@@ -271,44 +267,42 @@ def _publish(aside: Path, folder: Path, key: str) -> None:
 
 
 def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None) -> Found:
-    """Find out once what costs time.
+    """Compute a small result once.
 
     Args:
-        key: Digest of everything the finding depends on, with the `versions` of packages that
-            decide it. With `of`: what is found out, and how. None: nobody knows it, and it is found
-            out anew.
-        find: Finds it out; what it returns can be written as JSON, and is the same after that. What
-            it raises is
-            raised, and nothing is kept: a later optrun may read what this one refuses.
-        of: The file that `find` reads, whose finding holds as long as the file is the same one. It
-            is while its place,
-            device, inode, size and both of its times are: no program can set back the time of their
-            last change.
+        key: Digest of everything the result depends on, with the `versions` of packages that
+            decide it. With `of`: a name of the result. None: it is computed anew.
+        find: Computes the result, which must be the same after it was written as JSON. If it
+            raises, nothing is kept: a later optrun may read what this one refuses.
+        of: The file that `find` reads. The result holds as long as path, device, inode, size and
+            both times of the file are the same: no program can set back the time of change.
 
     Raises:
         OSError: There is no such file.
     """
     if key is None:
         return find()
-    name, state = key, list[int]()
+    name = key
+    state: list[int] = []
     seal: dict[str, object] = {"key": key}
     if of is not None:
         of = of.resolve()
-        name, state = digest(str(of), key), file_state(of)
+        name = digest(str(of), key)
+        state = file_state(of)
         seal = {"file": str(of), "state": state}
     memory = cache_dir() / "known" / f"{name[:32]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known: dict[str, Found] = read_json(memory)
-        if known == known | seal:
-            return known["found"]
+        memory_content: dict[str, Found] = read_json(memory)
+        if memory_content == memory_content | seal:
+            return memory_content["found"]
     begun = time.time()
-    found = find()
+    finding = find()
     if of is None or (file_state(of) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS):
         with contextlib.suppress(
             OSError
         ):  # a cache that cannot be written costs time, and nothing else
-            write_whole(memory, json.dumps({**seal, "found": found}) + "\n")
-    return found
+            write_whole(memory, json.dumps({**seal, "found": finding}) + "\n")
+    return finding
 
 
 def content_of(path: Path) -> str:
@@ -351,14 +345,14 @@ def folder_for(kind: str, key: str) -> Path:
 
 
 def discarded() -> list[str]:
-    """List a sentence for each entry that was discarded since this was last asked."""
-    told = _discarded.copy()
+    """List a sentence for each entry that was discarded since the last call."""
+    messages = _discarded.copy()
     _discarded.clear()
-    return told
+    return messages
 
 
 def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
-    """Write down what the folder holds, for `_damage`.
+    """Describe the files of a folder, for `_damage`.
 
     Args:
         folder: The folder.
@@ -370,18 +364,16 @@ def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
 
 
 def file_state(path: Path) -> list[int]:
-    """Return what changes as soon as anybody writes to a file.
+    """Return device, inode, size and both times of a file, which change with any write.
 
-    Device, inode, size, both of its times.
-
-    No program can set back the time at which any of these was changed.
+    No program can set back the time of change.
     """
     entry = path.stat()
     return [entry.st_dev, entry.st_ino, entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns]
 
 
 def _damage(folder: Path, key: str) -> str | None:
-    """Describe what is not as it was when the folder was sealed; None: nothing."""
+    """Describe what changed since the folder was sealed; None: nothing."""
     try:
         seal = read_json(folder / _SEAL)
         sealed: dict[str, str] = seal["files"]
@@ -394,12 +386,10 @@ def _damage(folder: Path, key: str) -> str | None:
         for name in doubtful:
             if checksum(chunks_of_file(folder / name)) != sealed[name]:
                 return f"{name} has changed since it was made"
-        # It was copied here. Its state is remembered, but of files that may change again within a
-        # clock's tick.
-        if (
-            doubtful
-            and time.time() - max(state[-1] for state in states.values()) / 1e9 > YOUNG_SECONDS
-        ):
+        # The folder was copied. Its new state is sealed, unless a file may change again within a
+        # tick of the clock.
+        last_change = max((state[-1] for state in states.values()), default=0) / 1e9
+        if doubtful and time.time() - last_change > YOUNG_SECONDS:
             with contextlib.suppress(OSError):
                 write_whole(folder / _SEAL, _seal_of(folder, key, sealed), folder.parent)
     except FileNotFoundError:
@@ -410,7 +400,7 @@ def _damage(folder: Path, key: str) -> str | None:
 
 
 def _discard(folder: Path, damage: str) -> None:
-    """Take an entry away; who has it mapped keeps what was mapped.
+    """Remove an entry; a process that has mapped its files keeps them.
 
     Raises:
         OSError: It cannot be removed.
@@ -432,21 +422,21 @@ def _temporary() -> Path:
 
 def _sweep(folder: Path) -> None:
     """Delete what killed processes left a day ago or earlier."""
-    for left in folder.glob(".making-*"):
+    for path in folder.glob(".making-*"):
         with contextlib.suppress(OSError):  # gone meanwhile
-            if time.time() - left.stat().st_mtime < _ABANDONED_SECONDS or _is_being_made(left):
+            if time.time() - path.stat().st_mtime < _ABANDONED_SECONDS or _is_being_made(path):
                 continue
-            if left.is_file():
-                left.unlink()
+            if path.is_file():
+                path.unlink()
             else:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_being_made(left: Path) -> bool:
+def _is_being_made(leftover: Path) -> bool:
     """Tell whether a process holds the lock of an entry, however old its files are."""
-    lock = left
-    if left.suffix != ".lock":
-        lock = left.with_name(f"{left.name.rpartition('-')[0]}.lock")
+    lock = leftover
+    if leftover.suffix != ".lock":
+        lock = leftover.with_name(f"{leftover.name.rpartition('-')[0]}.lock")
     if not lock.exists():
         return False
     try:

@@ -1,4 +1,4 @@
-"""Arrays that are found out of all rows once, kept in the cache, and mapped from then on."""
+"""Arrays that are computed from all rows once, and mapped from the cache from then on."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def map_arrays(folder: Path) -> dict[str, np.ndarray]:
 def cached_arrays(
     kind: str, key: str | None, find: Callable[[], Mapping[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Find once what `find` finds, and keep it.
+    """Compute arrays once, and map them from the cache.
 
     Args:
         kind: Subfolder of the cache.
-        key: Digest of everything the arrays depend on; None: nobody knows it, and they are found
-            out anew.
-        find: Finds them at some cost. What it raises is raised, and nothing is kept.
+        key: Digest of everything the arrays depend on; None: it is not known, and the arrays are
+            computed anew.
+        find: Computes the arrays. If it raises, nothing is kept.
 
     Returns:
         Name to array, mapped from the cache.
@@ -47,17 +47,19 @@ def cached_arrays(
 
 
 def texts_to_array(texts: Iterable[str]) -> np.ndarray:
-    """Write a few texts as bytes, for `cached_arrays`; `array_to_texts` gives them back."""
+    """Write a few texts as an array of bytes, for `cached_arrays`."""
     return np.frombuffer(json.dumps(list(texts)).encode(), dtype=np.uint8)
 
 
 def array_to_texts(array: np.ndarray) -> list[str]:
-    """Read the texts that `texts_to_array` was given."""
+    """Read the texts that `texts_to_array` wrote."""
     return list(json.loads(array.tobytes()))
 
 
 def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Find rows of which no value but the first is marked, with one piece, or one row, in memory.
+    """Find rows without a marked value behind their first one.
+
+    One piece of the marks, or one row, is in memory at a time.
 
     Args:
         marks: Of all rows, one behind the other; marked is what is not 0. Shape (values,).
@@ -70,8 +72,9 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         >>> rows_without_marks(np.array([1, 0, 0, 1, 1]), np.array([0, 2, 4, 4, 5])).tolist()
         [0, 2, 3]
     """
-    found = [np.zeros(0, dtype=np.int64)]
-    rows, first = len(offsets) - 1, 0
+    rows_found = [np.zeros(0, dtype=np.int64)]
+    rows = len(offsets) - 1
+    first = 0
     while first < rows:
         wanted = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
         end = min(rows, max(first + 1, wanted), first + _PIECE)
@@ -79,6 +82,6 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         piece = marks[offsets[first] : offsets[end]] != 0
         sums = np.concatenate([[0], np.cumsum(piece, dtype=np.int64)])
         begins = np.minimum(borders[:-1] + 1, borders[1:])
-        found.append(first + np.flatnonzero(sums[borders[1:]] == sums[begins]))
+        rows_found.append(first + np.flatnonzero(sums[borders[1:]] == sums[begins]))
         first = end
-    return np.concatenate(found)
+    return np.concatenate(rows_found)

@@ -1,7 +1,4 @@
-"""Rows of chats in the layouts that are usual.
-
-Turns, prompt and completion, Alpaca's columns, ShareGPT's lists.
-"""
+"""Rows of chats: turns, prompt and completion, Alpaca's columns, ShareGPT's lists."""
 
 from __future__ import annotations
 
@@ -61,28 +58,29 @@ class Chat:
 
     turns: list[Message]
     given: int | None
-    """How many turns are the prompt; None: the row does not say."""
+    """Number of turns of the prompt; None: the row does not say."""
     tools: list[Message] | None
     row: int | None = field(repr=False)
-    """Where it stands in its split, no part of what it is; None: of a stream, which says itself
-    where it is."""
+    """Its number in the split, no part of the conversation; None: it is of a stream."""
     last_alone: bool = False
     """Whether nothing but its last turn is learnt."""
 
     def until_answer(self) -> tuple[list[Message], str | None]:
-        """Return the turns that are to be answered, and the text of the answer.
-
-        None if the last turn asks.
-        """
-        at = self.given
-        if at is None:
-            at = len(self.turns) - (self.turns[-1]["role"] == ASSISTANT)
-        return self.turns[:at], str(self.turns[at]["content"]) if at < len(self.turns) else None
+        """Return the turns to answer, and the text of the answer; None: the last turn asks."""
+        prompt_turns = self.given
+        if prompt_turns is None:
+            prompt_turns = len(self.turns)
+            if self.turns[-1]["role"] == ASSISTANT:
+                prompt_turns -= 1
+        answer = None
+        if prompt_turns < len(self.turns):
+            answer = str(self.turns[prompt_turns]["content"])
+        return self.turns[:prompt_turns], answer
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A prompt and what follows it, as texts."""
+    """A prompt and its completion, as texts."""
 
     prompt: str
     completion: str
@@ -91,22 +89,22 @@ class Plain:
 
 @dataclass(frozen=True)
 class ChatColumns:
-    """Where the chats of a split stand."""
+    """The columns of the chats of a split."""
 
     layout: ChatLayout
     names: tuple[str, ...]
-    """Of the columns that the layout needs."""
+    """Columns that the layout needs."""
     more: tuple[str, ...]
-    """Of those that it takes in where they are there."""
+    """Columns that are read beside them, if the rows have them."""
 
     @property
     def all(self) -> list[str]:
-        """Names of all columns that are read."""
+        """All columns that are read."""
         return [*self.names, *self.more]
 
 
 def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
-    """Find the columns of chats: as named, else by the names that are usual.
+    """Find the columns of chats, as keys name them, else by their usual names.
 
     `data.messages_column` names the column of turns, `data.text_column` and `data.target_column`
     those of prompts and completions; `data.text_column` alone is a column of turns, too.
@@ -125,48 +123,52 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
     text = named_text(source, split)
     target = named(source.columns, "target_column", split)
     turns = named(source.columns, "messages_column", split)
-    there = split.rows.column_names
+    column_names = split.rows.column_names
     _refuse_beside_turns(source)
     if target is not None:
         _expect_layout(wanted, ChatLayout.prompt_completion, f"data.target_column={target}")
-        if text is None and "prompt" not in there:
+        if text is None and "prompt" not in column_names:
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no column called prompt."
             )
-        return _found(split, ChatLayout.prompt_completion, (text or "prompt", target), there)
-    key, turns = ("data.text_column", text) if turns is None else ("data.messages_column", turns)
+        return _found(split, ChatLayout.prompt_completion, (text or "prompt", target), column_names)
+    key = "data.messages_column"
+    if turns is None:
+        key = "data.text_column"
+        turns = text
     if turns is not None:
         layout = wanted if wanted is ChatLayout.sharegpt else ChatLayout.messages
         _expect_layout(wanted, layout, f"{key}={turns}")
-        return _found(split, layout, (turns,), there)
-    fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(there)]
+        return _found(split, layout, (turns,), column_names)
+    fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(column_names)]
     if wanted is not None:
         if wanted not in fitting:
-            lacking = " and ".join(name for name in _COLUMNS[wanted] if name not in there)
+            lacking = " and ".join(name for name in _COLUMNS[wanted] if name not in column_names)
             raise ConfigError(
                 f"task.layout={wanted.value}: {split.key} has no column {lacking}."
                 f" {columns_in_words(split.rows)}"
             )
         fitting = [wanted]
     if not fitting:
-        known = "; ".join(" and ".join(names) for names in _COLUMNS.values())
+        layouts = "; ".join(" and ".join(names) for names in _COLUMNS.values())
         raise ConfigError(
-            f"{split.key} has no chats that task=sft knows by their columns: {known}."
+            f"{split.key} has no chats that task=sft knows by their columns: {layouts}."
             f" {columns_in_words(split.rows)} data.messages_column names a column of turns,"
             " data.text_column and data.target_column those of prompts and completions."
         )
     if len(fitting) > 1:
-        words = ", ".join(
+        layouts_in_words = ", ".join(
             f"{layout.value} ({' and '.join(_COLUMNS[layout])})" for layout in fitting
         )
         raise ConfigError(
-            f"{split.key} has the columns of several layouts: {words}. Say which: task.layout=NAME."
+            f"{split.key} has the columns of several layouts: {layouts_in_words}. Say which:"
+            " task.layout=NAME."
         )
-    return _found(split, fitting[0], _COLUMNS[fitting[0]], there)
+    return _found(split, fitting[0], _COLUMNS[fitting[0]], column_names)
 
 
 def _refuse_beside_turns(source: Source) -> None:
-    """Refuse other columns beside one of whole chats, which leaves nothing for them to hold."""
+    """Refuse keys of other columns beside one of whole chats."""
     turns = getattr(source.columns, "messages_column", None)
     for key in ("text_column", "eval_text_column", "target_column"):
         other = getattr(source.columns, key, None)
@@ -185,12 +187,12 @@ def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> No
 
 
 def _found(
-    split: Split, layout: ChatLayout, names: tuple[str, ...], there: Sequence[str]
+    split: Split, layout: ChatLayout, names: tuple[str, ...], column_names: Sequence[str]
 ) -> ChatColumns:
     more = tuple(
         name
         for name in (*_MORE.get(layout, ()), _TOOLS, _KWARGS)
-        if name in there and name not in names
+        if name in column_names and name not in names
     )
     split.columns_read.update((*names, *more))
     return ChatColumns(layout, names, more)
@@ -216,7 +218,7 @@ def chats(
 def read_rows(
     split: Split, names: Sequence[str], read: Callable[[Cells, int], Read]
 ) -> Iterator[Read]:
-    """Yield what is read of each row.
+    """Read each row.
 
     Args:
         split: The rows.
@@ -234,17 +236,15 @@ def read_rows(
 
 
 def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
-    """Yield the values of each row by column, of these columns alone."""
+    """Yield the values of these columns for each row, by column."""
     return (dict(zip(names, values, strict=True)) for values in split.cells(names))
 
 
 def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
-    """Find columns as `chat_columns`, of rows to be answered.
+    """Find the columns of rows to answer, which need no completions or outputs.
 
-    Completions and outputs need not be there.
-
-    A column that is named has prompts, each of which asks as a whole, where the rows of the
-    training were prompts and completions, and it is not called as whole chats are.
+    A named column holds prompts if the run was trained on prompts and completions and the column is
+    not called like one of whole chats; else it holds chats.
 
     Raises:
         ConfigError: No such column, none at all, those of several layouts, or a column of turns
@@ -253,7 +253,7 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
     _refuse_beside_turns(source)
     keys = ("messages_column", "eval_text_column", "text_column")
     key = next((key for key in keys if getattr(source.columns, key, None)), None)
-    there = split.rows.column_names
+    column_names = split.rows.column_names
     if key is not None:
         name = named(source.columns, key, split)
         assert name is not None
@@ -264,32 +264,32 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
         usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
         prompts &= key != "messages_column" and name not in usual
         layout = ChatLayout.prompt_completion if prompts else ChatLayout.messages
-        return _found(split, layout, (name,), there)
+        return _found(split, layout, (name,), column_names)
     fitting = [
         layout
         for layout, names in _COLUMNS.items()
-        if names[0] in there and wanted in (None, layout)
+        if names[0] in column_names and wanted in (None, layout)
     ]
     if len(fitting) == 1:
-        return _found(split, fitting[0], _COLUMNS[fitting[0]][:1], there)
-    known = ", ".join(
+        return _found(split, fitting[0], _COLUMNS[fitting[0]][:1], column_names)
+    first_columns = ", ".join(
         names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS)
     )
-    found = "the columns of several layouts" if fitting else "nothing to answer"
+    problem = "the columns of several layouts" if fitting else "nothing to answer"
     hint = (
         "Say which: data.text_column=NAME."
         if fitting
         else "data.messages_column names another column of turns."
     )
-    raise ConfigError(f"{split.key} has {found}: {known}. {columns_in_words(split.rows)} {hint}")
+    raise ConfigError(
+        f"{split.key} has {problem}: {first_columns}. {columns_in_words(split.rows)} {hint}"
+    )
 
 
 def questions(
     split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES
 ) -> Iterator[Chat | str]:
-    """Yield what is to be answered.
-
-    Of a chat the turns up to its last answer, else a prompt or a text.
+    """Yield what is to be answered: the turns up to the last answer of a chat, or a text.
 
     Raises:
         ConfigError: With the first row that cannot be read.
@@ -298,31 +298,31 @@ def questions(
 
 
 def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int) -> Chat | str:
-    asked = cells.get(columns.names[0])
+    question = cells.get(columns.names[0])
     if columns.layout is ChatLayout.alpaca:
-        whole = _alpaca((asked, "-"), cells, _tools(cells.get(_TOOLS)), row)
-        return Chat(whole.turns[:-1], None, whole.tools, row)
-    if isinstance(asked, str):
-        return asked
-    turns = _turns(asked, roles, "chat")
+        chat = _alpaca((question, "-"), cells, _tools(cells.get(_TOOLS)), row)
+        return Chat(chat.turns[:-1], None, chat.tools, row)
+    if isinstance(question, str):
+        return question
+    turns = _turns(question, roles, "chat")
     if not turns:
         raise Unreadable("has no turn to answer.")
     turns = _with_system(turns, cells)
-    given = len(turns) if columns.layout is ChatLayout.prompt_completion else None
-    turns = Chat(turns, given, None, row).until_answer()[0]
+    prompt_turns = len(turns) if columns.layout is ChatLayout.prompt_completion else None
+    turns = Chat(turns, prompt_turns, None, row).until_answer()[0]
     if not turns:
         raise Unreadable("begins with its only answer: there is nothing to answer.")
     return Chat(turns, None, _tools(cells.get(_TOOLS)), row)
 
 
 def strings(source: Source, split: Split) -> Iterator[str]:
-    """Yield every text in columns that may hold chats, for a vocabulary to learn from.
+    """Yield every text of columns that may hold chats, for a vocabulary.
 
     Raises:
         ConfigError: There is no such column.
     """
-    there = set(split.rows.column_names)
-    given = [
+    column_names = set(split.rows.column_names)
+    configured = [
         named(source.columns, key, split)
         for key in ("messages_column", "text_column", "target_column")
     ]
@@ -331,7 +331,7 @@ def strings(source: Source, split: Split) -> Iterator[str]:
         for layout, names in _COLUMNS.items()
         for name in (*names, *_MORE.get(layout, ()), _TOOLS)
     }
-    names = sorted({name for name in given if name is not None} | (usual & there))
+    names = sorted({name for name in configured if name is not None} | (usual & column_names))
     if not names:
         chat_columns(source, split, None)
     for batch in split.rows.select_columns(names).iter(batch_size=1000):
@@ -344,13 +344,15 @@ def leaves(value: object) -> Iterator[str]:
     """Yield every text inside a cell."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping | list):
-        for inner in value.values() if isinstance(value, Mapping) else value:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list):
+        for inner in value:
             yield from leaves(inner)
 
 
 class Unreadable(Exception):
-    """What is wrong with a row, as the end of a sentence that begins with its number."""
+    """A row that cannot be read; the message follows the number of the row in a sentence."""
 
 
 def chat_of(
@@ -359,13 +361,13 @@ def chat_of(
     """Read one row as a conversation, or as two texts.
 
     Args:
-        cells: Its values by column; of further ones nothing is read.
-        columns: Where it has what.
-        roles: That a turn may have.
-        row: Where it stands; None: of a stream.
+        cells: Its values by column; other columns are not read.
+        columns: The columns of chats.
+        roles: Roles that a turn may have.
+        row: Its number; None: it is of a stream.
 
     Raises:
-        Unreadable: It is none.
+        Unreadable: It is no conversation.
     """
     layout = columns.layout
     values = tuple(cells.get(name) for name in columns.names)
@@ -380,7 +382,8 @@ def chat_of(
                     " both. Write prompt and completion as lists of turns, or join the texts."
                 )
             return _plain(prompt, completion, row)
-        turns, answer = _turns(prompt, roles, "prompt"), _turns(completion, roles, "completion")
+        turns = _turns(prompt, roles, "prompt")
+        answer = _turns(completion, roles, "completion")
         if not answer:
             raise Unreadable(
                 "has an empty completion: nothing to learn from it. Leave such rows out."
@@ -398,7 +401,7 @@ def chat_of(
 
 
 def refuse_unread(cells: Cells) -> None:
-    """Refuse what a row says of what is learnt and nothing here reads.
+    """Refuse values that change what is learnt and that are not read.
 
     Raises:
         Unreadable: Options of the template, or an answer that is not wanted.
@@ -461,10 +464,10 @@ def _alpaca(
         raise Unreadable("has an empty output: nothing to learn from it. Leave such rows out.")
     question: Message = {"role": "user", "content": instruction}
     if more.get("input"):
-        whole = f"{instruction}\n\n{more['input']}"
-        question |= {"content": whole, "instruction": instruction, "input": more["input"]}
-    asked = _with_system([*_history(more.get("history")), question], more)
-    return Chat([*asked, {"role": ASSISTANT, "content": output}], len(asked), tools, row)
+        content = f"{instruction}\n\n{more['input']}"
+        question |= {"content": content, "instruction": instruction, "input": more["input"]}
+    prompt = _with_system([*_history(more.get("history")), question], more)
+    return Chat([*prompt, {"role": ASSISTANT, "content": output}], len(prompt), tools, row)
 
 
 def _history(value: object) -> list[Message]:
@@ -474,8 +477,10 @@ def _history(value: object) -> list[Message]:
         Unreadable: Something else than pairs of texts.
     """
     turns: list[Message] = []
+    if not value:
+        return turns
     pairs: list[Any] = value if isinstance(value, list) else [value]
-    for pair in pairs if value else ():
+    for pair in pairs:
         is_pair = isinstance(pair, list) and len(pair) == 2
         if not is_pair or not all(isinstance(text, str) for text in pair):
             raise Unreadable(
@@ -515,13 +520,13 @@ def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
     if "role" in turn:
         role = turn.pop("role")
     else:
-        said = str(turn.pop("from", None))
-        role = _SHAREGPT.get(said, said if said in roles else None)
-        if role is None:
+        speaker = str(turn.pop("from", None))
+        if speaker not in _SHAREGPT and speaker not in roles:
             raise Unreadable(
-                f"has an unknown speaker in turn {number}: {said!r}."
-                f" {did_you_mean(said, [*_SHAREGPT, *roles])}"
+                f"has an unknown speaker in turn {number}: {speaker!r}."
+                f" {did_you_mean(speaker, [*_SHAREGPT, *roles])}"
             )
+        role = _SHAREGPT.get(speaker, speaker)
         turn["content"] = turn.pop("value", "")
     if role not in roles:
         raise Unreadable(
@@ -551,7 +556,7 @@ def _with_parsed_arguments(call: Any) -> Any:
 
 
 def _text(content: object, number: int) -> str:
-    """Return the text of a turn; of one in parts, their texts joined."""
+    """Return the text of a turn, joined if it comes in parts."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
@@ -592,10 +597,9 @@ def _tools(value: object) -> list[Message] | None:
 
 
 def _without_nulls(value: object) -> Any:
-    """Return a cell as it was written.
-
-    If rows differ in their keys, Arrow fills the missing ones with nulls.
-    """
+    """Return a cell without the nulls that Arrow puts in place of keys that other rows have."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
-    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value

@@ -159,14 +159,16 @@ def _tagged(columns: Columns) -> Roles | None:
         if _are_lists(values)
     }
     texts = [name for name in lengths if all(map(_is_text_list, columns[name]))]
-    words = next((name for name in (*USUAL_WORDS, *texts) if name in lengths), None)
-    if words is None:
+    words_column = next((name for name in (*USUAL_WORDS, *texts) if name in lengths), None)
+    if words_column is None:
         return None
-    alike = [name for name in lengths if name != words and lengths[name] == lengths[words]]
+    alike = [
+        name for name in lengths if name != words_column and lengths[name] == lengths[words_column]
+    ]
     tags = next((name for name in (*_TAGS, *alike) if name in alike), None)
     if tags is None:
         return None
-    return Roles("token_classification", {"text_column": words, "label_column": tags})
+    return Roles("token_classification", {"text_column": words_column, "label_column": tags})
 
 
 def _images(columns: Columns, label: str | None) -> Roles | None:

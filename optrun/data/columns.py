@@ -1,4 +1,4 @@
-"""Which column is which: as named, or as there is only one possibility."""
+"""Find the columns of the rows, as keys name them, or by names and types."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
     meanings: dict[str, str] = {}
     for key in ALL_KEYS:
         name = getattr(columns, key)
-        for one in name if isinstance(name, list | tuple) else [name]:
-            if (
-                one is not None
-                and key != "eval_text_column"
-                and meanings.setdefault(one, key) != key
-            ):
+        if name is None:
+            continue
+        several = name if isinstance(name, list | tuple) else [name]
+        for column in several if key != "eval_text_column" else ():
+            other_key = meanings.setdefault(column, key)
+            if other_key != key:
                 raise ConfigError(
-                    f"data.{key}={name}: data.{meanings[one]} is that column already. Give each its"
+                    f"data.{key}={name}: data.{other_key} is that column already. Give each its"
                     " own."
                 )
-        if name is not None and key not in used:
+        if key not in used:
             names = ", ".join(f"data.{name}" for name in used) or "none"
             raise ConfigError(
                 f"data.{key}={name}: task={task} reads no such column. It reads: {names}."
@@ -61,14 +61,14 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
-    """Make the refusal of a column that is not there."""
-    there = split.rows.column_names
-    close = nearest(name, there)
+    """Make the refusal of a missing column."""
+    column_names = split.rows.column_names
+    close = nearest(name, column_names)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     if split.key.startswith("data.eval") and key != "data.text_column":
         hint += " Its columns are called as those of data.train are."
     return ConfigError(
-        f"{key}={name}: {split.key} has no such column. Columns: {', '.join(there)}.{hint}"
+        f"{key}={name}: {split.key} has no such column. Columns: {', '.join(column_names)}.{hint}"
     )
 
 
@@ -105,20 +105,24 @@ def unread_columns(source: Source, task: str) -> list[str]:
     return sentences
 
 
-def same_column(name: str, there: Sequence[str]) -> str | None:
-    """Find a column by its name, else the only one that differs in case and blanks alone.
+def same_column(name: str, column_names: Sequence[str]) -> str | None:
+    """Find a column by its name, whatever its case and the blanks around it.
 
     Example:
         >>> same_column("label", ["Text", " Label"]), same_column("text", ["Text", "TEXT"])
         (' Label', None)
     """
-    alike = [other for other in there if other.strip().casefold() == name.strip().casefold()]
-    return name if name in there else alike[0] if len(alike) == 1 else None
+    if name in column_names:
+        return name
+    folded = name.strip().casefold()
+    alike = [other for other in column_names if other.strip().casefold() == folded]
+    return alike[0] if len(alike) == 1 else None
 
 
-def usual_columns(names: Iterable[str], there: Sequence[str]) -> list[str]:
+def usual_columns(names: Iterable[str], column_names: Sequence[str]) -> list[str]:
     """List the columns that have one of some usual names, as `same_column` finds them."""
-    return [found for name in names if (found := same_column(name, there)) is not None]
+    columns = [same_column(name, column_names) for name in names]
+    return [column for column in columns if column is not None]
 
 
 def _named_or_usual(
@@ -128,7 +132,7 @@ def _named_or_usual(
     usual: Sequence[str],
     hint: Callable[[Split], str] = lambda _: "",
 ) -> str:
-    """Find a column: as a key names it, else the only one with a usual name.
+    """Find a column, as a key names it, else the only one with a usual name.
 
     Args:
         source: Carries the names.
@@ -149,10 +153,10 @@ def _named_or_usual(
             f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or"
             " data=hub."
         )
-    found = usual_columns(usual, split.rows.column_names)
-    if len(found) == 1:
-        split.columns_read.add(found[0])
-        return found[0]
+    columns = usual_columns(usual, split.rows.column_names)
+    if len(columns) == 1:
+        split.columns_read.add(columns[0])
+        return columns[0]
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
         f"{columns_in_words(split.rows)}{hint(split)}"
@@ -160,7 +164,7 @@ def _named_or_usual(
 
 
 def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUAL_LABELS) -> str:
-    """Find the label column: as named, else the one with a usual name.
+    """Find the label column, as a key names it, else the one with a usual name.
 
     Raises:
         ConfigError: There is none, or both.
@@ -184,9 +188,7 @@ def missing_names(split: Split) -> str:
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
-    """Find the text column.
-
-    As named, else the only column of texts, else the one with a usual name.
+    """Find the text column, as a key names it, else the only one of texts, else a usual name.
 
     For the evaluation split `data.eval_text_column` comes first; where only `data.text_column` is
     given, the split does not have it, and there is exactly one other column of texts, that one is
@@ -279,14 +281,12 @@ def _usual_text(
 
 def named_text(source: Source, split: Split) -> str | None:
     """Find the column that `data.text_column` or `data.eval_text_column` names."""
-    own = named(source.columns, "eval_text_column", split) if split is not source.train else None
-    return own or named(source.columns, "text_column", split)
+    column = named(source.columns, "eval_text_column", split) if split is not source.train else None
+    return column or named(source.columns, "text_column", split)
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
-    """Find the column of word lists.
-
-    As named, else the only one, else the one called `tokens` or `words`.
+    """Find the column of word lists, as a key names it, else the only one, else a usual name.
 
     Args:
         source: Carries the names.
@@ -304,16 +304,16 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     ]
     if name is None:
         usual = usual_columns(USUAL_WORDS, candidates)
-        found = candidates if len(candidates) == 1 else usual
-        if len(found) != 1:
+        columns = candidates if len(candidates) == 1 else usual
+        if len(columns) != 1:
             for column in set(USUAL_WORDS) & set(split.rows.column_names):
                 refuse_mixed(split, column)
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no single column of word lists. "
                 f"{columns_in_words(split.rows)}{_no_lists(split)}"
             )
-        split.columns_read.add(found[0])
-        return found[0]
+        split.columns_read.add(columns[0])
+        return columns[0]
     if name not in candidates:
         refuse_mixed(split, name)
         raise ConfigError(
@@ -333,7 +333,7 @@ def _holds_words(feature: object) -> bool:
 
 
 def target_column(source: Source, split: Split) -> str:
-    """Find the column of texts to produce: as named, else `target`.
+    """Find the column of texts to produce, as a key names it, else `target`.
 
     Raises:
         ConfigError: There is none.
@@ -342,9 +342,7 @@ def target_column(source: Source, split: Split) -> str:
 
 
 def image_column(source: Source, split: Split) -> str:
-    """Find the column of images.
-
-    As named, else the only one, else the only column of paths of images.
+    """Find the column of images, as a key names it, else the only one of images or their paths.
 
     Raises:
         ConfigError: There is none, or several.
@@ -352,12 +350,12 @@ def image_column(source: Source, split: Split) -> str:
     name = named(source.columns, "image_column", split)
     if name is not None:
         return name
-    found: list[str] = [
+    columns: list[str] = [
         name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"
     ]
-    if len(found) == 1:
-        split.columns_read.add(found[0])
-        return found[0]
+    if len(columns) == 1:
+        split.columns_read.add(columns[0])
+        return columns[0]
     first = (
         split.rows[0] if getattr(split.rows, "num_rows", 0) else {}
     )  # of a stream nothing is read here
@@ -366,23 +364,21 @@ def image_column(source: Source, split: Split) -> str:
         for name, cell in first.items()
         if isinstance(cell, str) and Path(cell).suffix.lower() in IMAGES
     ]
-    if len(paths) == 1 and not found:
+    if len(paths) == 1 and not columns:
         source.notes.append(
             f"{split.key}: column {paths[0]} holds paths of images (data.image_column)"
         )
         split.columns_read.add(paths[0])
         return paths[0]
+    number = "several columns" if columns else "no column"
     raise ConfigError(
-        f"data.image_column is needed: {split.key} has"
-        f" {'several columns' if found else 'no column'} of images. {columns_in_words(split.rows)}"
+        f"data.image_column is needed: {split.key} has {number} of images."
+        f" {columns_in_words(split.rows)}"
     )
 
 
 def _texts(rows: Dataset) -> list[str]:
-    """List columns of texts.
-
-    Written numbers, as an index in a csv file, only if there is nothing else.
-    """
+    """List columns of texts; those of written numbers only if there are no others."""
     names = [
         name
         for name, feature in rows.features.items()
@@ -448,7 +444,7 @@ def values(split: Split, name: str) -> Iterator[Any]:
 
 
 def texts(split: Split, column: str) -> Iterator[str]:
-    """Yield each row's text; a missing one is empty, a number is its digits.
+    """Yield the text of each row; a missing one is empty, a number is its digits.
 
     Raises:
         ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and
@@ -466,15 +462,14 @@ def texts(split: Split, column: str) -> Iterator[str]:
 
 
 def text_of(value: object) -> str | None:
-    """Return the text of a cell: empty if there is none, the digits of a number.
-
-    None: it is no text.
-    """
+    """Return the text of a cell, empty if it is missing; None: it is neither text nor number."""
     if isinstance(value, str):
         return value
     if value is None:
         return ""
-    return str(value) if isinstance(value, int | float) else None
+    if isinstance(value, int | float):
+        return str(value)
+    return None
 
 
 def cell_text(row: Mapping[str, object], column: str) -> str:

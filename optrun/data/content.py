@@ -1,7 +1,4 @@
-"""What a file is by its bytes, where its name says something else.
-
-Told before a reader stumbles over it.
-"""
+"""Check what a file is by its bytes, before a reader stumbles over it."""
 
 from __future__ import annotations
 
@@ -53,8 +50,8 @@ ELSEWHERE = {
         (".yaml", ".yml", ".xml", ".html", ".pdf", ".docx", ".npy", ".npz", ".db", ".sqlite"), _TREE
     ),
 }
-"""Ending to what such a file is, and what to do: kinds that people do hand over and that are not
-read."""
+"""Ending to what such a file is and what to do, for kinds that people hand over but are not read.
+"""
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -69,31 +66,33 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def name_inside(path: Path) -> str:
-    """Return the name by whose ending a file is known: that of what is packed in it."""
-    is_packed = path.suffix.lower() in COMPRESSED
-    return path.name.removesuffix(path.suffix) if is_packed else path.name
+    """Return the name of a file without the ending of its compression."""
+    if path.suffix.lower() in COMPRESSED:
+        return path.name.removesuffix(path.suffix)
+    return path.name
 
 
 def chunks_of(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file, unpacked, as far as it is no bomb.
+    """Yield the bytes of a file, unpacked.
 
     Raises:
-        UnreadableFileError: It unpacks to more than any text is packed to.
+        UnreadableFileError: It unpacks to a hundred times its size, as no text does.
     """
-    held, unpacked = path.stat().st_size, 0
+    packed_size = path.stat().st_size
+    unpacked = 0
     with open_bytes(path) as stream:
         while chunk := stream.read(_CHUNK):
             unpacked += len(chunk)
-            if unpacked > max(_UNPACKED, held * _RATIO):
+            if unpacked > max(_UNPACKED, packed_size * _RATIO):
                 raise UnreadableFileError(
-                    f"unpacks to more than {_RATIO} times its {held:,} bytes; expected a text,"
-                    " which packs to a tenth. Unpack it yourself, and give what is in it."
+                    f"unpacks to more than {_RATIO} times its {packed_size:,} bytes; expected a"
+                    " text, which packs to a tenth. Unpack it yourself, and give what is in it."
                 )
             yield chunk
 
 
 def as_utf8(path: Path, encoding: str, folder: Path) -> Path:
-    """Write a text, unpacked and as UTF-8, into a folder, for readers that take nothing else.
+    """Write a text, unpacked and as UTF-8, into a folder.
 
     Returns:
         The new file.
@@ -107,7 +106,7 @@ def as_utf8(path: Path, encoding: str, folder: Path) -> Path:
 
 
 def compression_of(path: Path) -> str | None:
-    """Name how a file is compressed by its first bytes; None: it is not."""
+    """Name the compression of a file by its first bytes; None: it is not compressed."""
     with open_file(path, follow=True) as file:
         raw = file.read(8)
     return next((name for magic, name in _MAGIC.items() if raw.startswith(magic)), None)
@@ -124,7 +123,9 @@ def check_parquet(path: Path, kind: str, encoding: str | None) -> tuple[str, str
         file.seek(-min(4, path.stat().st_size), io.SEEK_END)
         end = file.read()
     if not raw.startswith(b"PAR1"):
-        packed = " It is compressed as a whole: unpack it." if compression_of(path) else ""
+        packed = ""
+        if compression_of(path):
+            packed = " It is compressed as a whole: unpack it."
         raise UnreadableFileError(
             f"cannot be read as parquet: it begins with {begin_of(raw)} instead of PAR1.{packed}"
         )
@@ -137,14 +138,14 @@ def check_parquet(path: Path, kind: str, encoding: str | None) -> tuple[str, str
 
 
 def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
-    """Read a text to its end, for its encoding and whatever is wrong with it.
+    """Find the encoding of a text, and refuse one that cannot be read to its end.
 
     Raises:
         UnreadableFileError: With what is wrong.
     """
     import pyarrow as pa
 
-    shown = ""
+    sample = ""
     try:
         head = next(chunks_of(path), b"")
         if head.startswith(_ZIP):
@@ -157,7 +158,7 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
                 raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
             if name != UTF8:
                 raise
-            name, shown = western(chunks_of(path), error)
+            name, sample = western(chunks_of(path), error)
             _refuse_content(path, kind, name)
     except UnreadableFileError as error:
         message = str(error)
@@ -166,7 +167,7 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
         raise UnreadableFileError(message) from error
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError):
         return UTF8, ""  # the reader says it, in its own words
-    return name, shown
+    return name, sample
 
 
 def _refuse_content(path: Path, kind: str, encoding: str) -> None:
@@ -209,12 +210,14 @@ def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
 
 def called(path: Path, ending: str) -> str:
     """Return the file's name with the right ending."""
-    packed = path.suffix if path.suffix.lower() in COMPRESSED else ""
+    packed = ""
+    if path.suffix.lower() in COMPRESSED:
+        packed = path.suffix
     return Path(path.name.removesuffix(packed)).with_suffix(ending).name + packed
 
 
 def parse_row(text: str | bytes) -> Any:
-    """Parse a row of JSON, of which no key may stand twice.
+    """Parse a row of JSON and refuse a key that stands twice.
 
     Raises:
         ValueError: It is no JSON; a key stands twice; it is nested too deeply.
@@ -226,7 +229,7 @@ def parse_row(text: str | bytes) -> Any:
 
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make an object of its keys and values, for the `json` module.
+    """Make an object of keys and values, for the `json` module.
 
     Raises:
         ValueError: A key stands twice, so that one of its values would be lost.
@@ -241,5 +244,6 @@ def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def begin_of(raw: bytes) -> str:
     """Return the first line, for a message."""
-    line = raw.splitlines()[0] if raw.strip() else raw
-    return repr(line[:40].decode("utf-8", "replace"))
+    if raw.strip():
+        raw = raw.splitlines()[0]
+    return repr(raw[:40].decode("utf-8", "replace"))

@@ -67,18 +67,19 @@ def _folder_keys(folder: Path) -> dict[str, str]:
     """Find the keys that read a folder: as it stands, by its splits, or as files of one format."""
     if is_read(folder):
         return _keys("files", folder, _sibling_split(folder))
-    known = by_ending()
-    splits = splits_of(folder, known)
+    formats = by_ending()
+    splits = splits_of(folder, formats)
     if "train" in splits:
         held_out = next((splits[name] for name in _HELD_OUT if name in splits), None)
         return _keys("files", splits["train"], held_out)
     tables = [
         path
         for path in files_of(folder)
-        if Path(name_inside(path)).suffix.lower() in known and path.stem.upper() not in _BESIDE_DATA
+        if Path(name_inside(path)).suffix.lower() in formats
+        and path.stem.upper() not in _BESIDE_DATA
     ]
     endings = {path.suffix for path in tables}
     if not splits and len(endings) == 1:
         is_flat = all(path.parent == folder for path in tables)
         return _keys("files", f"{folder}/{'' if is_flat else '**/'}*{endings.pop()}", None)
-    raise ConfigError(f"data.train={folder}: {why_not(folder, known)}")
+    raise ConfigError(f"data.train={folder}: {why_not(folder, formats)}")

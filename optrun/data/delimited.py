@@ -1,4 +1,4 @@
-"""csv and tsv as they stand: every field is a text, a line of the wrong width is an error."""
+"""Read csv and tsv as they stand: each field is a text, a wrong width is an error."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Dialect:
         delimiter: One character.
         quoted: Whether fields may be quoted; else a field is what stands between delimiters.
         skip: Lines before the header, such as Excel's `sep=;`.
-        note: What was found, for a person; empty if it is what the ending says.
+        note: A sentence for the user; empty if the dialect is what the ending says.
         escaped: Whether a quote inside of quotes is written `\"` (Spark, MySQL), not `""`.
     """
 
@@ -63,13 +63,13 @@ USUAL = {"csv": Dialect(",", True), "tsv": Dialect("\t", False)}
 """The dialect that an ending promises."""
 
 
-def read_delimited(asked: Reading, kind: str) -> Dataset:
+def read_delimited(reading: Reading, kind: str) -> Dataset:
     """Read rows of csv or tsv files, mapped from the cache.
 
     Args:
-        asked: The files.
-        kind: `csv`, whose columns are separated by commas, or `tsv`, by tabs, if nothing else is
-            said or found.
+        reading: The files.
+        kind: `csv` or `tsv`: separated by commas or tabs, unless an option or the first rows say
+            otherwise.
 
     Returns:
         Every column as text, `007` and `NA` included; an empty field is missing.
@@ -81,16 +81,16 @@ def read_delimited(asked: Reading, kind: str) -> Dataset:
     from datasets import Dataset
 
     dialects = [
-        dialect_of(asked.key, path, kind, encoding, asked.options)
-        for path, encoding in zip(asked.files, asked.encodings, strict=True)
+        dialect_of(reading.key, path, kind, encoding, reading.options)
+        for path, encoding in zip(reading.files, reading.encodings, strict=True)
     ]
-    for path, dialect in zip(asked.files, dialects, strict=True):
+    for path, dialect in zip(reading.files, dialects, strict=True):
         if dialect.note:
-            asked.notes.append(f"{asked.key}={path}: {dialect.note}")
-    names = repr(list(asked.options.column_names or ()))
-    address = asked.address("csv-3", versions("pyarrow"), kind, repr(dialects), names)
-    folder = cached("rows", address, lambda folder: _convert(asked, dialects, folder))
-    asked.notes += read_json(folder / "notes.json")
+            reading.notes.append(f"{reading.key}={path}: {dialect.note}")
+    names = repr(list(reading.options.column_names or ()))
+    address = reading.address("csv-3", versions("pyarrow"), kind, repr(dialects), names)
+    folder = cached("rows", address, lambda folder: _convert(reading, dialects, folder))
+    reading.notes += read_json(folder / "notes.json")
     return Dataset.from_file(str(folder / "rows.arrow"))
 
 
@@ -105,7 +105,7 @@ def dialect_of(key: str, path: Path, kind: str, encoding: str, options: ReadOpti
     excel = re.fullmatch(r"sep=(.)", header, re.IGNORECASE)
     usual = USUAL[kind]
     if options.delimiter is not None:
-        mark = "\t" if options.delimiter == "tab" else options.delimiter
+        mark = options.delimiter.replace("tab", "\t")
         quoted = usual.quoted or mark != usual.delimiter
         return Dialect(mark, quoted, skip=int(excel is not None))
     if excel is not None:
@@ -151,7 +151,7 @@ def _argument(delimiter: str) -> str:
 
 
 def _width(text: str, delimiter: str, usual: Dialect) -> int:
-    """Count the columns that every one of the first rows has; 0 if they differ."""
+    """Count the columns of the first rows; 0 if the rows differ."""
     plain = not usual.quoted and delimiter == usual.delimiter
     rows = csv.reader(
         io.StringIO(text, newline=""),
@@ -163,11 +163,13 @@ def _width(text: str, delimiter: str, usual: Dialect) -> int:
     except csv.Error:
         return 0
     complete = widths[: max(1, len(widths) - 1)]  # the last one may be cut
-    return widths[0] if len(set(complete)) == 1 else 0
+    if len(set(complete)) != 1:
+        return 0
+    return widths[0]
 
 
-def _convert(asked: Reading, dialects: list[Dialect], folder: Path) -> None:
-    """Write the rows of all files as Arrow, and what a person should know of them."""
+def _convert(reading: Reading, dialects: list[Dialect], folder: Path) -> None:
+    """Write the rows of all files as Arrow, and notes for the user."""
     import pyarrow as pa
 
     notes: list[str] = []
@@ -175,17 +177,19 @@ def _convert(asked: Reading, dialects: list[Dialect], folder: Path) -> None:
     with contextlib.ExitStack() as stack:
         sink = stack.enter_context(pa.OSFile(str(folder / "rows.arrow"), "wb"))
         plain = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
-        for path, text, dialect in zip(asked.files, asked.in_utf8(plain), dialects, strict=True):
-            table = _Table(f"{asked.key}={path}", text, dialect, asked.options.column_names)
+        for path, text, dialect in zip(
+            reading.files, reading.in_utf8(plain), dialects, strict=True
+        ):
+            table = _Table(f"{reading.key}={path}", text, dialect, reading.options.column_names)
             if not names:
                 names = table.names
                 schema = pa.schema([(name, pa.string()) for name in names])
                 writer = stack.enter_context(pa.ipc.new_stream(sink, schema))
             elif table.names != names:
                 raise ConfigError(
-                    f"{asked.key}={path}: its columns are {', '.join(table.names)}; those of"
-                    f" {asked.files[0]} are {', '.join(names)}. Give files with the same columns in"
-                    " the same order."
+                    f"{reading.key}={path}: its columns are {', '.join(table.names)}; those of"
+                    f" {reading.files[0]} are {', '.join(names)}. Give files with the same columns"
+                    " in the same order."
                 )
             for batch in table.batches():
                 writer.write_batch(batch)
@@ -198,9 +202,9 @@ class _Table:
 
     Args:
         where: Key and path, for messages.
-        text: Where it lies as UTF-8.
+        text: The file as UTF-8.
         dialect: How its columns are separated.
-        names: Of the columns, as they were said; None: its first row has them.
+        names: Names of the columns; None: the first row has them.
     """
 
     def __init__(self, where: str, text: Path, dialect: Dialect, names: object) -> None:
@@ -237,14 +241,8 @@ class _Table:
 
     def _needs_escapes(self) -> bool:
         r"""Tell whether quotes are written `\"`: the file has them, and is no csv without them."""
-        end = b""
-        with self._told(0), open_bytes(self._text) as stream:
-            while chunk := stream.read(_CHUNK):
-                if b'\\"' in end + chunk:
-                    break
-                end = chunk[-1:]
-            else:
-                return False
+        if not self._has_escapes():
+            return False
         try:
             for _ in self._rows():
                 pass
@@ -252,9 +250,18 @@ class _Table:
             return True
         return False
 
+    def _has_escapes(self) -> bool:
+        end = b""
+        with self._name_file_in_errors(0), open_bytes(self._text) as stream:
+            while chunk := stream.read(_CHUNK):
+                if b'\\"' in end + chunk:
+                    return True
+                end = chunk[-1:]
+        return False
+
     @contextlib.contextmanager
-    def _told(self, row: int) -> Iterator[None]:
-        """Name the file in what its readers raise."""
+    def _name_file_in_errors(self, row: int) -> Iterator[None]:
+        """Raise a ConfigError that names the file in place of an error of its reader."""
         cannot = f"{self._where}: cannot be read as {self._kind}"
         try:
             yield
@@ -274,7 +281,7 @@ class _Table:
         limit = csv.field_size_limit(_FIELD)
         try:
             with (
-                self._told(number),
+                self._name_file_in_errors(number),
                 open_bytes(self._text) as stream,
                 io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as lines,
             ):
@@ -286,7 +293,7 @@ class _Table:
                     strict=True,
                 )
                 while True:
-                    with self._told(number):
+                    with self._name_file_in_errors(number):
                         cells = next(reader, None)
                     if cells is None:
                         return
@@ -306,7 +313,7 @@ class _Table:
         number = 0
         repeated = 0
         while batch := list(itertools.islice(rows, _BATCH)):
-            kept = []
+            rows_of_batch = []
             for cells in batch:
                 number += 1
                 if len(cells) != len(self.names):
@@ -317,8 +324,10 @@ class _Table:
                 if self._repeats_names(number, cells):
                     repeated += 1
                 else:
-                    kept.append([cell or None for cell in cells])
-            columns = zip(*kept, strict=True) if kept else ([] for _ in self.names)
+                    rows_of_batch.append([cell or None for cell in cells])
+            columns = (
+                zip(*rows_of_batch, strict=True) if rows_of_batch else ([] for _ in self.names)
+            )
             yield pa.record_batch(
                 [pa.array(cells, pa.string()) for cells in columns], names=self.names
             )
@@ -356,14 +365,18 @@ class _Table:
             )
         if not self._dialect.quoted:
             return f"{message}: {self._dialect.delimiter.join(cells)[:80]!r}."
-        mark = "a comma" if self._dialect.delimiter == "," else repr(self._dialect.delimiter)
-        first = "; or the first line does not name the columns" if number == 1 else ""
-        shown = self._dialect.delimiter.join(cells)[:80]
-        return f"{message}: {shown!r} (a field with {mark} needs quotes around it{first})."
+        mark = repr(self._dialect.delimiter)
+        if self._dialect.delimiter == ",":
+            mark = "a comma"
+        first = ""
+        if number == 1:
+            first = "; or the first line does not name the columns"
+        row_text = self._dialect.delimiter.join(cells)[:80]
+        return f"{message}: {row_text!r} (a field with {mark} needs quotes around it{first})."
 
 
 def _reason(message: str) -> str:
-    """Say what the csv module says of quotes."""
+    """Say in plain words what the csv module says about quotes."""
     if message == "unexpected end of data":
         return "a quotation mark is opened and not closed; inside of quotes it is written twice"
     if "expected after" in message:

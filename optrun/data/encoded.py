@@ -1,7 +1,4 @@
-"""Token ids of texts to files, batch by batch.
-
-What is made of a corpus is never in memory as a whole.
-"""
+"""Write token ids of texts to files batch by batch, so that a corpus never fills the memory."""
 
 from __future__ import annotations
 
@@ -44,13 +41,11 @@ False: whole."""
 
 def size_of(text: object) -> int:
     """Count the characters of a text, or of several."""
-    return (
-        sum(map(size_of, text))
-        if isinstance(text, list | tuple)
-        else len(text)
-        if isinstance(text, Sized)
-        else 0
-    )
+    if isinstance(text, list | tuple):
+        return sum(map(size_of, text))
+    if isinstance(text, Sized):
+        return len(text)
+    return 0
 
 
 def _batches(texts: Iterator[object]) -> Iterator[list[object]]:
@@ -60,7 +55,8 @@ def _batches(texts: Iterator[object]) -> Iterator[list[object]]:
         size = size_of(text)
         if batch and (len(batch) == _BATCH or characters + size > _CHARACTERS):
             yield batch
-            batch, characters = [], 0
+            batch = []
+            characters = 0
         batch.append(text)
         characters += size
     if batch:
@@ -75,34 +71,32 @@ def write_ids(
     dtype: str,
     characters: int,
 ) -> None:
-    """Write ids batch by batch to the disk: the corpus is never in memory as a whole."""
+    """Write the ids, lengths and hashes of texts into a folder, batch by batch."""
     lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
     lost: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     hashes: list[np.ndarray] = [np.zeros(0, dtype=np.uint64)]
     with contextlib.ExitStack() as stack:
         files: dict[str, BinaryIO] = {}
-        shown = stack.enter_context(progress("tokenising", characters))
+        bar = stack.enter_context(progress("tokenising", characters))
         for batch in _batches(texts):
             for name, rows in encoder(batch, True).items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))
-                sizes = _write(
-                    list(rows), files[name], dtype, shown if name == "input_ids" else None
-                )
+                sizes = _write(list(rows), files[name], dtype, bar if name == "input_ids" else None)
             lengths.append(sizes)
             lost.append(_lost(batch, sizes, encoder, longest))
             raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
             hashes.append(
                 np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch))
             )
-            shown.done(sum(map(size_of, batch)))
+            bar.done(sum(map(size_of, batch)))
     np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
     np.save(folder / "lost.npy", np.concatenate(lost))
     np.save(folder / "hashes.npy", np.concatenate(hashes))
 
 
 def _write(
-    rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, shown: Progress | None
+    rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, bar: Progress | None
 ) -> np.ndarray:
     """Write ids of texts to a file.
 
@@ -127,16 +121,16 @@ def _write(
         begin = file.seek(0, os.SEEK_END)
         for piece, characters in row.pieces():
             piece.astype(dtype).tofile(file)
-            if shown is not None:
-                shown.tokens(len(piece))
-                shown.ahead(before + characters)
+            if bar is not None:
+                bar.tokens(len(piece))
+                bar.ahead(before + characters)
         file.flush()
         before += row.characters
         sizes[number] = (file.seek(0, os.SEEK_END) - begin) // item
     joined = np.concatenate(short)
     joined.tofile(file)
-    if shown is not None:
-        shown.tokens(len(joined))
+    if bar is not None:
+        bar.tokens(len(joined))
     return sizes
 
 
@@ -147,8 +141,8 @@ def _lost(
     lost = np.zeros(len(batch), dtype=np.int64)
     full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
     if full:
-        whole = encoder([batch[index] for index in full], False)["input_ids"]
-        lost[full] = [len(row) for row in whole]
+        uncut = encoder([batch[index] for index in full], False)["input_ids"]
+        lost[full] = [len(row) for row in uncut]
         lost[full] -= sizes[full]
     return lost
 

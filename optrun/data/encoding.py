@@ -57,18 +57,18 @@ def recoded(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     Raises:
         NotDecodableError: Bytes that are not of this encoding.
     """
-    decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == UTF8 else encoding)()
+    name = "utf-8-sig" if encoding == UTF8 else encoding
+    decoder = codecs.getincrementaldecoder(name)()
     line = 1
     for chunk in chain(chunks, [b""]):
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            raw, at = error.object, error.start
-            raise NotDecodableError(
-                line + raw[:at].count(b"\n"),
-                raw[raw.rfind(b"\n", 0, at) + 1 :].split(b"\n")[0],
-                encoding,
-            ) from error
+            before = error.object[: error.start]
+            line += before.count(b"\n")
+            line_begin = before.rfind(b"\n") + 1
+            raw_line = error.object[line_begin:].split(b"\n")[0]
+            raise NotDecodableError(line, raw_line, encoding) from error
         line += text.count("\n")
         if text:
             yield text.encode(UTF8, "surrogatepass")
@@ -109,14 +109,14 @@ def western(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str
             break
     if b"\x00" in sample:
         raise zero_bytes(fault.line)
-    shown = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
+    sample_line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
     matches = from_bytes(bytes(sample), threshold=_CHAOS)
     is_plausible = any(_WESTERN in match.could_be_from_charset for match in matches)
     if is_plausible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
-        return _WESTERN, f"line {fault.line:,} is {shown!r}"
+        return _WESTERN, f"line {fault.line:,} is {sample_line!r}"
     raise UnreadableFileError(
-        f"the bytes of line {fault.line:,} are no UTF-8; as cp1252 it would be {shown!r}. If the"
-        " file is not damaged, name its encoding: data.encoding=cp1251 (Cyrillic), cp1250"
+        f"the bytes of line {fault.line:,} are no UTF-8; as cp1252 it would be {sample_line!r}. If"
+        " the file is not damaged, name its encoding: data.encoding=cp1251 (Cyrillic), cp1250"
         " (Central Europe), cp1252 (Western Europe), cp1254 (Turkish), gb18030 (Chinese) or"
         " shift_jis (Japanese)."
     )

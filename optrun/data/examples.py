@@ -48,7 +48,8 @@ class Examples:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Example:
-        begin, end = int(self.offsets[index]), int(self.offsets[index + 1])
+        begin = int(self.offsets[index])
+        end = int(self.offsets[index + 1])
         example: Example = {
             name: np.asarray(flat[begin:end], dtype=np.int64) for name, flat in self.ragged.items()
         }
@@ -56,7 +57,7 @@ class Examples:
         return example
 
     def flat(self, name: str) -> np.ndarray:
-        """Return one of the flat arrays; empty if there was no text to make any of."""
+        """Return one of the flat arrays, empty if there was no text."""
         return self.ragged.get(name, np.zeros(0, dtype="<i4"))
 
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
@@ -66,7 +67,8 @@ class Examples:
     def renamed(self, names: Mapping[str, str]) -> Examples:
         """Return the same examples with other names for their flat arrays.
 
-        One that is not named is left out.
+        Args:
+            names: Old name to new one; an array without a new name is left out.
         """
         ragged = {new: self.flat(old) for old, new in names.items()}
         return replace(
@@ -79,10 +81,7 @@ class Examples:
         return np.diff(self.offsets)
 
     def fingerprint(self) -> str:
-        """Digest everything the examples hold.
-
-        The same data, wherever it lies, gives the same digest.
-        """
+        """Digest everything the examples hold; the same data gives the same digest anywhere."""
         return known_by(
             key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint
         )
@@ -94,13 +93,9 @@ class Examples:
         for name in sorted(self.ragged):
             total.update(name.encode())
             for piece in _cuts(self.ragged[name]):
-                # As older versions kept them: the same ids have the same digest whatever type they
-                # are kept in.
-                total.update(
-                    np.ascontiguousarray(
-                        piece, dtype=None if piece.dtype != np.uint16 else "<i4"
-                    ).data
-                )
+                # The same ids have the same digest, whether two or four bytes hold one.
+                dtype = "<i4" if piece.dtype == np.uint16 else None
+                total.update(np.ascontiguousarray(piece, dtype=dtype).data)
         for name in sorted(self.scalars):
             total.update(name.encode())
             total.update(np.ascontiguousarray(self.scalars[name]).data)
@@ -136,8 +131,8 @@ class Selected:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each example; shape (n,), int64."""
-        found: np.ndarray = self.examples.lengths[self.indices]
-        return found
+        selected: np.ndarray = self.examples.lengths[self.indices]
+        return selected
 
     @property
     def lost(self) -> np.ndarray | None:
@@ -146,29 +141,26 @@ class Selected:
 
     @property
     def hashes(self) -> np.ndarray | None:
-        """Of the texts; of all of them where these are blocks."""
-        found: np.ndarray | None = self.examples.hashes
-        return found if found is None or len(found) != len(self.examples) else found[self.indices]
+        """Hashes of the texts; of all of them if the examples are blocks of joined texts."""
+        hashes: np.ndarray | None = self.examples.hashes
+        if hashes is None or len(hashes) != len(self.examples):
+            return hashes
+        selected: np.ndarray = hashes[self.indices]
+        return selected
 
     @property
     def origin(self) -> str | None:
-        """Digest of what decides the examples, and of which are taken.
-
-        None where nobody knows it.
-        """
+        """Digest of what decides the examples and of which are taken; None: it is not known."""
         return key_of(getattr(self.examples, "origin", None), "selected", self.indices.tobytes())
 
     def fingerprint(self) -> str:
-        """Digest of the examples and of which are taken."""
+        """Digest the examples and which of them are taken."""
         return digest(self.examples.fingerprint(), self.indices.tobytes())
 
 
 @dataclass(eq=False)
 class InMemory:
-    """Examples held in memory, for a task whose examples are not rows of ids.
-
-    Such as several texts each.
-    """
+    """Examples in memory, for a task whose examples are no rows of ids, such as pairs of texts."""
 
     examples: Sequence[Example]
     """Name to number, array, or list of arrays."""
@@ -180,13 +172,13 @@ class InMemory:
         return self.examples[index]
 
     def fingerprint(self) -> str:
-        """Digest of every value, with names, types and shapes."""
-        return digest_of(
-            piece
-            for example in self.examples
-            for name in sorted(example)
-            for piece in _pieces(name, example[name])
-        )
+        """Digest every value, with its name, type and shape."""
+        return digest_of(self._pieces())
+
+    def _pieces(self) -> Iterator[str | bytes]:
+        for example in self.examples:
+            for name in sorted(example):
+                yield from _pieces(name, example[name])
 
 
 def _pieces(name: str, value: object) -> Iterator[str | bytes]:
@@ -214,23 +206,22 @@ class Joined:
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each example, of both sides together; shape (n,), int64."""
-        found: np.ndarray = self.first.lengths + self.second.lengths
-        return found
+        total: np.ndarray = self.first.lengths + self.second.lengths
+        return total
 
     def fingerprint(self) -> str:
-        """Digest of both."""
+        """Digest both sides."""
         return digest(self.first.fingerprint(), self.second.fingerprint())
 
 
 def chosen(count: int, limit: int | None, *, seed: int | None) -> np.ndarray | None:
-    """Choose which of `count` examples to keep if their number is limited; None: all of them.
+    """Choose the examples to keep if their number is limited; None: all of them.
 
     Args:
         count: How many there are.
         limit: How many to keep; None: all.
-        seed: Picks them; None: by chance too, but the same ones whatever the run's seed, so that
-            runs are judged on the same examples, and a split that is sorted by label is not judged
-            by one label alone.
+        seed: Picks them; None: by chance too, but the same ones for every seed of a run, so that
+            runs are judged on the same examples.
 
     Returns:
         Indices, shape (limit,), int64.
@@ -280,30 +271,36 @@ def encode(
         One example per text, mapped from the cache.
     """
 
-    def look_through() -> tuple[str, int]:
+    def digest_and_size() -> tuple[str, int]:
         characters = 0
 
-        def said() -> Iterator[str]:
+        def pieces() -> Iterator[str]:
             nonlocal characters
             for text in texts():
                 characters += size_of(text)
                 yield repr(text)
 
-        return digest_of(said()), characters
+        return digest_of(pieces()), characters
 
-    total, characters = known_by(key_of("texts-1", content), look_through)
-    small = ids_below is not None and ids_below <= _FEW
-    dtype = "uint16" if small else "int32"
+    total, characters = known_by(key_of("texts-1", content), digest_and_size)
+    fits_two_bytes = ids_below is not None and ids_below <= _FEW
+    dtype = "uint16" if fits_two_bytes else "int32"
     name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
     folder = cached(
         "tokens",
         name,
         lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters),
     )
-    known = map_arrays(folder)
+    arrays_of_folder = map_arrays(folder)
     arrays = {path.stem: mapped(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
-    lost = None if longest is None else known["lost"]
-    return Examples(known["offsets"], arrays, lost=lost, hashes=known["hashes"], origin=name)
+    lost = None if longest is None else arrays_of_folder["lost"]
+    return Examples(
+        arrays_of_folder["offsets"],
+        arrays,
+        lost=lost,
+        hashes=arrays_of_folder["hashes"],
+        origin=name,
+    )
 
 
 def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
@@ -317,8 +314,7 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
 
     Returns:
         Blocks over the same flat array; every token but the dropped rest stands in exactly one. A
-        rest of one token is
-        always dropped: nothing can be predicted from it.
+        rest of one token is always dropped: nothing can be predicted from it.
     """
     ids = examples.ragged["input_ids"]
     blocks = len(ids) // length

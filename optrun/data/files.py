@@ -1,7 +1,4 @@
-"""The user's own files and folders.
-
-Which they are, how they were said to be read, and their rows.
-"""
+"""The rows of the user's own files and folders."""
 
 from __future__ import annotations
 
@@ -38,15 +35,14 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     notes: list[str] = []
     options = ReadOptions(config.format, config.delimiter, config.encoding, config.column_names)
     train_files = resolve("data.train", config.train)
-    held = {
+    eval_files = {
         name: (eval_key(name), resolve(eval_key(name), paths))
         for name, paths in config.eval_files()
     }
-    _refuse_idle(
-        config,
-        options,
-        held if config.streaming else {"train": ("data.train", train_files), **held},
-    )
+    read_whole = dict(eval_files)
+    if not config.streaming:
+        read_whole["train"] = ("data.train", train_files)
+    _refuse_idle(config, options, read_whole)
     if config.streaming:
         rows: Any = open_stream("data.train", train_files, config.shuffle_window, notes)
         train = Split(rows, "data.train")
@@ -54,11 +50,11 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
         train = read_split("data.train", train_files, options, notes, documents=documents)
     sets = {
         name: read_split(key, files, options, notes, documents=documents)
-        for name, (key, files) in held.items()
+        for name, (key, files) in eval_files.items()
     }
-    whole = {path.resolve() for path in train_files}
-    for key, files in held.values():
-        both = [str(path) for path in files if path.resolve() in whole]
+    training_paths = {path.resolve() for path in train_files}
+    for key, files in eval_files.values():
+        both = [str(path) for path in files if path.resolve() in training_paths]
         if both:
             notes.append(
                 f"{', '.join(both)}: in data.train and in {key}; evaluation sees training rows"
@@ -68,26 +64,28 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 
 
 def _splits_among(files: list[Path]) -> list[str]:
-    """Tell of training files named after other splits, beside files called `train`."""
+    """Warn of training files named after other splits, beside files called `train`."""
     names = {path: split_name(path, path.parent.parent) for path in files}
-    held = [str(path) for path, name in names.items() if name not in (None, "train")]
-    if not held or "train" not in names.values():
+    others = [str(path) for path, name in names.items() if name not in (None, "train")]
+    if not others or "train" not in names.values():
         return []
-    shown = ", ".join(held[:3]) + (", ..." if len(held) > 3 else "")
-    return [f"data.train holds {len(held):,} files that are called as other splits: {shown}"]
+    names_in_words = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+    return [
+        f"data.train holds {len(others):,} files that are called as other splits: {names_in_words}"
+    ]
 
 
 def _refuse_idle(
     config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]
 ) -> None:
-    """Refuse what is said of files and means nothing to any of them."""
+    """Refuse options of reading that mean nothing to any of the files."""
     if config.streaming and config.format is not None:
         raise ConfigError(
             f"data.format={config.format}: a stream is read by its endings. Leave it out."
         )
-    kinds = {
-        format_of(key, path, options.format).name for key, paths in files.values() for path in paths
-    }
+    kinds: set[str] = set()
+    for key, paths in files.values():
+        kinds.update(format_of(key, path, options.format).name for path in paths)
     for name in ("delimiter", "column_names", "encoding"):
         value = getattr(options, name)
         formats = [row.name for row in FORMATS.values() if name in row.options]
@@ -124,25 +122,28 @@ def read_split(
     for path in files:
         if path.is_file() and path.stat().st_size == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
-        encoding, shown = check(key, path, kind, options.encoding)
+        encoding, sample = check(key, path, kind, options.encoding)
         encodings.append(encoding)
         if encoding != UTF8 and options.encoding is None:
             notes.append(
-                f"{key}={path}: read as {encoding}{f': {shown}' if shown else ''} (data.encoding)"
+                f"{key}={path}: read as {encoding}{f': {sample}' if sample else ''} (data.encoding)"
             )
     contents = [content_of_folder(path) if path.is_dir() else content_of(path) for path in files]
     rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
-    found = (f"{path.suffixes} {content}" for path, content in zip(files, contents, strict=True))
+    digests = (f"{path.suffixes} {content}" for path, content in zip(files, contents, strict=True))
     said = () if options == ReadOptions() else (repr(options),)
-    content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *found, *said)
+    content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *digests, *said)
     return Split(rows, key, content=content, folder=files[0].parent)
 
 
 def every_file(paths: list[Path]) -> list[Path]:
     """List files, and those of folders."""
-    return [file for path in paths for file in (files_of(path) if path.is_dir() else [path])]
+    files: list[Path] = []
+    for path in paths:
+        files += files_of(path) if path.is_dir() else [path]
+    return files
 
 
 def read_files(
@@ -172,9 +173,8 @@ def read_files(
         ConfigError: No such file, an empty one, mixed or unknown formats, content that cannot be
             read.
     """
-    return read_split(
-        key, resolve(key, paths), options, [] if notes is None else notes, documents=documents
-    ).rows
+    collected = [] if notes is None else notes
+    return read_split(key, resolve(key, paths), options, collected, documents=documents).rows
 
 
 def resolve(key: str, paths: Paths) -> list[Path]:
@@ -184,7 +184,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
         ConfigError: A path or glob that names nothing; a folder that is no data as it stands; a
             file that may not be read.
     """
-    found: dict[Path, None] = {}
+    files_by_path: dict[Path, None] = {}
     for pattern in [paths] if isinstance(paths, str | Path) else paths:
         name = str(Path(pattern).expanduser())
         if Path(name).is_file() or (Path(name).is_dir() and is_read(Path(name))):
@@ -195,13 +195,13 @@ def resolve(key: str, paths: Paths) -> list[Path]:
             matches = sorted(match for match in candidates if Path(match).is_file())
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_nothing(name)}")
-        found.update(dict.fromkeys(Path(match) for match in matches))
-    for path in (path for path in found if path.is_file()):
+        files_by_path.update(dict.fromkeys(Path(match) for match in matches))
+    for path in (path for path in files_by_path if path.is_file()):
         try:
             open_file(path, follow=True).close()
         except PermissionError as error:
             raise ConfigError(f"{key}={path}: no permission to read this file.") from error
-    return list(found)
+    return list(files_by_path)
 
 
 def _why_nothing(name: str) -> str:
@@ -220,20 +220,17 @@ def _why_nothing(name: str) -> str:
         )
     if glob.has_magic(name):
         return "no file matches this glob."
-    beside = (
-        {other.name: str(other) for other in path.parent.iterdir()} if path.parent.is_dir() else {}
-    )
+    beside = {}
+    if path.parent.is_dir():
+        beside = {other.name: str(other) for other in path.parent.iterdir()}
     # An ending is no likeness: among files of the same kind the rest of the name decides.
     stems = {
         other.removesuffix(path.suffix): other
         for other in beside
         if Path(other).suffix == path.suffix
     }
-    alike = [stems[found] for found in difflib.get_close_matches(path.stem, stems, n=1)]
-    alike += difflib.get_close_matches(
-        path.name, [other for other in beside if Path(other).suffix != path.suffix], n=1
-    )
-    close = [beside[found] for found in alike[:1]]
-    return f"no such file (looked from {Path.cwd()})." + (
-        f" Did you mean {close[0]}?" if close else ""
-    )
+    alike = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems, n=1)]
+    other_kinds = [other for other in beside if Path(other).suffix != path.suffix]
+    alike += difflib.get_close_matches(path.name, other_kinds, n=1)
+    hint = f" Did you mean {beside[alike[0]]}?" if alike else ""
+    return f"no such file (looked from {Path.cwd()}).{hint}"

@@ -1,4 +1,4 @@
-"""Folders as data: what `save_to_disk` wrote, and one folder of texts or images for each class."""
+"""Folders as data: written by `save_to_disk`, or a folder of texts or images for each class."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _LARGEST = 1 << 24
 
 def files_of(folder: Path) -> list[Path]:
     """List the files of a folder and of those in it, hidden ones left out."""
-    there = folder.rglob("*")
-    return sorted(
-        path
-        for path in there
-        if path.is_file() and not any(p[0] == "." for p in path.relative_to(folder).parts)
-    )
+    paths = folder.rglob("*")
+    return sorted(path for path in paths if path.is_file() and not _is_hidden(path, folder))
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def is_read(folder: Path) -> bool:
@@ -43,7 +43,7 @@ def is_read(folder: Path) -> bool:
 
 
 def _kind(folder: Path) -> Collection[str] | None:
-    """Name the endings of the files of class folders: texts or images; None: these are none."""
+    """Name the endings of class folders, of texts or of images; None: the folder has no classes."""
     files = files_of(folder)
     classes = {path.parent for path in files}
     endings = {path.suffix.lower() for path in files}
@@ -54,18 +54,20 @@ def _kind(folder: Path) -> Collection[str] | None:
 
 
 def why_not(folder: Path, endings: Collection[str]) -> str:
-    """Explain what to give in place of a folder, by what is in it.
+    """Explain which files to give in place of a folder.
 
     Args:
-        folder: It.
-        endings: Of files that are read.
+        folder: The folder.
+        endings: Endings of files that are read.
     """
     splits = splits_of(folder, endings)
     if splits:
-        keys = [f"data.train={shlex.quote(splits['train'])}"] if "train" in splits else []
-        held = next((pattern for name, pattern in splits.items() if name != "train"), None)
-        if held is not None:
-            keys.append(f"data.eval={shlex.quote(held)}")
+        keys = []
+        if "train" in splits:
+            keys.append(f"data.train={shlex.quote(splits['train'])}")
+        eval_pattern = next((pattern for name, pattern in splits.items() if name != "train"), None)
+        if eval_pattern is not None:
+            keys.append(f"data.eval={shlex.quote(eval_pattern)}")
         return (
             f"this is a folder with splits ({', '.join(splits)}), which are not trained on"
             f" together. Take {' '.join(keys)}"
@@ -96,7 +98,7 @@ def split_name(path: Path, folder: Path) -> str | None:
     for part in path.relative_to(folder).parts:
         word = re.split(r"[^a-z]", part.lower())[0]
         if word in _SPLITS:
-            return "train" if word == "training" else word
+            return word.replace("training", "train")
     return None
 
 
@@ -136,11 +138,11 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
 
 
 def content_of_folder(folder: Path) -> str:
-    """Digest names and bytes of all files of a folder."""
+    """Digest the names and bytes of all files of a folder."""
     return digest_of(f"{path.relative_to(folder)} {content_of(path)}" for path in files_of(folder))
 
 
-def read_saved(asked: Reading) -> Dataset:
+def read_saved(reading: Reading) -> Dataset:
     """Read folders that `Dataset.save_to_disk` wrote.
 
     Raises:
@@ -149,42 +151,45 @@ def read_saved(asked: Reading) -> Dataset:
     import datasets
 
     parts = []
-    for folder in asked.files:
-        with understood(f"{asked.key}={folder}: cannot be read as save_to_disk wrote it"), quiet():
+    for folder in reading.files:
+        with (
+            understood(f"{reading.key}={folder}: cannot be read as save_to_disk wrote it"),
+            quiet(),
+        ):
             parts.append(datasets.load_from_disk(str(folder)))
     return datasets.concatenate_datasets(parts)
 
 
-def read_classes(asked: Reading) -> Dataset:
-    """Read folders whose folders are classes.
-
-    Each file is a text or an image, its folder is its label.
+def read_classes(reading: Reading) -> Dataset:
+    """Read texts or images, each labelled by the name of its folder.
 
     Raises:
         ConfigError: A text that cannot be read.
     """
     from datasets import Dataset, Features, Image, Value
 
-    files = [path for folder in asked.files for path in files_of(folder)]
+    files: list[Path] = []
+    for folder in reading.files:
+        files += files_of(folder)
     labels = [path.parent.name for path in files]
-    found = f"{len(files):,} files of {len(set(labels)):,} folders, which are the labels"
-    asked.notes.append(f"{asked.key}={', '.join(map(str, asked.files))}: {found}")
+    summary = f"{len(files):,} files of {len(set(labels)):,} folders, which are the labels"
+    reading.notes.append(f"{reading.key}={', '.join(map(str, reading.files))}: {summary}")
     if files[0].suffix.lower() in IMAGES:
         features = Features({"image": Image(), "label": Value("string")})
         return Dataset.from_dict(
             {"image": [str(path.resolve()) for path in files], "label": labels}, features=features
         )
     others: dict[str, str] = {}
-    texts = [_text(asked, path, others) for path in files]
-    asked.notes += [
-        f"{asked.key}: some files are no UTF-8, and read as {name}: {told}"
-        for name, told in others.items()
+    texts = [_text(reading, path, others) for path in files]
+    reading.notes += [
+        f"{reading.key}: some files are no UTF-8, and read as {name}: {sample}"
+        for name, sample in others.items()
     ]
     return Dataset.from_dict({"text": texts, "label": labels})
 
 
-def _text(asked: Reading, path: Path, others: dict[str, str]) -> str:
-    said = asked.options.encoding
+def _text(reading: Reading, path: Path, others: dict[str, str]) -> str:
+    said = reading.options.encoding
     try:
         raw = read_bytes(path, _LARGEST, follow=True)
         name = said or marked(raw)
@@ -193,8 +198,8 @@ def _text(asked: Reading, path: Path, others: dict[str, str]) -> str:
         except NotDecodableError as error:
             if name != UTF8 or said is not None:
                 raise
-            name, shown = western([raw], error)
-            others.setdefault(name, f"in {path.name} {shown} (data.encoding)")
+            name, sample_line = western([raw], error)
+            others.setdefault(name, f"in {path.name} {sample_line} (data.encoding)")
             return raw.decode(name)
     except UnreadableFileError as error:
-        raise ConfigError(f"{asked.key}={path}: {error}") from error
+        raise ConfigError(f"{reading.key}={path}: {error}") from error

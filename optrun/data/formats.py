@@ -1,7 +1,4 @@
-"""The formats of files that are read, one row each.
-
-A new format is a row, and the function that reads it.
-"""
+"""The formats of files that are read: a row for each, with the function that reads it."""
 
 from __future__ import annotations
 
@@ -47,17 +44,14 @@ class Format:
     Attributes:
         name: As `data.format` says it.
         endings: Of the files; none for folders.
-        check: From a file, this name and the encoding that was said, to its encoding and a sample;
-            raises an
-            `UnreadableFileError` that says what the file is instead.
+        check: Takes a file, this name and the encoding that the user named; returns its encoding
+            and a sample of the text. Raises an `UnreadableFileError` that says what the file is
+            instead.
         read: Reads all rows.
-        options: What may be said of such files: the keys of `ReadOptions` that mean something to
-            them.
-        magic: First bytes of every such file, by which one that is called otherwise is known;
-            empty: it has none.
-        stream: Opens a file whose rows are read in the middle (`data.streaming=true`); None:
-            nothing does.
-        whole: Endings of files that can only be read as a whole all the same.
+        options: Keys of `ReadOptions` that mean something to such files.
+        magic: First bytes of every such file, which tell it if its ending does not; empty: none.
+        stream: Opens a file for `data.streaming=true`; None: it cannot be read in the middle.
+        whole: Endings of this format that cannot be read in the middle all the same.
     """
 
     name: str
@@ -70,58 +64,62 @@ class Format:
     whole: tuple[str, ...] = ()
 
 
-def _by_library(kind: str, asked: Reading) -> Dataset:
+def _by_library(kind: str, reading: Reading) -> Dataset:
     """Read with the reader of `datasets` of this name."""
     import datasets
 
-    by = "document" if asked.documents else "line"
-    options = {"sample_by": by, "encoding": "utf-8-sig"} if kind == "text" else {}
+    options = {}
+    if kind == "text":
+        sample_by = "document" if reading.documents else "line"
+        options = {"sample_by": sample_by, "encoding": "utf-8-sig"}
 
     def read(cache_dir: str) -> DatasetDict:
-        plain = asked.in_utf8(Path(cache_dir) / "utf8")
+        plain = reading.in_utf8(Path(cache_dir) / "utf8")
         names = [glob.escape(str(path.resolve())) for path in plain]
         return datasets.load_dataset(
             kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options
         )
 
     def why(error: Exception) -> str:
-        none = "corresponds to no data" in str(error)
-        return "no rows in it." if none else f"cannot be read as {kind}: {reason(error)}"
+        if "corresponds to no data" in str(error):
+            return "no rows in it."
+        return f"cannot be read as {kind}: {reason(error)}"
 
-    named = ", ".join(str(path) for path in asked.files[:3]) + (
-        ", ..." if len(asked.files) > 3 else ""
-    )
-    with understood(f"{asked.key}={named}", why):
-        return kept_rows("files", asked.address(kind, str(options)), read)["train"]
+    file_names = ", ".join(str(path) for path in reading.files[:3])
+    if len(reading.files) > 3:
+        file_names += ", ..."
+    with understood(f"{reading.key}={file_names}", why):
+        return kept_rows("files", reading.address(kind, str(options)), read)["train"]
 
 
-def _json(asked: Reading) -> Dataset:
+def _json(reading: Reading) -> Dataset:
     from optrun.data.json_rows import read_json_rows  # imports datasets, which takes a second
 
-    return read_json_rows(asked)
+    return read_json_rows(reading)
 
 
 def largest_document() -> int:
-    """Count the bytes of the longest text that is read as a whole: 2 GiB, or a part of the memory.
+    """Return the bytes of the longest text that is read as a whole, at most 2 GiB.
 
-    A text takes some six times its bytes while it is read, cut and encoded.
+    A text takes some six times its bytes while it is read, cut and encoded, so that it may fill a
+    sixth of the memory.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(2**31 - 1, memory // 6)
 
 
-def _text(asked: Reading) -> Dataset:
+def _text(reading: Reading) -> Dataset:
     limit = largest_document()
-    for path in asked.files if asked.documents else ():
+    for path in reading.files if reading.documents else ():
         size = path.stat().st_size
         if size > limit:
             parts = shlex.quote(f"{path.stem}-")
             raise ConfigError(
-                f"{asked.key}={path}: one text of {size:,} bytes is joined with others here, and"
+                f"{reading.key}={path}: one text of {size:,} bytes is joined with others here, and"
                 f" this machine reads up to {limit:,} bytes as one. Cut it at line ends: split -C"
                 f" {limit // 2} --additional-suffix={path.suffix} {shlex.quote(str(path))} {parts}"
             )
-    return _by_library("text", asked)
+    return _by_library("text", reading)
 
 
 _TEXT = ("encoding",)
@@ -162,16 +160,19 @@ FORMATS: dict[str, Format] = {
         Format("classes", (), _any_content, read_classes, _TEXT),
     )
 }
-"""Name to format; everything else that knows of formats asks here."""
+"""Name to format."""
 
 
 def by_ending() -> dict[str, Format]:
     """Map each ending to its format."""
-    return {ending: row for row in FORMATS.values() for ending in row.endings}
+    formats = {}
+    for row in FORMATS.values():
+        formats.update(dict.fromkeys(row.endings, row))
+    return formats
 
 
 def format_of(key: str, path: Path, said: str | None) -> Format:
-    """Name the format of a file by its ending, or as it was said; of a folder by what is in it.
+    """Return the format of a file, by its ending or as the user named it, or of a folder.
 
     Raises:
         ConfigError: It is none that is read.
@@ -184,23 +185,25 @@ def format_of(key: str, path: Path, said: str | None) -> Format:
             raise ConfigError(f"data.format={said}: no such format. {did_you_mean(said, names)}")
         return FORMATS[said]
     ending = Path(name_inside(path)).suffix.lower()
-    known = by_ending()
-    if ending not in known:
-        what = f"unknown format: {ELSEWHERE[ending]}" if ending in ELSEWHERE else "unknown format"
+    formats = by_ending()
+    if ending not in formats:
+        what = "unknown format"
+        if ending in ELSEWHERE:
+            what = f"unknown format: {ELSEWHERE[ending]}"
         raise ConfigError(
-            f"{key}={path}: {what}. Known endings: {', '.join(known)} (also with"
+            f"{key}={path}: {what}. Known endings: {', '.join(formats)} (also with"
             f" {', '.join(COMPRESSED)}); data.format=NAME says what a file with another one holds."
         )
-    return known[ending]
+    return formats[ending]
 
 
-def one_format(key: str, found: Iterable[Format]) -> Format:
-    """Return the format that all files have.
+def one_format(key: str, formats: Iterable[Format]) -> Format:
+    """Return the one format of all files.
 
     Raises:
         ConfigError: They have several.
     """
-    kinds = {row.name: row for row in found}
+    kinds = {row.name: row for row in formats}
     if len(kinds) > 1:
         raise ConfigError(
             f"{key}: files of several formats ({', '.join(sorted(kinds))}). Give files of one"
@@ -210,10 +213,10 @@ def one_format(key: str, found: Iterable[Format]) -> Format:
 
 
 def streamed_format(key: str, file: Path | File) -> Format:
-    """Name the format of a file whose rows are read in the middle, by its ending.
+    """Return the format of a file of a stream by its ending.
 
     Raises:
-        ConfigError: They cannot be.
+        ConfigError: Rows of such files cannot be read in the middle.
     """
     ending = Path(str(file)).suffix.lower()
     if ending in COMPRESSED:
@@ -238,11 +241,11 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
     Args:
         key: The configuration key, for messages.
         path: The file; not empty.
-        kind: What its ending says.
-        encoding: Of a text, as it was said; None: found.
+        kind: The format that its ending says.
+        encoding: The encoding of a text that the user named; None: it is found.
 
     Returns:
-        The encoding, and what a person can judge it by; empty for one that is certain.
+        The encoding, and a line of the text to judge it by; empty if the encoding is certain.
 
     Raises:
         ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web
@@ -260,24 +263,25 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
                     "this is a pointer of Git LFS, the data themselves are not here. Fetch them:"
                     " git lfs pull"
                 )
-            found = next(
+            recognised = next(
                 (row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind
             )
-            if found.name != kind.name:
-                instead = called(path, found.endings[0])
+            if recognised.name != kind.name:
+                instead = called(path, recognised.endings[0])
                 raise UnreadableFileError(
-                    f"cannot be read as {kind.name}: its bytes are {found.name}. Call it {instead}."
+                    f"cannot be read as {kind.name}: its bytes are {recognised.name}. Call it"
+                    f" {instead}."
                 )
             return kind.check(path, kind.name, encoding)
         except UnreadableFileError as error:
             raise ConfigError(f"{key}={path}: {error}") from error
 
-    name, shown = known_by(f"content-5 {kind.name} {encoding} {path.name}", look, path)
-    return name, shown
+    name, sample = known_by(f"content-5 {kind.name} {encoding} {path.name}", look, path)
+    return name, sample
 
 
 def refuse_other_content(key: str, path: Path, kind: Format) -> None:
-    """Refuse what `check` refuses, and a text that is no UTF-8: it is to be read where it lies.
+    """Refuse a file of a stream that is another format or no UTF-8.
 
     Raises:
         ConfigError: With the file, and what it is.

@@ -1,4 +1,4 @@
-"""Signs of life of long work on data, and what it tells, to whoever watches this process."""
+"""Signs of life and messages of long work on data, to whoever watches this process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _next = 0.0
 
 @contextmanager
 def listened_to(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
-    """Hear the signs of life of this process as long as this lasts.
+    """Listen to the signs of life and messages of this process as long as this lasts.
 
     Workers are forked outside of it.
 
@@ -32,18 +32,25 @@ def listened_to(beat: Callable[[], object], note: Callable[[str], object]) -> It
         note: Tells the user one line.
     """
     global _beat, _note, _next
-    before = _beat, _note
-    _beat, _note, _next = beat, note, 0.0
+    beat_before = _beat
+    note_before = _note
+    _beat = beat
+    _note = note
+    _next = 0.0
     try:
         yield
     finally:
-        _beat, _note = before
+        _beat = beat_before
+        _note = note_before
 
 
 def beat() -> None:
-    """Give a sign of life; cheap enough for every row."""
+    """Give a sign of life; it is cheap enough for every row."""
     global _next
-    if _beat is not None and (now := time.monotonic()) >= _next:
+    if _beat is None:
+        return
+    now = time.monotonic()
+    if now >= _next:
         _next = now + _EVERY_SECONDS
         _beat()
 

@@ -1,12 +1,10 @@
-"""`datasets.load_dataset`: a hub name, or a local folder.
-
-Of the hub also a stream of files at one commit.
-"""
+"""Datasets of the hub, or local folders of them, and streams of the hub's files at one commit."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ _KEY = "data.path"
 
 
 def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Load a dataset; no code that comes with it is run.
+    """Load a dataset without running any code of its own.
 
     Returns:
         Training rows, and evaluation rows where the dataset has such a split or one is named.
@@ -54,7 +52,7 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
 
 
 def _held(config: HubConfig, splits: list[str]) -> str | None:
-    """Pick the evaluation split; None: there is none.
+    """Pick the evaluation split; None: the dataset has none.
 
     Raises:
         ConfigError: There is no split of a name that was given.
@@ -174,13 +172,14 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
     is_text = isinstance(builder, Csv | Json) and builder.info.features is None
     if not is_text or getattr(options, "field", None) or getattr(options, "names", None):
         return None
-    files = {
-        str(split): [Path(path) for path in paths]
-        for split, paths in (options.data_files or {}).items()
-    }
-    known = by_ending()
-    endings = {Path(name_inside(path)).suffix.lower() for paths in files.values() for path in paths}
-    return files if endings and endings <= known.keys() else None
+    files: dict[str, list[Path]] = {}
+    for split, paths in (options.data_files or {}).items():
+        files[str(split)] = [Path(path) for path in paths]
+    every_path = chain.from_iterable(files.values())
+    endings = {Path(name_inside(path)).suffix.lower() for path in every_path}
+    if not endings or not endings <= by_ending().keys():
+        return None
+    return files
 
 
 def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
@@ -199,13 +198,14 @@ def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
             folder = Path(fetch(revision=config.revision, local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-        return folder if _text_files(_builder(config, folder)) else None
-    builder = _builder(config, config.path, config.revision)
-    files = _text_files(builder)
+        if _text_files(_builder(config, folder)) is None:
+            return None
+        return folder
+    files = _text_files(_builder(config, config.path, config.revision))
     if files is None:
         return None
     begin = f"hf:/datasets/{config.path}@"  # as a Path writes the address
-    names = [str(path) for paths in files.values() for path in paths]
+    names = list(map(str, chain.from_iterable(files.values())))
     if not all(name.startswith(begin) for name in names):
         return None
     commit = names[0].removeprefix(begin).partition("/")[0]
@@ -223,45 +223,44 @@ def _listing(folder: Path) -> str:
 
 
 def commit_of(config: HubConfig) -> str:
-    """Find the commit that the configured revision is at now, by its whole sha.
+    """Find the whole sha of the commit that the configured revision is at now.
 
     Raises:
         ConfigError: A local folder; the hub does not answer, or has no such dataset or revision.
     """
     from huggingface_hub import HfApi
 
-    named = f"{_KEY}={config.path}" + (
-        f" data.revision={config.revision}" if config.revision else ""
-    )
+    address_key = f"{_KEY}={config.path}"
+    if config.revision:
+        address_key += f" data.revision={config.revision}"
     if Path(config.path).expanduser().exists():
         raise ConfigError(
-            f"{named}: data.streaming=true reads a dataset of the hub, and this lies here. Its"
-            " files are read as a "
-            f'stream by data=files "data.train={config.path}/*.parquet" data.streaming=true.'
+            f"{address_key}: data.streaming=true reads a dataset of the hub, and this is a local"
+            " folder. Its files are read as a stream by"
+            f' data=files "data.train={config.path}/*.parquet" data.streaming=true.'
         )
     missing = hub.missing(config.path)
     if missing is not None:
         raise ConfigError(
-            f"{named}: data.streaming=true reads from the hub while it trains, and {missing}. Take"
-            " data.streaming=false, which reads what was fetched before, or files of your own"
-            " (data=files)."
+            f"{address_key}: data.streaming=true reads from the hub while it trains, and"
+            f" {missing}. Take data.streaming=false, which reads what was fetched before, or files"
+            " of your own (data=files)."
         )
-    with understood(named, partial(hub.why_not, config.path, missing)):
-        found = HfApi().dataset_info(config.path, revision=config.revision, timeout=hub.TIMEOUT).sha
-    if not found:
-        raise ConfigError(f"{named}: the hub does not say which commit this is.")
-    return found
+    with understood(address_key, partial(hub.why_not, config.path, missing)):
+        info = HfApi().dataset_info(config.path, revision=config.revision, timeout=hub.TIMEOUT)
+        commit = info.sha
+    if not commit:
+        raise ConfigError(f"{address_key}: the hub does not say which commit this is.")
+    return commit
 
 
 def _load_stream(config: HubConfig) -> Source:
-    """Load the training split as a stream, and the evaluation split whole.
-
-    Of other splits nothing is fetched.
-    """
+    """Load the training split as a stream and the evaluation split whole, and no other split."""
     commit = commit_of(config)
     files = _files(config, commit)
-    train, held = config.train_split, _held(config, list(files))
-    if held is None and config.eval_fraction:
+    train = config.train_split
+    eval_split = _held(config, list(files))
+    if eval_split is None and config.eval_fraction:
         raise ConfigError(
             f"data.streaming=true: {config.path} has no split to evaluate on (it has"
             f" {', '.join(files)}), and none is cut from a stream. Name one with"
@@ -269,12 +268,12 @@ def _load_stream(config: HubConfig) -> Source:
         )
     notes = [f"{config.path} is read at revision {commit}, also after a resume"]
     rows: object = open_stream(_KEY, files[train], config.shuffle_window, notes)
-    sets = {} if held is None else {"": _whole(held, files[held])}
+    sets = {} if eval_split is None else {"": _whole(eval_split, files[eval_split])}
     return Source(Split(rows, f"split {train}"), sets, config, notes=notes)
 
 
 def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
-    """Find the files of each split, as `datasets` does by their names or the card."""
+    """Find the files of each split, by their names or the card, as `datasets` does."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
@@ -282,32 +281,28 @@ def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
     with understood(_named(config), partial(hub.why_not, config.path, None)):
         with quiet():
             builder = _builder(config, config.path, commit)
-        splits = {
-            str(split): [str(url) for url in urls]
-            for split, urls in (builder.config.data_files or {}).items()
-        }
-        elsewhere = next(
-            (url for urls in splits.values() for url in urls if not url.startswith(address)), None
-        )
-        if elsewhere is not None:
-            raise ConfigError(
-                f"{_KEY}={config.path}: {elsewhere} is not in its repository, so it has no"
-                " revision."
-            )
-        paths = sorted({url.removeprefix(address) for urls in splits.values() for url in urls})
-        found: dict[str, HubFile] = {}
+        splits: dict[str, list[str]] = {}
+        for split, urls in (builder.config.data_files or {}).items():
+            for url in map(str, urls):
+                if not url.startswith(address):
+                    raise ConfigError(
+                        f"{_KEY}={config.path}: {url} is not in its repository, so it has no"
+                        " revision."
+                    )
+                splits.setdefault(str(split), []).append(url.removeprefix(address))
+        paths = sorted(set(chain.from_iterable(splits.values())))
+        hub_files: dict[str, HubFile] = {}
         for begin in range(0, len(paths), 500):
             some = paths[begin : begin + 500]
-            for each in HfApi().get_paths_info(
+            for entry in HfApi().get_paths_info(
                 config.path, some, revision=commit, repo_type="dataset"
             ):
-                assert isinstance(each, RepoFile)
-                sha = f"sha1:{each.blob_id}" if each.lfs is None else f"sha256:{each.lfs.sha256}"
-                found[each.path] = HubFile(config.path, commit, each.path, each.size, sha)
-        return {
-            split: [found[url.removeprefix(address)] for url in urls]
-            for split, urls in splits.items()
-        }
+                assert isinstance(entry, RepoFile)
+                sha = f"sha1:{entry.blob_id}"
+                if entry.lfs is not None:
+                    sha = f"sha256:{entry.lfs.sha256}"
+                hub_files[entry.path] = HubFile(config.path, commit, entry.path, entry.size, sha)
+        return {split: [hub_files[path] for path in paths] for split, paths in splits.items()}
 
 
 def _whole(split: str, files: list[HubFile]) -> Split:

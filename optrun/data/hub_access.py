@@ -1,4 +1,4 @@
-"""Whether the hub can be asked, found out once and quickly."""
+"""Find out once and quickly whether the hub answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def may_be_name(path: str) -> bool:
 
 
 def missing(name: str) -> str | None:
-    """Explain why only the cache can give a name.
+    """Explain why a name can only come from the cache.
 
     None if it is on this disk, or the hub can be asked.
 
@@ -49,7 +49,7 @@ def nowhere(missing: str | None) -> str:
 
 
 def why_not(name: str, missing: str | None, error: BaseException) -> str:
-    """Explain why a name could not be had, in a sentence of ours if the case is known.
+    """Explain why a name could not be fetched.
 
     Args:
         name: A hub name.
@@ -61,7 +61,9 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
     while cause is not None and cause not in seen:
         seen.append(cause)
         cause = cause.__cause__ or cause.__context__
-    kinds = {kind.__name__ for each in seen for kind in type(each).__mro__}
+    kinds: set[str] = set()
+    for cause_seen in seen:
+        kinds.update(kind.__name__ for kind in type(cause_seen).__mro__)
     if "GatedRepoError" in kinds:
         return (
             f"the hub has it behind a gate. Ask for access at https://huggingface.co/{name}, then"
@@ -77,29 +79,28 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
             " `hf auth login`."
         )
     message = " ".join(str(seen[-1]).split())
-    return (
-        f"{nowhere(missing)}: {type(seen[-1]).__name__}:"
-        f" {message if len(message) <= 300 else message[:300] + ' ...'}"
-    )
+    if len(message) > 300:
+        message = f"{message[:300]} ..."
+    return f"{nowhere(missing)}: {type(seen[-1]).__name__}: {message}"
 
 
 def from_cache(names: Iterable[str | None]) -> list[str]:
-    """Warn of each name that comes from the cache, for it may have changed since.
+    """Warn of each name that comes from the cache and may have changed since.
 
     Args:
         names: Hub names and local paths.
     """
-    found = {name: missing(name) for name in names if name is not None}
+    reasons = {name: missing(name) for name in names if name is not None}
     return [
         f"{name} comes from the cache, as it was when it was fetched: {why}."
-        for name, why in found.items()
+        for name, why in reasons.items()
         if why
     ]
 
 
 @functools.cache
 def silence() -> str | None:
-    """Tell what came in the place of the hub's answer; None: it answered.
+    """Explain why the hub does not answer; None: it answers.
 
     Left alone its client asks again and again, half a minute for every file. Where it gets no
     answer it is told to look into its cache alone, as HF_HUB_OFFLINE=1 does.

@@ -1,4 +1,4 @@
-"""A file of a dataset on the hub at one commit, of which only the bytes asked for are fetched."""
+"""A file of a dataset on the hub at one commit, read by ranges of bytes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class HubFile:
 
     @property
     def content(self) -> str:
-        """What another file has not: size and digest."""
+        """Size and digest, which no other file has."""
         return f"{self.size} {self.digest}"
 
     def identified(self, read: Callable[[], str]) -> str:  # noqa: ARG002
@@ -64,12 +64,12 @@ class HubFile:
     def refuse_changed(self) -> None:
         """Do nothing: what a commit holds never changes."""
 
-    def part_of(self, places: np.ndarray) -> np.ndarray:
+    def part_of(self, offsets: np.ndarray) -> np.ndarray:
         """Number the block in which each byte lies; shape (places,), int64."""
-        return places // BLOCK
+        return offsets // BLOCK
 
     def known(self, key: str, find: Callable[[], Found]) -> Found:
-        """Find out of it once what `known_by` keeps; the hub's digest says which file it is."""
+        """Compute a result of the file once, as `known_by` under the digest of the hub."""
         return known_by(digest(key, self.content), find)
 
     def read(self, begin: int, size: int) -> bytes:
@@ -97,9 +97,7 @@ class HubFile:
         return raw
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield all of it, from the beginning, as no parts stay.
-
-        At the end it is compared with its digest.
+        """Yield all bytes from the beginning, and compare them with the digest at the end.
 
         Raises:
             OptrunError: The hub does not give it, or gives other bytes.

@@ -1,4 +1,4 @@
-"""Images as they lie in a file or a column, decoded when they are needed."""
+"""Images of files or of a column, decoded when they are needed."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def decoded(content: bytes) -> Image:
 
 
 def content_of(value: object) -> bytes | str | None:
-    """Return the bytes of a cell, or the path of its file; None or empty: it has no image."""
+    """Return the bytes of an image cell, or the path of its file; None or empty: no image."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     return value if isinstance(value, bytes | str) else None
 
 
 class Images:
-    """A column of images; only those asked for are in memory.
+    """A column of images, each read when it is needed.
 
     Args:
         split: The rows.
@@ -152,9 +152,7 @@ class Images:
             raise ConfigError(f"{where}: {error}") from error
 
     def fingerprint(self, labels: np.ndarray) -> str:
-        """Digest every image's bytes and its label.
-
-        Each image is looked at, so that a bad one is told now.
+        """Digest the bytes and the label of every image, and refuse a bad one now.
 
         Args:
             labels: Shape (images,), int64.

@@ -63,29 +63,29 @@ with warnings.catch_warnings():
     register_feature(NestedCell, "NestedCell")
 
 
-def read_json_rows(asked: Reading) -> Dataset:
+def read_json_rows(reading: Reading) -> Dataset:
     """Read objects, one a line or in a list, mapped from the cache.
 
     Raises:
         ConfigError: With the first row that is no object.
     """
-    address = asked.address("json-1", versions("datasets", "pyarrow"))
-    folder = cached("rows", address, lambda folder: _convert(asked, folder))
+    address = reading.address("json-1", versions("datasets", "pyarrow"))
+    folder = cached("rows", address, lambda folder: _convert(reading, folder))
     rows = datasets.Dataset.from_file(str(folder / "rows.arrow"))
-    if len(asked.files) == len(rows) == 1:
-        refuse_one_object(asked.key, asked.files[0], rows)
+    if len(reading.files) == len(rows) == 1:
+        refuse_one_object(reading.key, reading.files[0], rows)
     return rows
 
 
-def _convert(asked: Reading, folder: Path) -> None:
+def _convert(reading: Reading, folder: Path) -> None:
     """Find the type of each column in all rows, then write the rows as Arrow."""
     with tempfile.TemporaryDirectory(dir=folder) as plain:
-        texts = list(zip(asked.files, asked.in_utf8(Path(plain)), strict=True))
+        texts = list(zip(reading.files, reading.in_utf8(Path(plain)), strict=True))
 
         def rows() -> Iterator[Row]:
             for path, text in texts:
                 beat()
-                yield from _rows_of(f"{asked.key}={path}", text)
+                yield from _rows_of(f"{reading.key}={path}", text)
 
         features = column_features(rows())
         schema = features.arrow_schema
@@ -116,7 +116,7 @@ def table_of(rows: Sequence[Mapping[str, object]]) -> Dataset:
 
 
 def column_features(rows: Iterable[Mapping[str, object]]) -> Features:
-    """Find the type of each column: a text, a number, true or false, a list of one of these.
+    """Find the type of each column: a text, a number, a truth value, or a list of these.
 
     Every other column holds `NestedCell`s: objects, lists of objects, cells of several types.
     """
@@ -141,7 +141,7 @@ def _kind(cell: object) -> str:
 
 
 def _merged(first: str, second: str) -> str:
-    """Name the type that holds cells of both types."""
+    """Name a type that holds cells of both types."""
     if first == second or not second:
         return first
     if not first:
@@ -184,7 +184,7 @@ def _rows_of(where: str, path: Path) -> Iterator[Row]:
 
 
 def _is_start_of_many_lines(line: str) -> bool:
-    """Tell whether a first line is only the beginning of its JSON, or a list with all rows."""
+    """Tell whether a first line is the beginning of a longer object, or a list of all rows."""
     if line.lstrip().startswith("["):
         return True
     return line.strip() == "{" or not line.rstrip().endswith(("}", "},"))
@@ -204,10 +204,10 @@ def _object(where: str, number: int, line: str) -> Row:
 
 
 def _checked(where: str, number: int, value: object) -> Row:
-    """Return an object, of which every number and text can be kept as it is."""
+    """Return an object after a check that all numbers and texts can be stored as they are."""
     if not isinstance(value, dict):
-        shown = json.dumps(value)[:40]
-        raise _refusal(where, number, f"is no object, such as {ROW}, but {shown!r}")
+        value_text = json.dumps(value)[:40]
+        raise _refusal(where, number, f"is no object, such as {ROW}, but {value_text!r}")
     for name, cell in value.items():
         items = cell if isinstance(cell, list) else [cell]
         for item in items:

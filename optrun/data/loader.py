@@ -1,4 +1,4 @@
-"""Seeded batches that can be taken up at any step.
+"""Seeded batches that can begin at any step.
 
 The order of an epoch is a function of seed and epoch, the position inside it a function of the
 step: nothing that a loader keeps in memory is needed to go on.
@@ -43,11 +43,11 @@ class ExampleSource(Protocol):
 
 
 class Order(Protocol):
-    """Which example stands at each place of an epoch."""
+    """The example of each position of an epoch."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, places: slice, /) -> np.ndarray:
-        """Shape (places,), int64."""
+    def __getitem__(self, positions: slice, /) -> np.ndarray:
+        """Shape (positions,), int64."""
         ...
 
 
@@ -60,16 +60,16 @@ class Arrangement(Protocol):
         ...
 
     def __call__(self, seed: int, epoch: int) -> Order:
-        """The order of an epoch, a pure function of both.
+        """Make the order of an epoch, of as many positions as there are examples.
 
-        Each has as many places as there are examples.
+        A pure function of both.
         """
         ...
 
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Which examples each optimizer step sees.
+    """The examples of each optimizer step.
 
     An epoch's last micro-batch, and its last step, may be smaller; a step never spans two epochs.
     """
@@ -100,13 +100,11 @@ class EpochPlan:
 
     @property
     def ordering(self) -> str:
-        """How the order of an epoch is made; one of two for the same examples is another order."""
+        """How the order of an epoch is made, in words; another order has other words."""
         return "permutation" if self.arrangement is None else self.arrangement.name
 
     def order(self, epoch: int) -> Order:
-        """Return the permutation of one epoch.
-
-        Shape (examples,), int64, or what gives slices of one.
+        """Return the permutation of one epoch, shape (examples,), int64, or an `Order`.
 
         With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are
         shuffled again: an order by seed and epoch alone, as without.
@@ -123,9 +121,11 @@ class EpochPlan:
             order[begin : begin + 50 * size] = stretch[
                 np.argsort(-self.lengths[stretch], kind="stable")
             ]
-        whole = self.examples // size
-        steps = order[: whole * size].reshape(whole, size)[randomness.permutation(whole)]
-        return np.concatenate([steps.reshape(-1), order[whole * size :]])
+        full_steps = self.examples // size
+        steps = order[: full_steps * size].reshape(full_steps, size)[
+            randomness.permutation(full_steps)
+        ]
+        return np.concatenate([steps.reshape(-1), order[full_steps * size :]])
 
     def steps(self, start: int) -> Iterator[list[list[Key]]]:
         """Yield the micro-batches of each step from number `start` on, without end."""
@@ -135,17 +135,15 @@ class EpochPlan:
             order = self.order(epoch)
             for first in range(position * size, self.examples, size):
                 last = min(first + size, self.examples)
+                keys = [(epoch, int(index)) for index in order[first:last]]
                 yield [
-                    [(epoch, int(index)) for index in order[at : min(at + self.batch_size, last)]]
-                    for at in range(first, last, self.batch_size)
+                    keys[begin : begin + self.batch_size]
+                    for begin in range(0, len(keys), self.batch_size)
                 ]
             position = 0
 
     def micro_batches(self, step: int) -> int:
-        """Count the micro-batches of a step.
-
-        The last step of an epoch may have fewer than others.
-        """
+        """Count the micro-batches of a step; the last step of an epoch may have fewer."""
         _, position = self.locate(step)
         return min(self.accumulation, self.micro_batches_per_epoch - position * self.accumulation)
 
@@ -177,23 +175,20 @@ texts), int64."""
 SCORES = "scores"
 """Of a batch of pairs of texts: how alike they are, shape (batch,), float32."""
 ASIDE = (SOURCE, TEXTS, SCORES)
-"""What a batch holds besides the inputs of the model."""
+"""Values of a batch that are no inputs of the model."""
 LEFT_OUT = "left_out"
-"""Of an example that its batch leaves out; one alone in its batch stays, and has no target."""
+"""Marks an example that its batch leaves out; one alone in its batch stays, without a target."""
 _REFUSED = "refused"
-"""Name under which what is wrong with an example comes in its place, out of a worker process."""
+"""Marks the error that a worker process sends in place of a refused example."""
 
 
 def inputs_of(batch: Batch) -> Batch:
-    """Return what the model is called with."""
+    """Return the values of a batch that the model is called with."""
     return {name: values for name, values in batch.items() if name not in ASIDE}
 
 
 def _collated(collate: Callable[[list[Example]], Batch], examples: list[Example]) -> Batch:
-    """Collate what is not left out, but where an example was refused.
-
-    With the source of each of several.
-    """
+    """Collate the examples that are not left out, or return the error of a refused one."""
     refused = next((example for example in examples if _REFUSED in example), None)
     if refused is not None:
         return refused
@@ -241,7 +236,7 @@ class _Keyed(Dataset[Example]):
 
 @dataclass
 class BatchLoader:
-    """Everything that turns examples into batches."""
+    """Turns examples into batches."""
 
     examples: ExampleSource
     transform: Transform | None
@@ -275,16 +270,17 @@ class BatchLoader:
         Args:
             plan: Which examples each step sees.
             start: Number of the first step.
-            rank: Whose share of each step, as `share_of` divides it; where it has none, another
-                micro-batch stands in.
+            rank: The rank whose share of each step is yielded, as `share_of` divides it; another
+                micro-batch stands in for a missing one.
             ranks: How many ranks there are.
         """
-        micro_batches = (
-            keys[number % len(keys)]
-            for keys in plan.steps(start)
-            for number in share_of(len(keys), rank, ranks)
-        )
-        batches = iter(self._loader(micro_batches, "example"))
+
+        def micro_batches() -> Iterator[list[Key]]:
+            for keys in plan.steps(start):
+                for number in share_of(len(keys), rank, ranks):
+                    yield keys[number % len(keys)]
+
+        batches = iter(self._loader(micro_batches(), "example"))
         try:
             for step in count(start):
                 yield [
@@ -298,24 +294,21 @@ class BatchLoader:
 
         Args:
             batch_size: Examples of a batch.
-            rank: Whose share of the batches, as `share_of` divides it; where it has none, another
-                one stands in.
+            rank: The rank whose share of the batches is yielded, as `share_of` divides it; another
+                batch stands in for a missing one.
             ranks: How many ranks there are.
         """
-        indices = range(len(self.examples))
-        keys = [
-            [(0, index) for index in indices[at : at + batch_size]] for at in indices[::batch_size]
-        ]
-        own = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
-        yield from map(_good, self._loader(own, "evaluation"))
+        indices = [(0, index) for index in range(len(self.examples))]
+        keys = [indices[begin : begin + batch_size] for begin in range(0, len(indices), batch_size)]
+        batches_of_rank = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
+        yield from map(_good, self._loader(batches_of_rank, "evaluation"))
 
 
 def _begin_worker(_: int) -> None:
-    """Set up a worker process, which is forked, for what it does otherwise than the main one.
+    """Set up a forked worker process.
 
-    A signal to the whole process group is the main process's to answer; it still wants its batches.
-    And the threads of
-    a tokenizer that was in use are not there after a fork: who tells them to work waits for ever.
+    The main process answers signals to the process group, and still needs its batches. The threads
+    of a tokenizer do not survive a fork, so that a call that uses them would wait for ever.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)

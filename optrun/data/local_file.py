@@ -1,4 +1,4 @@
-"""A file on this disk of which any bytes are read, as long as nobody writes to it."""
+"""A local file of a stream, read at any place as long as nobody writes to it."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class LocalFile:
         return str(self.path)
 
     def __reduce__(self) -> tuple[type[LocalFile], tuple[str, Path, int, int]]:
-        """Leave out what is open in this process."""
+        """Leave the open file out of what another process is sent."""
         return type(self), (self.key, self.path, self.size, self.changed)
 
     def identified(self, read: Callable[[], str]) -> str:
         """Return its `checksum`; `read` reads the file for it as long as that is not known."""
         return self.known("bytes-1", read)
 
-    def part_of(self, places: np.ndarray) -> np.ndarray:
+    def part_of(self, offsets: np.ndarray) -> np.ndarray:
         """Number the part in which each byte lies: here it is one of its own."""
-        return places
+        return offsets
 
     def known(self, key: str, find: Callable[[], Found]) -> Found:
-        """Find out of it once what `known_by` keeps."""
+        """Compute a result of the file once, as `known_by`."""
         return known_by(key, find, self.path)
 
     @cached_property
@@ -71,9 +71,10 @@ class LocalFile:
             OptrunError: The file is not the one that was opened.
         """
         raw = b""
-        while len(raw) < size and (
-            piece := os.pread(self._descriptor, size - len(raw), begin + len(raw))
-        ):
+        while len(raw) < size:
+            piece = os.pread(self._descriptor, size - len(raw), begin + len(raw))
+            if not piece:
+                break
             raw += piece
         # at each read, and behind it: rows written over in place parse as well as before
         self.refuse_changed()
@@ -84,7 +85,7 @@ class LocalFile:
         return chunks_of_file(self.path)
 
     def opened(self) -> Path:
-        """Return what `pyarrow` opens by itself."""
+        """Return the path, which `pyarrow` opens by itself."""
         return self.path
 
     def refuse_changed(self) -> None:

@@ -1,4 +1,4 @@
-"""Token ids of a long text, made of pieces of it that end with a line.
+"""Encode a long text in pieces that end with a line.
 
 A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB
 takes over 3 GB. Where a tokenizer joins characters across a line end, or begins every text with a
@@ -30,14 +30,15 @@ def is_long(text: str) -> bool:
 
 
 def piece_borders(text: str) -> Iterator[int]:
-    """Yield where pieces begin, and where the last one ends.
+    """Yield the begin of each piece, and the end of the last one.
 
     A piece ends behind a line end, else at a space, else after twice the size of a piece.
     """
     at = 0
     while len(text) - at > 2 * PIECE:
         yield at
-        near, far = at + PIECE, at + 2 * PIECE
+        near = at + PIECE
+        far = at + 2 * PIECE
         line_end = text.find("\n", near, far)
         space = text.find(" ", near, far)
         if line_end >= 0:
@@ -86,10 +87,7 @@ class LongText:
 def encode_uncut(
     texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool
 ) -> list[list[int]]:
-    """Encode texts of any length, none of them cut.
-
-    The tokenizer's ids, at the speed of its library.
-    """
+    """Encode texts of any length without cutting them, at the speed of the tokenizers library."""
     if not tokenizer.is_fast:
         encoded = tokenizer(
             texts, add_special_tokens=special, return_attention_mask=False, verbose=False

@@ -24,14 +24,14 @@ _AT_ONCE = 1 << 16
 
 @dataclass
 class MixedSource(Source):
-    """Several sources to be read by one task: `train` and `eval_sets` are those of the first."""
+    """Several sources of one task; `train` and `eval_sets` are those of the first."""
 
     parts: dict[str, Source] = field(default_factory=dict)
     """Each with its name."""
 
 
 class Draws:
-    """Which source each place of an epoch is drawn from, and how many were drawn from it before.
+    """The source of each position of an epoch, and how many were drawn from it before.
 
     Args:
         sizes: Examples of each source.
@@ -66,8 +66,8 @@ class Draws:
             sources = self._draw(np.array(probabilities), seed, ends_with_first=ends_with_first)
         numbers = np.empty(len(sources), dtype=np.int64)
         for source in range(len(sizes)):
-            places = np.flatnonzero(sources == source)
-            numbers[places] = np.arange(len(places))
+            positions = np.flatnonzero(sources == source)
+            numbers[positions] = np.arange(len(positions))
         if strategy == "all_exhausted_without_replacement":
             is_new = numbers < self.sizes[sources]
             sources = sources[is_new]
@@ -91,19 +91,19 @@ class Draws:
         sources = np.concatenate(drawn)
         ends = []
         for source in np.flatnonzero(is_drawn & (totals >= self.sizes)):
-            places = np.flatnonzero(sources == source)
-            ends.append(int(places[self.sizes[source] - 1]) + 1)
+            positions = np.flatnonzero(sources == source)
+            ends.append(int(positions[self.sizes[source] - 1]) + 1)
         return sources[: min(ends) if ends_with_first else max(ends)]
 
     def __len__(self) -> int:
         return len(self._sources)
 
-    def __getitem__(self, places: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Source of each place, and how many were drawn from it before.
+    def __getitem__(self, positions: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Return the source of each position, and how many were drawn from it before.
 
-        Shape (places,) each, an integer type.
+        Shape (positions,) each, an integer type.
         """
-        return self._sources[places], self._numbers[places]
+        return self._sources[positions], self._numbers[positions]
 
     def passes(self) -> np.ndarray:
         """Count how often an epoch begins each source; shape (sources,), int64."""
@@ -153,37 +153,31 @@ class MixedExamples:
         return {**self._parts[source][index - int(self.begins[source])], SOURCE: source}
 
     def fingerprint(self) -> str:
-        """Digest of all sources with their names, and of how they are mixed."""
-        parts = (
-            piece for name, part in self.sources.items() for piece in (name, part.fingerprint())
-        )
-        return digest("mixture", self._how, *parts)
+        """Digest all sources with their names, and how they are mixed."""
+        pieces: list[str] = []
+        for name, part in self.sources.items():
+            pieces += [name, part.fingerprint()]
+        return digest("mixture", self._how, *pieces)
 
     def parts(self) -> dict[str, str]:
-        """Map each source to the digest of its examples.
-
-        Of a stream, each file to that of its bytes.
-        """
-        found: dict[str, str] = {}
+        """Map each source to the digest of its examples, or each file of a stream to its own."""
+        digests: dict[str, str] = {}
         for name, part in self.sources.items():
-            files: dict[str, str] = (
-                part.parts() if hasattr(part, "parts") else {name: part.fingerprint()[:32]}
-            )
-            found.update(files)
-        return found
+            if hasattr(part, "parts"):
+                digests.update(part.parts())
+            else:
+                digests[name] = part.fingerprint()[:32]
+        return digests
 
 
 @dataclass(eq=False)
 class Mixing:
-    """How a mixture is ordered, for an `EpochPlan`.
-
-    By the draws, and of each source in its own order.
-    """
+    """The arrangement of a mixture, for an `EpochPlan`: the draws, and the order of each source."""
 
     parts: Sequence[ExampleSource]
     """Examples of each source."""
     draws: Draws
-    """Which source is drawn."""
+    """The source of each position."""
     begins: np.ndarray
     """Where the examples of each source begin."""
 
@@ -200,7 +194,7 @@ class Mixing:
         ]
 
     def __call__(self, seed: int, epoch: int) -> Order:
-        """The order of an epoch."""
+        """Make the order of an epoch."""
         return MixedOrder(self.draws, self.begins, self.plans(seed), epoch)
 
 
@@ -209,7 +203,7 @@ class MixedOrder:
     """The order of one epoch of a mixture."""
 
     draws: Draws
-    """Which source is drawn."""
+    """The source of each position."""
     begins: np.ndarray
     """Where the examples of each source begin."""
     plans: Sequence[EpochPlan]
@@ -224,29 +218,24 @@ class MixedOrder:
     def __len__(self) -> int:
         return len(self.draws)
 
-    def __getitem__(self, places: slice) -> np.ndarray:
-        """Which example stands at each place; shape (places,), int64."""
-        sources, numbers = self.draws[places]
-        found = np.empty(len(sources), dtype=np.int64)
+    def __getitem__(self, positions: slice, /) -> np.ndarray:
+        """Return the example of each position; shape (positions,), int64."""
+        sources, numbers = self.draws[positions]
+        indices = np.empty(len(sources), dtype=np.int64)
         for source in np.unique(sources).tolist():
-            own = np.flatnonzero(sources == source)
-            size, begin, end = (
-                int(self.draws.sizes[source]),
-                int(numbers[own[0]]),
-                int(numbers[own[-1]]) + 1,
-            )
-            passes = spans(
-                range(size, end + size, size), begin, end
-            )  # numbers of a source follow one another
+            positions_of_source = np.flatnonzero(sources == source)
+            size = int(self.draws.sizes[source])
+            # The numbers of a source follow one another.
+            begin = int(numbers[positions_of_source[0]])
+            end = int(numbers[positions_of_source[-1]]) + 1
+            passes = spans(range(size, end + size, size), begin, end)
             taken = [self._order(source, turn)[first:last] for turn, first, last in passes]
-            found[own] = self.begins[source] + np.concatenate(taken)
-        return found
+            indices[positions_of_source] = self.begins[source] + np.concatenate(taken)
+        return indices
 
     def _order(self, source: int, turn: int) -> Order:
         if (source, turn) not in self._orders:
-            self._orders = {
-                place: order for place, order in self._orders.items() if place[0] != source
-            }
+            self._orders = {key: order for key, order in self._orders.items() if key[0] != source}
             self._orders[source, turn] = self.plans[source].order(
                 int(self._first_pass[source]) + turn
             )

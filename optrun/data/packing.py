@@ -1,7 +1,4 @@
-"""Documents of unequal length in few blocks.
-
-Each whole, none cut, as little left empty as can be.
-"""
+"""Pack documents of unequal length into few blocks, without cutting any."""
 
 from __future__ import annotations
 
@@ -40,8 +37,9 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     by_length = np.argsort(-lengths, kind="stable")
     block_of = np.empty(len(lengths), dtype=np.int64)
     by_space: dict[int, list[int]] = defaultdict(list)
-    spaces = blocks = 0  # bit s of spaces: there is a block with s tokens of space
-    for place, length in enumerate(_whole_numbers(lengths[by_length])):
+    spaces = 0  # bit s: there is a block with s tokens of space
+    blocks = 0
+    for rank, length in enumerate(_whole_numbers(lengths[by_length])):
         enough = spaces >> length
         if enough:
             space = length + (enough & -enough).bit_length() - 1
@@ -49,23 +47,21 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
             if not by_space[space]:
                 spaces &= ~(1 << space)
         else:
-            space, block = room, blocks
+            space = room
+            block = blocks
             blocks += 1
-        block_of[place] = block
+        block_of[rank] = block
         if space > length:
             by_space[space - length].append(block)
             spaces |= 1 << (space - length)
     order = by_length[np.argsort(block_of, kind="stable")]
-    return order, np.concatenate([[0], np.cumsum(np.bincount(block_of, minlength=blocks))]).astype(
-        np.int64
-    )
+    sizes = np.bincount(block_of, minlength=blocks)
+    borders = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    return order, borders
 
 
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
-    """Yield numbers as Python's, a few at a time.
-
-    Each takes four times what it takes in the array.
-    """
+    """Yield numbers as Python's, a few at a time: each takes four times as much memory so."""
     for at in range(0, len(values), _PIECE):
         beat()
         yield from values[at : at + _PIECE].tolist()
@@ -91,14 +87,17 @@ class Packed:
         self.room = room
         self._key = digest("best-fit-1", documents.fingerprint(), str(room))
         plan = cached_arrays("packing", self._key, self._plan)
-        self._order, self._borders = plan["order"], plan["borders"]
+        self._order = plan["order"]
+        self._borders = plan["borders"]
         self.lengths = plan["lengths"]
 
     def _plan(self) -> dict[str, np.ndarray]:
         """Plan which documents stand in which block, and how many tokens each block has."""
         sizes = np.asarray(self.documents.lengths)
         order, borders = best_fit(sizes, self.room)
-        lengths = np.add.reduceat(sizes[order], borders[:-1]) if len(order) else sizes
+        lengths = sizes
+        if len(order):
+            lengths = np.add.reduceat(sizes[order], borders[:-1])
         return {"order": order, "borders": borders, "lengths": lengths}
 
     def __len__(self) -> int:

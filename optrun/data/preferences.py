@@ -33,10 +33,10 @@ _SIDE = ChatColumns(ChatLayout.prompt_completion, ("prompt", "completion"), (TOO
 
 @dataclass(frozen=True)
 class PairColumns:
-    """Where the pairs of a split stand.
+    """The columns of the pairs of a split.
 
     Attributes:
-        prompt: The column of prompts; None: what both answers begin with alike.
+        prompt: The column of prompts; None: the common beginning of both answers is the prompt.
         more: The columns of tools, of a system text, and of options of the template.
     """
 
@@ -55,27 +55,27 @@ class PairColumns:
 
 
 def pair_columns(source: Source, split: Split) -> PairColumns:
-    """Find the columns of a split.
-
-    `chosen`, `rejected`, and `prompt` or the one that `data.text_column` names.
+    """Find `chosen`, `rejected`, and `prompt` or the column that `data.text_column` names.
 
     Raises:
         ConfigError: One is missing, with the name that is nearest to it.
     """
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
-    there = split.rows.column_names
+    column_names = split.rows.column_names
     for wanted in (CHOSEN, REJECTED):
-        if wanted not in there:
-            close = nearest(wanted, there)
+        if wanted not in column_names:
+            close = nearest(wanted, column_names)
             hint = f" Did you mean {' or '.join(close)}? Call it {wanted}." if close else ""
             raise ConfigError(
                 f"{split.key} has no column {wanted}: task=preference reads {CHOSEN}, {REJECTED},"
                 f" and {PROMPT} where the prompt stands apart.{hint} {columns_in_words(split.rows)}"
             )
-    prompt = named(source.columns, "text_column", split) or (PROMPT if PROMPT in there else None)
+    prompt = named(source.columns, "text_column", split) or (
+        PROMPT if PROMPT in column_names else None
+    )
     more = (TOOLS, SYSTEM, "chat_template_kwargs")
-    columns = PairColumns(prompt, tuple(name for name in more if name in there))
+    columns = PairColumns(prompt, tuple(name for name in more if name in column_names))
     split.columns_read.update(columns.names)
     return columns
 
@@ -94,8 +94,8 @@ def preferences(
 def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
     """Read one row.
 
-    Where there is no prompt, or it is a text beside answers in turns, it is what both begin with
-    alike: the turns, or of texts the characters, as TRL's `extract_prompt` finds it.
+    If there is no prompt, or it is a text beside answers in turns, the common beginning of both
+    answers is the prompt: turns, or characters of texts, as in TRL's `extract_prompt`.
 
     Raises:
         Unreadable: It is no pair.
@@ -127,7 +127,7 @@ def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int 
 
 
 def said_in(source: Source) -> Iterator[str]:
-    """Yield every text of the training rows, for a vocabulary to learn from.
+    """Yield every text of the training rows, for a vocabulary.
 
     Raises:
         ConfigError: A missing column.
@@ -138,10 +138,13 @@ def said_in(source: Source) -> Iterator[str]:
 
 
 def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
-    """Count the turns or characters that two answers begin with alike.
-
-    One of each is left where all are.
-    """
+    """Count the turns or characters of the common beginning; each answer keeps at least one."""
     least = min(len(chosen), len(rejected))
-    at = next((at for at in range(least) if chosen[at] != rejected[at]), max(least - 1, 0))
-    return at - 1 if at and chosen[at - 1] == " " else at
+    shared = max(least - 1, 0)
+    for number in range(least):
+        if chosen[number] != rejected[number]:
+            shared = number
+            break
+    if shared and chosen[shared - 1] == " ":
+        return shared - 1
+    return shared

@@ -1,4 +1,4 @@
-"""How far a long preparation of data has come, on a terminal alone."""
+"""A progress bar of a long preparation of data, on terminals only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Progress:
         self._show(completed=self._done)
 
     def ahead(self, amount: int) -> None:
-        """Show how much of what the next `done` counts is done already.
+        """Show the part of the next `done` that is complete already.
 
         A single text can be nearly all there is.
         """
@@ -63,7 +63,7 @@ class Progress:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Progress]:
-    """Show a bar as long as this lasts, where it lasts longer than a moment and somebody looks.
+    """Show a bar while this lasts, if it lasts longer than a moment, on a terminal.
 
     Args:
         what: In a word.

@@ -27,7 +27,7 @@ _USUAL = (None, "gzip", "bz2", "xz")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How files are read, as it was said; None: as it is found."""
+    """How files are read, as the user said; None: as it is found."""
 
     format: str | None = None
     delimiter: str | None = None
@@ -42,11 +42,11 @@ class Reading:
     Attributes:
         key: The configuration key, for messages.
         files: Not empty; or folders.
-        encodings: Of each.
-        contents: Digest of the bytes of each.
+        encodings: The encoding of each file.
+        contents: Digest of the bytes of each file.
         documents: Whether a text file is one row.
-        options: As they were said.
-        notes: Takes what was found where nothing was said.
+        options: As the user said.
+        notes: Takes what was found where the user said nothing.
     """
 
     key: str
@@ -57,18 +57,12 @@ class Reading:
     options: ReadOptions
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def is_utf8(self) -> bool:
-        """Whether every reader takes the files as they are."""
-        return set(self.encodings) == {UTF8}
-
     def address(self, *parts: str) -> str:
-        """Digest what decides the rows; of UTF-8 files it is that of older versions."""
-        content = self.contents[0] if len(self.contents) == 1 else digest(*self.contents)
-        return digest(*parts, content, *([] if self.is_utf8 else self.encodings))
+        """Digest everything that decides the rows."""
+        return digest(*parts, *self.contents, *self.encodings)
 
     def in_utf8(self, folder: Path) -> list[Path]:
-        """Write files that are no UTF-8, or oddly packed, as UTF-8 into a folder."""
+        """Return the files as UTF-8; others, or oddly packed ones, are rewritten into a folder."""
         return [
             (
                 path
@@ -84,7 +78,7 @@ def kept_rows(
 ) -> dict[str, Dataset]:
     """Read with a reader of `datasets`, and keep the Arrow files in our own cache.
 
-    Which notices damage.
+    Our cache notices damage.
 
     Args:
         kind: Subfolder of the cache.
@@ -108,20 +102,20 @@ def kept_rows(
         shutil.rmtree(folder / "reader")
 
     folder = cached(kind, digest(versions("datasets", "pyarrow"), key), make)
-    found: dict[str, list[Dataset]] = {}
+    parts_of_splits: dict[str, list[Dataset]] = {}
     for path in sorted(folder.glob("*.arrow")):
-        found.setdefault(path.stem.rsplit("-", 1)[0], []).append(
+        parts_of_splits.setdefault(path.stem.rsplit("-", 1)[0], []).append(
             datasets.Dataset.from_file(str(path))
         )
-    return {split: datasets.concatenate_datasets(parts) for split, parts in found.items()}
+    return {split: datasets.concatenate_datasets(parts) for split, parts in parts_of_splits.items()}
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence progress bars and log lines of `datasets`; what goes wrong is raised."""
+    """Silence progress bars and log lines of `datasets`; errors are raised all the same."""
     import datasets
 
-    shown = datasets.utils.logging.is_progress_bar_enabled()
+    was_enabled = datasets.utils.logging.is_progress_bar_enabled()
     level = datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -129,17 +123,17 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         datasets.logging.set_verbosity(level)
-        if shown:
+        if was_enabled:
             datasets.enable_progress_bars()
 
 
 @contextmanager
 def understood(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
-    """Turn what a library says of the user's data into a message of ours; refusals of our own pass.
+    """Turn errors of a library about the user's data into a ConfigError.
 
     Args:
         where: Key and value, and what cannot be done with them.
-        why: From the library's error to the end of the sentence; None: `reason`.
+        why: Makes the end of the sentence from the error; None: `reason`.
 
     Raises:
         ConfigError: A library raised anything.
@@ -155,10 +149,12 @@ def understood(where: str, why: Callable[[Exception], str] | None = None) -> Ite
 
 
 def reason(error: BaseException) -> str:
-    """Return the innermost word of a library, in one line."""
+    """Return the innermost error of a library in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split()) or "no reason given"
     if isinstance(error, UnicodeDecodeError):
         message = f"its bytes are no UTF-8 ({message})"
-    return f"{type(error).__name__}: {message if len(message) <= 400 else message[:400] + ' ...'}"
+    if len(message) > 400:
+        message = f"{message[:400]} ..."
+    return f"{type(error).__name__}: {message}"

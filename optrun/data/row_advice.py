@@ -1,4 +1,4 @@
-"""Rows that are no rows of texts.
+"""Advice for rows that are not texts in columns.
 
 Nested cells, chats, one object for a whole file, labels inside of lines.
 """
@@ -45,12 +45,14 @@ def is_mixed(feature: object) -> bool:
 
 def cell_repr(value: object) -> str:
     """Write a cell, and its type, for a message."""
-    shown = repr(value)
-    return f"{shown if len(shown) <= 60 else shown[:60] + '...'} ({type(value).__name__})"
+    text = repr(value)
+    if len(text) > 60:
+        text = f"{text[:60]}..."
+    return f"{text} ({type(value).__name__})"
 
 
 def columns_in_words(rows: Dataset) -> str:
-    """List the columns, what nested ones hold, and what to do about the first of these.
+    """List the columns, with the content of nested ones and advice for the first of these.
 
     Args:
         rows: Of one split, at least one.
@@ -84,7 +86,8 @@ def columns_in_words(rows: Dataset) -> str:
                 " object a line."
             )
         advice = advice or _advice(name, cell)
-    return f"Columns: {', '.join(described)}." + (f" {advice}" if advice else "")
+    sentence = f"Columns: {', '.join(described)}."
+    return f"{sentence} {advice}" if advice else sentence
 
 
 def _cell(value: object) -> str:
@@ -120,7 +123,7 @@ def _advice(name: str, value: object) -> str:
 
 
 def labelled_lines(rows: Dataset) -> str:
-    """Explain what to do with lines of text that begin with their label; empty if they do not."""
+    """Explain how to read lines of text that begin with their label; empty if they do not."""
     lines = _lines(rows)
     if not lines:
         return ""
@@ -130,20 +133,19 @@ def labelled_lines(rows: Dataset) -> str:
             " reads them."
         )
     for pattern, form, command in _LINES:
-        found = [match[1] for line in lines if (match := pattern.match(line))]
-        if len(found) == len(lines) and len(set(found)) < len(found):
+        matches = [pattern.match(line) for line in lines]
+        labels = [match[1] for match in matches if match is not None]
+        if len(labels) == len(lines) and len(set(labels)) < len(labels):
             table = f"sed '{command}' FILE" if command else "cat FILE"
             # TREC's `DESC:manner How ...` and a text glued to its label look alike: a person has to
             # say which it is.
-            other = (
-                f" Where the label ends at the colon: sed '{_AT_COLON}'."
-                if form == _WITH_DETAIL
-                else ""
-            )
+            other = ""
+            if form == _WITH_DETAIL:
+                other = f" If the label ends at the colon: sed '{_AT_COLON}'."
             return (
                 f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them, here with"
                 " the label "
-                rf"{found[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{other}"
+                rf"{labels[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{other}"
             )
     return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
 
@@ -170,19 +172,17 @@ def _lines(rows: Dataset) -> list[str]:
 
 
 def looks_like(rows: Dataset) -> str | None:
-    """Name the format of lines of text that are a table or objects all the same.
-
-    None: they are texts.
-    """
+    """Name the format of lines of text that are a table or objects; None: they are texts."""
     lines = [line.strip() for line in _lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
         return "json"
-    widths = [{line.count(mark) for line in lines} for mark in ",;\t|"]
-    return (
-        "csv"
-        if len(lines) > _FEW and any(len(width) == 1 and width != {0} for width in widths)
-        else None
-    )
+    if len(lines) <= _FEW:
+        return None
+    for mark in ",;\t|":
+        counts = {line.count(mark) for line in lines}
+        if len(counts) == 1 and counts != {0}:
+            return "csv"
+    return None
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
@@ -205,8 +205,10 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
 
 
 def _rows_inside(row: Json, path: Path) -> str | None:
-    name, new = shlex.quote(str(path)), shlex.quote(str(path.with_suffix(".jsonl")))
-    new = new if new != name else shlex.quote(str(path.with_name(f"{path.stem}-rows.jsonl")))
+    name = shlex.quote(str(path))
+    new = shlex.quote(str(path.with_suffix(".jsonl")))
+    if new == name:
+        new = shlex.quote(str(path.with_name(f"{path.stem}-rows.jsonl")))
     values: list[Any] = list(row.values())
     by_column = (
         f"It has one {'list' if isinstance(values[0], list) else 'object'} for each column"
@@ -226,10 +228,10 @@ def _rows_inside(row: Json, path: Path) -> str | None:
             f"It has one object for each row ({_some(values[0])}). Take them out: jq -c '.[]'"
             f" {name} > {new}"
         )
-    found = _list_of_objects(row)
-    if found is None:
+    inner_rows = _list_of_objects(row)
+    if inner_rows is None:
         return None
-    keys, objects = found
+    keys, objects = inner_rows
     if any(chat <= set(objects[0]) for chat in _CHAT):
         return None  # one chat: the message about its column says more
     return (
@@ -241,15 +243,19 @@ def _rows_inside(row: Json, path: Path) -> str | None:
 
 def _list_of_objects(value: Json, depth: int = 3) -> tuple[list[str], list[Json]] | None:
     """Find the keys to the longest list of objects, and that list."""
-    found: list[tuple[list[str], list[Json]]] = []
+    candidates: list[tuple[list[str], list[Json]]] = []
     for key, inner in value.items():
         if isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            found.append(([key], inner))
-        elif isinstance(inner, dict) and depth and (deeper := _list_of_objects(inner, depth - 1)):
-            found.append(([key, *deeper[0]], deeper[1]))
-    return max(found, key=lambda each: len(each[1]), default=None)
+            candidates.append(([key], inner))
+        elif isinstance(inner, dict) and depth:
+            deeper = _list_of_objects(inner, depth - 1)
+            if deeper is not None:
+                candidates.append(([key, *deeper[0]], deeper[1]))
+    return max(candidates, key=lambda candidate: len(candidate[1]), default=None)
 
 
 def _some(names: Iterable[object]) -> str:
     listed = [str(name) for name in names]
-    return ", ".join(listed[:6]) + (", ..." if len(listed) > 6 else "")
+    if len(listed) > 6:
+        listed[6:] = ["..."]
+    return ", ".join(listed)

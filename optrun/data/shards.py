@@ -1,7 +1,4 @@
-"""Files whose rows are read where they lie, here or on the hub.
-
-Jsonl by where each row begins, parquet by groups.
-"""
+"""Files of a stream, here or on the hub: jsonl by the begins of rows, parquet by row groups."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _WINDOWS = 6
 
 @dataclass
 class Opening:
-    """What the files of a stream share.
+    """State that the files of a stream share.
 
     Attributes:
         window: Rows that are read near each other: four windows together, each across the border of
@@ -61,9 +58,9 @@ class Shard(ABC):
     """One file of a stream.
 
     Attributes:
-        key: The configuration key it came by.
-        file: On this disk, or on the hub.
-        rows: How many it has, empty lines left out.
+        key: The configuration key of the file.
+        file: A file on this disk or on the hub.
+        rows: Number of rows, without empty lines.
         content: Digest of its bytes.
     """
 
@@ -74,7 +71,7 @@ class Shard(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """List its columns, as far as they are known without reading all of it."""
+        """List the columns that are known without reading all of the file."""
 
     @abstractmethod
     def read(
@@ -89,8 +86,8 @@ class Shard(ABC):
         Args:
             begin: The first one.
             end: One past the last.
-            columns: Those that are wanted, None where a row has none; None: all, as they are.
-            unread: Columns that would be wanted and are not, since no file is known to have them.
+            columns: Columns to return, with None in a row that lacks one; None: all as they are.
+            unread: Columns that must be empty, since no file was known to have them.
 
         Raises:
             ConfigError: A row that is none, or has something in one of `unread`.
@@ -99,14 +96,14 @@ class Shard(ABC):
 
     @abstractmethod
     def parts(self, rows: np.ndarray) -> np.ndarray:
-        """Number the part of the file in which each row begins; a part is read as a whole.
+        """Number the part, read as a whole, in which each row begins.
 
         Shape (rows,), int64.
         """
 
     @abstractmethod
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
-        """Estimate bytes between row borders without reading; shape (borders - 1,), int64."""
+        """Estimate the bytes between row borders without reading; shape (borders - 1,), int64."""
 
     @abstractmethod
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
@@ -121,19 +118,19 @@ class Lines(Shard):
 
     @staticmethod
     def open(key: str, file: File, opening: Opening) -> Lines:
-        """Find the lines of a file; where they are is known as long as it is the same file."""
-        found: list[np.ndarray] = []
+        """Find where the lines of a file begin; the result is cached."""
+        indexed: list[np.ndarray] = []
 
         def read() -> str:
             opening.read += file.size
             begins, content = begins_of(file.chunks())
-            found.append(begins)
+            indexed.append(begins)
             return content
 
         def find() -> dict[str, np.ndarray]:
-            if not found:  # the file was read earlier, or its digest is known without reading
+            if not indexed:  # the file was read earlier, or its digest is known without reading
                 read()
-            return {"begins": found[0]}
+            return {"begins": indexed[0]}
 
         return Lines._mapped(key, file, file.identified(read), find)
 
@@ -145,24 +142,17 @@ class Lines(Shard):
         return Lines(key, file, len(begins) - 1, content, begins)
 
     def __reduce__(self) -> tuple[Callable[..., Lines], tuple[object, ...]]:
-        """Leave out where the rows begin, 8 bytes each.
-
-        Another process maps that from the cache, too.
-        """
+        """Leave out the begins of rows: another process maps them from the cache, too."""
         return Lines._mapped, (self.key, self.file, self.content, partial(_found_again, self.file))
 
     def names(self) -> Sequence[str]:
-        """List the keys of its first rows.
-
-        To parse them all would take much longer than to find where they are.
-        """
+        """List the keys of the first rows; to parse all rows would take too long."""
 
         def find() -> list[str]:
-            return list(
-                dict.fromkeys(
-                    name for row in self.read(0, min(FIRST_ROWS, self.rows), None) for name in row
-                )
-            )
+            names: dict[str, None] = {}
+            for row in self.read(0, min(FIRST_ROWS, self.rows), None):
+                names.update(dict.fromkeys(row))
+            return list(names)
 
         return self.file.known(f"columns-1 {FIRST_ROWS}", find)
 
@@ -175,21 +165,24 @@ class Lines(Shard):
     ) -> list[Row]:
         """Read rows by the place of their bytes."""
         borders = self.begins[begin : end + 1]
-        first, size = int(borders[0]), int(borders[-1] - borders[0])
-        raw = self.file.read(first, size)
+        first = int(borders[0])
+        raw = self.file.read(first, int(borders[-1]) - first)
         rows = []
-        for number, (left, right) in enumerate(pairwise((borders - first).tolist()), begin + 1):
-            row = self._parsed(raw[left:right], number)
+        for number, (row_begin, right) in enumerate(
+            pairwise((borders - first).tolist()), begin + 1
+        ):
+            row = self._parsed(raw[row_begin:right], number)
             for name in unread:
                 if row.get(name):  # an empty one says as much as none
                     raise ConfigError(
                         f"{self.key}={self.file}: row {number:,} has a column {name}, which none of"
-                        f" the first {FIRST_ROWS} "
-                        "rows of any file has, so it would not be read. Put a row with it among"
-                        f" the first {FIRST_ROWS} of "
-                        f'a file, or give it in each row, if only as "{name}": null.'
+                        f" the first {FIRST_ROWS} rows of any file has, so it would not be read."
+                        f" Put a row with it among the first {FIRST_ROWS} of a file, or give it in"
+                        f' each row, if only as "{name}": null.'
                     )
-            rows.append(row if columns is None else {name: row.get(name) for name in columns})
+            if columns is not None:
+                row = {name: row.get(name) for name in columns}
+            rows.append(row)
         return rows
 
     def _parsed(self, raw: bytes, number: int) -> Row:
@@ -223,15 +216,14 @@ class Lines(Shard):
 
 @dataclass(frozen=True)
 class Groups(Shard):
-    """A parquet file.
-
-    `ends` holds the number of rows up to the end of each row group, `columns` all its columns.
-    """
+    """A parquet file."""
 
     ends: tuple[int, ...]
+    """The number of rows up to the end of each row group."""
     columns: tuple[str, ...]
+    """All columns."""
     window: int
-    kept: RecentlyRead[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
+    recent: RecentlyRead[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
         compare=False, repr=False
     )
 
@@ -283,11 +275,11 @@ class Groups(Shard):
             self.file.refuse_changed()
             # Of the groups in memory: a tiny file beside large ones must not raise the bound for
             # all of them.
-            rows = max(group.num_rows, *(table.num_rows for table in self.kept.values()), 1)
-            self.kept.most = _GROUPS + _WINDOWS * self.window // rows
+            rows = max(group.num_rows, *(table.num_rows for table in self.recent.values()), 1)
+            self.recent.most = _GROUPS + _WINDOWS * self.window // rows
             return group
 
-        return self.kept.read(
+        return self.recent.read(
             (self.file, number, None if columns is None else tuple(columns)), read
         )
 
@@ -303,7 +295,9 @@ class Groups(Shard):
         rows: list[Row] = []
         for number, first, last in spans(self.ends, begin, end):
             rows += self._group(number, columns).slice(first, last - first).to_pylist()
-        return [{**row, **lacking} for row in rows] if lacking else rows
+        if not lacking:
+            return rows
+        return [{**row, **lacking} for row in rows]
 
     def parts(self, rows: np.ndarray) -> np.ndarray:
         """Number the row groups."""
@@ -312,8 +306,9 @@ class Groups(Shard):
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
         """Count the columns' bytes before compression, spread evenly over each row group."""
         totals = self.file.known(digest("totals-1", *columns), partial(self._totals, columns))
-        places, sums = np.array([0, *self.ends]), np.cumsum([0, *totals])
-        spread: np.ndarray = np.diff(np.interp(borders, places, sums)).astype(np.int64)
+        sums = np.cumsum([0, *totals])
+        at_borders = np.interp(borders, np.array([0, *self.ends]), sums)
+        spread: np.ndarray = np.diff(at_borders).astype(np.int64)
         return spread
 
     def _totals(self, columns: Sequence[str]) -> list[int]:
@@ -322,14 +317,12 @@ class Groups(Shard):
 
         with reader.ParquetFile(self.file.opened()) as file:
             groups = [file.metadata.row_group(number) for number in range(len(self.ends))]
-        return [
-            sum(
-                column.total_uncompressed_size
-                for column in map(group.column, range(group.num_columns))
-                if column.path_in_schema.split(".")[0] in columns
-            )
-            for group in groups
-        ]
+        totals = []
+        for group in groups:
+            chunks = map(group.column, range(group.num_columns))
+            wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+            totals.append(sum(chunk.total_uncompressed_size for chunk in wanted))
+        return totals
 
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
         """Read the first rows of the first row group."""
@@ -344,22 +337,25 @@ def _found_again(file: File) -> dict[str, np.ndarray]:
 
 
 def begins_of(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
-    """Find where each line that is not blank begins, and where the last one ends; digest the bytes.
+    """Find the begin of each line that is not blank, and digest the bytes.
 
     Returns:
-        Shape (rows + 1,), int64; the `checksum`.
+        Begins of the lines and the end of the last one, shape (rows + 1,), int64; the `checksum`.
     """
-    total, found, at, rest = xxhash.xxh3_128(), [np.zeros(0, dtype=np.int64)], 0, b""
+    total = xxhash.xxh3_128()
+    begins_of_chunks = [np.zeros(0, dtype=np.int64)]
+    at = 0
+    rest = b""
     for chunk in chunks:
         total.update(chunk)
-        whole, line_end, tail = (rest + chunk).rpartition(b"\n")
+        lines, line_end, tail = (rest + chunk).rpartition(b"\n")
         if line_end:
-            found.append(at + _starts(whole + line_end))
-            at += len(whole) + 1
+            begins_of_chunks.append(at + _starts(lines + line_end))
+            at += len(lines) + 1
         rest = tail
     if rest.strip():
-        found.append(np.array([at], dtype=np.int64))
-    begins = np.concatenate([*found, np.array([at + len(rest)])])
+        begins_of_chunks.append(np.array([at], dtype=np.int64))
+    begins = np.concatenate([*begins_of_chunks, np.array([at + len(rest)])])
     return begins, f"{at + len(rest)} {total.hexdigest()}"
 
 

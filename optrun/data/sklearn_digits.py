@@ -29,18 +29,18 @@ def load_sklearn_digits(config: DigitsConfig, *, documents: bool) -> Source:
             "pip install 'optrun[benchmark]'"
         ) from error
     library = need_pillow()
-    found = load_digits()
+    digits = load_digits()
     images = []
-    for pixels in found.images:  # shades from 0 to 16
+    for pixels in digits.images:  # shades from 0 to 16
         file = io.BytesIO()
         library.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(file, format="PNG")
         images.append({"bytes": file.getvalue(), "path": None})
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("string"))
-    columns = {"image": images, "label": [str(label) for label in found.target]}
+    columns = {"image": images, "label": [str(label) for label in digits.target]}
     every = Split(datasets.Dataset.from_dict(columns, features), f"data={config.name}")
-    named = ColumnsConfig(name=config.name, image_column="image", label_column="label")
+    columns_config = ColumnsConfig(name=config.name, image_column="image", label_column="label")
     if not config.eval_fraction:
-        return Source(every, {}, named)
-    train, held, _ = cut(every, config.eval_fraction, seed=0, documents=documents)
-    note = f"{len(train.rows):,} images to train on, {len(held.rows):,} others to evaluate on"
-    return Source(train, {"": held}, named, cut_from_train=True, notes=[note])
+        return Source(every, {}, columns_config)
+    train, evaluation, _ = cut(every, config.eval_fraction, seed=0, documents=documents)
+    note = f"{len(train.rows):,} images to train on, {len(evaluation.rows):,} others to evaluate on"
+    return Source(train, {"": evaluation}, columns_config, cut_from_train=True, notes=[note])

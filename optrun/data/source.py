@@ -33,25 +33,24 @@ class Split:
     rows: Dataset | TextRows
     """Of a source of token ids a `TokenBlocks`, which only a task that reads them is given."""
     key: str
-    """The configuration key the rows came by, for messages: `data.train`, `data.eval`,
-    `data.eval.dev`."""
+    """The configuration key of the rows, for messages: `data.train`, `data.eval.dev`."""
     positions: np.ndarray | None = None
-    """Where each row stood in what was read, from 0; None: where it stands here.
+    """The number of each row in the data as they were read, from 0; None: the same as here.
 
     Shape (rows,), int64.
     """
     content: str | None = None
-    """Digest of everything that decides the rows, by which what was found out of all of them is
-    remembered; None: it is found out anew.
+    """Digest of everything that decides the rows, under which results over all of them are cached;
+    None: it is not known, and they are computed anew.
     """
 
     folder: Path | None = None
-    """Of the file that the rows came by, where relative paths in them may begin."""
+    """Folder of the file of the rows, where relative paths in them may begin."""
     columns_read: set[str] = field(default_factory=set)
     """Columns that the task has found a use for; those of parts of the same rows are the same."""
 
     def take(self, indices: np.ndarray | None) -> Split:
-        """Return the rows at these indices; None: all."""
+        """Select the rows at these indices; None: all."""
         if indices is None:
             return self
         positions = indices if self.positions is None else self.positions[indices]
@@ -67,21 +66,22 @@ class Split:
             yield from zip(*(batch[name] for name in names), strict=True)
 
     def number(self, row: int) -> int:
-        """Number a row for a person who looks for it in the file.
-
-        Counted from 1, without a header line.
-        """
-        return int(row if self.positions is None else self.positions[row]) + 1
+        """Number a row from 1, without a header line, as a person counts in the file."""
+        if self.positions is not None:
+            row = self.positions[row]
+        return int(row) + 1
 
     def where(self, row: int) -> str:
-        """Name a row in a message; of a stream also its file."""
-        streamed = getattr(self.rows, "where", None)
-        return f"{self.key}: row {self.number(row)}" if streamed is None else str(streamed(row))
+        """Name a row in a message, for a stream with its file."""
+        where_in_stream = getattr(self.rows, "where", None)
+        if where_in_stream is not None:
+            return str(where_in_stream(row))
+        return f"{self.key}: row {self.number(row)}"
 
 
 @dataclass
 class Source:
-    """Training and evaluation rows: what the reader of a data source returns."""
+    """Training and evaluation rows of a data source."""
 
     train: Split
     eval_sets: Mapping[str, Split]
@@ -141,20 +141,19 @@ def cut(
         raise ConfigError(
             f"{split.key}: one row cannot be cut into training and evaluation rows. Give data.eval."
         )
-    held = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+    held_count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
     order = generator(seed, "split").permutation(len(rows))
     is_held = np.zeros(len(rows), dtype=bool)
-    is_held[order[:held]] = True
+    is_held[order[:held_count]] = True
     repeating, first = _repeats(split, inputs)
     together = ""
     if 0 < len(repeating) < len(rows) - 1:  # else all rows are equal
-        is_held = _held_together(order, held, repeating, first)
-        together = (
-            "; 1 row repeats another one, and is on its side"
-            if len(repeating) == 1
-            else f"; {len(repeating):,} rows repeat another one, and are on its side"
-        )
-    train, evaluation = split.take(np.flatnonzero(~is_held)), split.take(np.flatnonzero(is_held))
+        is_held = _held_together(order, held_count, repeating, first)
+        together = f"; {len(repeating):,} rows repeat another one, and are on its side"
+        if len(repeating) == 1:
+            together = "; 1 row repeats another one, and is on its side"
+    train = split.take(np.flatnonzero(~is_held))
+    evaluation = split.take(np.flatnonzero(is_held))
     evaluation.key = f"{split.key} (held back)"
     which = (
         f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
@@ -163,7 +162,7 @@ def cut(
 
 
 def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the rows that are equal to one before them in some columns, once for the same rows.
+    """Find the rows that are equal to an earlier one in some columns.
 
     Returns:
         Their indices, and for each the first row that it is equal to; shape (repeating,), int64.
@@ -181,14 +180,14 @@ def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarr
         repeating = np.flatnonzero(first != np.arange(len(first)))
         return {"repeating": repeating, "first": first[repeating]}
 
-    found = cached_arrays("repeats", key_of("repeats-1", split.content, *columns), find)
-    return found["repeating"], found["first"]
+    arrays = cached_arrays("repeats", key_of("repeats-1", split.content, *columns), find)
+    return arrays["repeating"], arrays["first"]
 
 
 def _held_together(
     order: np.ndarray, wanted: int, repeating: np.ndarray, first: np.ndarray
 ) -> np.ndarray:
-    """Choose groups of equal rows in the order of their first ones, as long as they fit.
+    """Choose groups of equal rows to hold back, as long as they fit.
 
     Args:
         order: A permutation of all rows.
@@ -204,22 +203,24 @@ def _held_together(
     group[repeating] = first
     sizes = np.bincount(group, minlength=len(order))
     firsts = order[sizes[order] > 0]
-    chosen, left = [], wanted
+    chosen = []
+    room = wanted
     for row, size in zip(firsts.tolist(), sizes[firsts].tolist(), strict=True):
-        if size <= left:
+        if size <= room:
             chosen.append(row)
-            left -= size
-            if left == 0:
+            room -= size
+            if room == 0:
                 break
     is_held = np.zeros(len(order), dtype=bool)
     is_held[chosen or firsts[np.argmin(sizes[firsts])]] = True
-    found: np.ndarray = is_held[group]
-    return found
+    held_rows: np.ndarray = is_held[group]
+    return held_rows
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
-    heads, tails = [], []
-    known = key_of(split.content, repr(fraction))
+    heads: list[str] = []
+    tails: list[str] = []
+    content = key_of(split.content, repr(fraction))
     for text in split.rows["text"]:
         text = text or ""
         end = _end_of_head(text, fraction)
@@ -229,24 +230,22 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
         f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
     )
     return (
-        Split(TextRows(heads), split.key, content=known and f"{known} head"),
-        Split(TextRows(tails), f"{split.key} (held back)", content=known and f"{known} tail"),
+        Split(TextRows(heads), split.key, content=content and f"{content} head"),
+        Split(TextRows(tails), f"{split.key} (held back)", content=content and f"{content} tail"),
         note,
     )
 
 
 def _end_of_head(text: str, fraction: float) -> int:
-    """Find where the end that is held back begins.
-
-    Behind a line break, else a space, else at just that share.
+    """Find the begin of the end that is held back: behind a line break, else behind a space.
 
     Neither may be further away than the end is long: behind a title and one endless line nothing
-    would be left to train on.
+    would be left to train on. Without either it is the exact share.
     """
     end = int(len(text) * (1 - fraction))
     near = end - min(len(text) - end, end // 2)
     for gap in ("\n", " "):
-        found = text.rfind(gap, near, end)
-        if found >= 0:
-            return found + 1
+        at = text.rfind(gap, near, end)
+        if at >= 0:
+            return at + 1
     return end

@@ -1,7 +1,4 @@
-"""The one reader of what lies in parts, one behind the other.
-
-Which of them a range needs, and those used last.
-"""
+"""Ranges over parts that lie one behind the other, and a memory of the parts read last."""
 
 from __future__ import annotations
 
@@ -12,12 +9,12 @@ from typing import TypeVar
 
 import numpy as np
 
-Place = TypeVar("Place", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 Part = TypeVar("Part")
 
 
 def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the parts that a range reaches into.
+    """Yield the part of a range inside of each of the parts that it reaches into.
 
     Args:
         ends: Where each part ends, and the next one begins; in order.
@@ -39,10 +36,10 @@ def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tu
         begin = last
 
 
-class RecentlyRead(OrderedDict[Place, Part]):
-    """The parts that were used last, each read again once it was dropped.
+class RecentlyRead(OrderedDict[Key, Part]):
+    """The parts that were read last; a dropped one is read again.
 
-    None of them goes to another process.
+    They are left out when this is sent to another process.
 
     Args:
         most: How many stay.
@@ -52,15 +49,15 @@ class RecentlyRead(OrderedDict[Place, Part]):
         super().__init__()
         self.most = most
 
-    def __reduce__(self) -> tuple[type[RecentlyRead[Place, Part]], tuple[int]]:
-        """Leave the parts out."""
+    def __reduce__(self) -> tuple[type[RecentlyRead[Key, Part]], tuple[int]]:
+        """Leave the parts out of what another process is sent."""
         return type(self), (self.most,)
 
-    def read(self, place: Place, read: Callable[[], Part]) -> Part:
-        """Return the part at a place, and drop those that were not used for longest."""
-        if place not in self:
-            self[place] = read()
+    def read(self, key: Key, read: Callable[[], Part]) -> Part:
+        """Return a part, and drop the parts that were not used for longest."""
+        if key not in self:
+            self[key] = read()
             while len(self) > self.most:
                 self.popitem(last=False)
-        self.move_to_end(place)
-        return self[place]
+        self.move_to_end(key)
+        return self[key]

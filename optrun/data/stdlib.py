@@ -1,7 +1,4 @@
-"""The source text of the running Python's standard library.
-
-Real input on every machine, no download.
-"""
+"""The source text of the running Python's standard library: real input without a download."""
 
 from __future__ import annotations
 
@@ -64,8 +61,6 @@ def stdlib_source(
 ) -> Source:
     """Read training and evaluation rows from different files, the same ones for every seed.
 
-    So that seeds compare.
-
     Args:
         config: The data choice.
         rows: Makes the rows of some files.
@@ -81,16 +76,16 @@ def stdlib_source(
     # Shuffled files: the first blocks of the packed stream are not all from modules that begin with
     # "a".
     picked = [files[index] for index in generator(0, "split").permutation(len(files))[:most]]
-    held = max(1, round(config.eval_fraction * len(picked))) if config.eval_fraction else 0
+    held_files = 0
+    if config.eval_fraction:
+        held_files = max(1, round(config.eval_fraction * len(picked)))
     note = (
-        f"{what}{len(picked) - held} files of the standard library to train on,"
-        f" {'of ' if what else ''}{held} others"
+        f"{what}{len(picked) - held_files} files of the standard library to train on,"
+        f" {'of ' if what else ''}{held_files} others"
     )
     key = f"data={config.name}"
-    train, evaluation = (
-        Split(rows(picked[held:]), key),
-        Split(rows(picked[:held]), f"{key} (held back)"),
-    )
+    train = Split(rows(picked[held_files:]), key)
+    evaluation = Split(rows(picked[:held_files]), f"{key} (held back)")
     return Source(
         train, {"": evaluation}, columns, cut_from_train=True, notes=[f"{note} to evaluate on"]
     )
@@ -121,10 +116,14 @@ def stdlib_table(
     def rows(paths: list[Path]) -> Dataset:
         from datasets import Dataset
 
-        found = {key(row): row for path in paths for row in read(path)}.values()
-        return Dataset.from_dict(
-            {name: [row[name] for row in found] for name in features}, features
-        )
+        rows_by_key: dict[object, Mapping[str, object]] = {}
+        for path in paths:
+            for row in read(path):
+                rows_by_key[key(row)] = row
+        columns: dict[str, list[object]] = {}
+        for name in features:
+            columns[name] = [row[name] for row in rows_by_key.values()]
+        return Dataset.from_dict(columns, features)
 
     return stdlib_source(config, rows, what, most, columns)
 
@@ -145,10 +144,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def functions_of(path: Path) -> Iterator[tuple[Function, str]]:
-    """Yield each function of a file with the first paragraph of its docstring.
-
-    None of a file that is no Python.
-    """
+    """Yield each function of a Python file with the first paragraph of its docstring."""
     try:
         tree = ast.parse(source_text(path))
     except (SyntaxError, ValueError):

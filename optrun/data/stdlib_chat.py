@@ -48,12 +48,9 @@ def _load(
 
 
 def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
-    """Yield pairs of answers to the last question of each chat.
+    """Yield the last answer of each chat beside the answer of another chat of the file.
 
-    Its own, and that of another chat of the file.
-
-    The other one answers the same question about another function, so that it is wrong, and sounds
-    alike.
+    The other one answers the same question about another function: it is wrong and sounds alike.
     """
     chats = list(chats_of(path))
     kinds = [chat[-2]["content"].split()[:2] for chat in chats]
@@ -95,8 +92,11 @@ def _asked(question: str, answer: str) -> Turns:
 
 
 def _parameters(node: Function) -> list[str]:
-    given = node.args
-    return [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    arguments = node.args
+    return [
+        argument.arg
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    ]
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -89,7 +89,7 @@ def logical_lines(path: Path) -> Iterator[Line]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(source_text(path)).readline):
             if token.type == tokenize.NEWLINE:
-                if len(line) >= _SHORTEST and all(len(each.string) <= _LONGEST for each in line):
+                if len(line) >= _SHORTEST and all(len(part.string) <= _LONGEST for part in line):
                     yield line
                 line = []
             elif token.string.strip():  # no indentation, no line break
@@ -101,23 +101,22 @@ def logical_lines(path: Path) -> Iterator[Line]:
 def kinds(line: Line) -> list[str]:
     """Name the kind of each token of a line.
 
-    Numbers, strings, comments, operators and keywords are known by what they are. Of the other
-    names one after `def` or
-    `class` is a definition, one before `(` a call, one after `.` an attribute: a model has to look
-    around it.
+    Numbers, strings, comments, operators and keywords are recognised by themselves. A name behind
+    `def` or `class` is a definition, one before `(` a call, one behind `.` an attribute, so that a
+    model has to look around it.
     """
     before = ["", *(token.string for token in line)]
     after = [*(token.string for token in line[1:]), ""]
-    found = []
-    for token, left, right in zip(line, before, after, strict=False):
+    kinds_of_tokens = []
+    for token, before_token, right in zip(line, before, after, strict=False):
         if token.type != tokenize.NAME:
-            found.append(_PLAIN.get(token.type, "other"))
+            kinds_of_tokens.append(_PLAIN.get(token.type, "other"))
         elif keyword.iskeyword(token.string):
-            found.append("keyword")
-        elif left in ("def", "class"):
-            found.append("definition")
+            kinds_of_tokens.append("keyword")
+        elif before_token in ("def", "class"):
+            kinds_of_tokens.append("definition")
         elif right == "(":
-            found.append("call")
+            kinds_of_tokens.append("call")
         else:
-            found.append("attribute" if left == "." else "name")
-    return found
+            kinds_of_tokens.append("attribute" if before_token == "." else "name")
+    return kinds_of_tokens

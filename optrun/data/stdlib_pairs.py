@@ -1,4 +1,4 @@
-"""What functions of the standard library do, beside their code: no download."""
+"""Summaries of functions of the standard library beside their code, without a download."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
-"""A stream.
+"""Streams: rows of any number of files, read where they lie, a few windows at a time.
 
-The rows of any number of files, read where they lie, a few windows that are far apart at a time.
-
-What an example is, and where it stands in an epoch, are functions of its number: a run goes on at
-any step at once, with any number of workers and ranks. A task with `READS_STREAMS` in its schema
-finds a `StreamRows` as the rows of the training split, and returns one of two things from `read`:
-`StreamedRows`, an example for each row, or
-`StreamedBlocks`, the rows of each window joined and cut.
+Content and position of an example are functions of its number, so that a run goes on at any step at
+once, with any number of workers and ranks. A task with `READS_STREAMS` in its schema finds a
+`StreamRows` as the rows of the training split. Its `read` returns `StreamedRows`, an example for
+each row, or `StreamedBlocks`, the rows of each window joined and cut.
 """
 
 from __future__ import annotations
@@ -51,18 +48,18 @@ _PARTS = 2
 
 @dataclass(eq=False)
 class StreamRows:
-    """Rows with named columns, as a task asks for them; only what is looked at is in memory."""
+    """Rows with named columns; only the rows that are read are in memory."""
 
     key: str
-    """The configuration key the files came by."""
+    """The configuration key of the files."""
     shards: Sequence[Shard]
     """The files, in order."""
     window: int
     """Rows of a window, which ends with its file at the latest."""
     columns: Sequence[str] | None = None
-    """Those that are read; None: all."""
+    """Columns that are read; None: all."""
     whole: StreamRows | None = None
-    """The same rows with all columns; None: these are."""
+    """The same rows with all columns; None: these have them."""
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -74,7 +71,7 @@ class StreamRows:
 
     @cached_property
     def head(self) -> Dataset:
-        """The first rows of the first file, with the columns of the first rows of any file."""
+        """The first rows of the first file, with every column that any file begins with."""
         first = self.shards[0].head(FIRST_ROWS, self.columns)
         types = {
             name: self.shards[number].head(FIRST_ROWS, [name]).features[name]
@@ -91,15 +88,15 @@ class StreamRows:
         """Each column to the number of the first file that is known to have it."""
         if self.whole is not None:
             return self.whole._first_with
-        found: dict[str, int] = {}
+        first_with: dict[str, int] = {}
         for number, shard in enumerate(self.shards):
             for name in shard.names():
-                found.setdefault(name, number)
-        return found
+                first_with.setdefault(name, number)
+        return first_with
 
     @cached_property
     def _unread(self) -> frozenset[str]:
-        """Columns that belong to those that are read, and that no file is known to have."""
+        """Columns that would be read too, and that no file is known to have."""
         if self.columns is None or isinstance(
             self.shards[0], Groups
         ):  # a footer names every column there is
@@ -110,7 +107,7 @@ class StreamRows:
 
     @property
     def column_names(self) -> list[str]:
-        """Columns of the first rows of the files."""
+        """Columns that the files begin with."""
         return list(self.head.column_names)
 
     @property
@@ -119,11 +116,11 @@ class StreamRows:
         return self.head.features
 
     def select_columns(self, names: Sequence[str]) -> StreamRows:
-        """Return the same rows, of which only these columns are read."""
+        """Return the same rows with these columns alone."""
         return replace(self, columns=list(names), whole=self.whole or self)
 
     def select(self, indices: Iterable[int]) -> Dataset:
-        """Return some rows, in memory."""
+        """Return some rows as a table in memory."""
         from datasets import Dataset
 
         from optrun.data.json_rows import table_of  # imports datasets, which takes a second
@@ -134,18 +131,17 @@ class StreamRows:
         if isinstance(self.shards[0], Groups):  # its footers say the types
             cells = {name: [row.get(name) for row in rows] for name in self.column_names}
             return Dataset.from_dict(cells, features=self.features)
-        found = table_of(rows)
-        lacking = {
-            name: self.features[name]
-            for name in self.column_names
-            if name not in found.column_names
-        }
-        return with_empty_columns(found, len(rows), lacking) if lacking else found
+        table = table_of(rows)
+        names = set(self.column_names) - set(table.column_names)
+        if not names:
+            return table
+        lacking = {name: self.features[name] for name in self.column_names if name in names}
+        return with_empty_columns(table, len(rows), lacking)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             return (row[key] for row in self.select_columns([key]))
-        if isinstance(key, slice):  # the first ones: what a message shows
+        if isinstance(key, slice):  # the first rows, for a message
             return self.head[key]
         return self.row(int(key))
 
@@ -155,10 +151,12 @@ class StreamRows:
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
         """Yield rows in batches."""
+        names = self.columns or self.column_names
         for rows in self._batches(batch_size):
-            yield {
-                name: [row.get(name) for row in rows] for name in self.columns or self.column_names
-            }
+            columns = {}
+            for name in names:
+                columns[name] = [row.get(name) for row in rows]
+            yield columns
 
     def _batches(self, size: int) -> Iterator[list[Row]]:
         return (
@@ -181,23 +179,20 @@ class StreamRows:
         return rows
 
     def where(self, index: int) -> str:
-        """Name a row for a person who looks for it: its file, and its number there from 1."""
+        """Name the file of a row and its number there, from 1."""
         number, _, row = next(spans(self._ends, index, index + 1))
         return f"{self.key}={self.shards[number].file}: row {row:,}"
 
     @cached_property
     def borders(self) -> np.ndarray:
         """Where each window begins, and where the last one ends; shape (windows + 1,), int64."""
-        begins = pairwise([0, *self._ends])
-        return np.concatenate(
-            [*(np.arange(begin, end, self.window) for begin, end in begins), self._ends[-1:]]
-        )
+        windows = []
+        for begin, end in pairwise([0, *self._ends]):
+            windows.append(np.arange(begin, end, self.window))
+        return np.concatenate([*windows, self._ends[-1:]])
 
     def _windows(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
-        """Yield each file with its windows.
-
-        The first one, one past the last, and their borders inside of it.
-        """
+        """Yield each file with its first window, one past its last, and their borders in it."""
         begins = [0, *self._ends]
         for shard, begin, (first, last) in zip(
             self.shards,
@@ -209,7 +204,7 @@ class StreamRows:
 
     @cached_property
     def parts_of_windows(self) -> np.ndarray:
-        """The first window of each part that is read as a whole, and how many there are.
+        """The first window of each part that is read as a whole, and the number of windows.
 
         Shape (parts + 1,), int64.
         """
@@ -221,34 +216,28 @@ class StreamRows:
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
         """Estimate the bytes of each window without reading; shape (windows,), int64."""
-        return np.concatenate(
-            [shard.sizes(borders, columns) for shard, _, _, borders in self._windows()]
-        )
+        sizes = [shard.sizes(borders, columns) for shard, _, _, borders in self._windows()]
+        return np.concatenate(sizes)
 
     def fingerprint(self) -> str:
-        """Digest of every byte of the files, by the digest of each, and of the windows."""
+        """Digest the digests of all files and the size of the windows."""
         return digest("stream", str(self.window), *(shard.content for shard in self.shards))
 
     def parts(self) -> dict[str, str]:
-        """Map each file to the digest of its bytes.
-
-        What a checkpoint keeps, so that a changed one is named.
-        """
+        """Map each file to the digest of its bytes, by which a checkpoint names a changed file."""
         return {str(shard.file): shard.content for shard in self.shards}
 
 
 def open_stream(
     key: str, files: Sequence[Path | HubFile], window: int, notes: list[str]
 ) -> StreamRows:
-    """Open files as a stream.
-
-    What was found once of a file is known as long as it is the same file.
+    """Open files as a stream; where their rows begin is cached.
 
     Args:
         key: The configuration key, for messages.
-        files: All of one format.
+        files: Files of one format.
         window: Rows of a window.
-        notes: Takes what it cost.
+        notes: Takes a sentence about the bytes and seconds that it cost.
 
     Raises:
         ConfigError: A format that cannot be read in the middle; files of several formats; one
@@ -256,7 +245,8 @@ def open_stream(
     """
     kind = one_format(key, (streamed_format(key, path) for path in files))
     assert kind.stream is not None
-    begun, opening = time.monotonic(), Opening(window)
+    begun = time.monotonic()
+    opening = Opening(window)
     shards: list[Shard] = []
     for path in files:
         file = LocalFile.of(key, path) if isinstance(path, Path) else path
@@ -278,9 +268,7 @@ def open_stream(
 
 
 class WindowOrder:
-    """The order of one epoch.
-
-    Windows permuted, and the examples of every four that follow one another shuffled.
+    """The order of one epoch: windows permuted, and every four of them shuffled together.
 
     The windows of a part of a file that is read as a whole stay near each other: parts are
     permuted, and the windows of every two that follow one another. A window that is a part of its
@@ -316,26 +304,27 @@ class WindowOrder:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, places: slice) -> np.ndarray:
-        """Which example stands at each place; shape (places,), int64."""
-        at, end, _ = places.indices(len(self))
-        found = [np.zeros(0, dtype=np.int64)]
-        for number, first, last in spans(self._ends, at, end):
-            found.append(self._last.read(number, partial(self._inside, number))[first:last])
-        return np.concatenate(found)
+    def __getitem__(self, positions: slice, /) -> np.ndarray:
+        """Return the example of each position; shape (positions,), int64."""
+        begin, end, _ = positions.indices(len(self))
+        examples = [np.zeros(0, dtype=np.int64)]
+        for number, first, last in spans(self._ends, begin, end):
+            together = self._last.read(number, partial(self._inside, number))
+            examples.append(together[first:last])
+        return np.concatenate(examples)
 
     def _inside(self, number: int) -> np.ndarray:
-        """Return the examples of some windows that follow one another."""
+        """Return the shuffled examples of four windows that follow one another."""
         windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
-        found = np.concatenate(
+        examples = np.concatenate(
             [np.arange(*self._borders[window : window + 2]) for window in windows]
         )
-        return generator(self._seed, "window", self._epoch, number).permutation(found)
+        return generator(self._seed, "window", self._epoch, number).permutation(examples)
 
 
 @dataclass(eq=False)
 class Windows:
-    """How the examples of a stream are ordered, for an `EpochPlan`."""
+    """The arrangement of the examples of a stream, for an `EpochPlan`."""
 
     rows: StreamRows
     borders: np.ndarray
@@ -358,7 +347,7 @@ class StreamedRows:
 
     rows: StreamRows
     make: Callable[[Row], Example]
-    """A row to its example; a pure function. What it refuses is told with the row's place."""
+    """Makes the example of a row, as a pure function; a refusal gets the place of the row."""
     key: str
     """Digest of everything `make` depends on, besides the row."""
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -382,7 +371,7 @@ class StreamedRows:
         return {**example, **{name: values[index] for name, values in self.scalars.items()}}
 
     def fingerprint(self) -> str:
-        """Digest of the files and of how rows become examples."""
+        """Digest the files and how rows become examples."""
         return digest(
             "streamed rows", self.rows.fingerprint(), self.key, *scalar_pieces(self.scalars)
         )
@@ -395,11 +384,11 @@ Encode = Callable[[list[Row]], Mapping[str, Sequence[np.ndarray]]]
 class StreamedBlocks:
     """The rows of each window joined and cut into blocks.
 
-    How many blocks a window has is planned by its bytes: the tokens of some windows are counted,
-    and of the others as many are expected for a byte as in the densest of them, and a few more. The
+    The number of blocks of a window is planned by its bytes. The tokens of some windows are
+    counted; the others are expected to hold a few more for each byte than the densest of these. The
     tokens of a window are spread evenly over its blocks, so that blocks are a little shorter than
-    they may be; should a window hold more than was planned for, the rest of it is left out. Where
-    there are few windows all are counted, and nothing is left out.
+    they may be. If a window holds more tokens than planned, the rest is lost. If there are few
+    windows, all are counted and nothing is lost.
 
     Args:
         rows: The stream.
@@ -423,20 +412,24 @@ class StreamedBlocks:
         self.notes: list[str] = []
         self.parts = rows.parts
         self._recent: RecentlyRead[int, dict[str, np.ndarray]] = RecentlyRead(_TOGETHER)
-        self._borders = np.concatenate([[0], np.cumsum(self._planned())])
+        self._borders = np.concatenate([[0], np.cumsum(self._plan_blocks_per_window())])
         self.arrangement = Windows(rows, self._borders)
 
-    def _planned(self) -> np.ndarray:
-        """Count the blocks of each window; shape (windows,), int64."""
+    def _plan_blocks_per_window(self) -> np.ndarray:
+        """Plan how many blocks each window gets; shape (windows,), int64.
+
+        From its bytes and the tokens per byte of a sample of windows. A window that needs more than
+        planned loses the rest; a note says so.
+        """
         sizes = self.rows.window_bytes(self.rows.columns or self.rows.column_names)
         count = len(sizes)
         if count == 0:
             return np.zeros(0, dtype=np.int64)
-        sampled = np.unique(
-            np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(np.int64)
-        )
+        spread = np.linspace(0, count - 1, min(count, _SAMPLED))
+        sampled = np.unique(spread.round().astype(np.int64))
         key = digest("sample-2", self.key, versions(*MAKERS))
-        tokens = np.array(known_by(key, lambda: [self._tokens(int(at)) for at in sampled]))
+        windows = sampled.tolist()
+        tokens = np.array(known_by(key, lambda: [self._count_tokens(at) for at in windows]))
         dense = tokens / np.maximum(sizes[sampled], 1)
         blocks = np.ceil(sizes * (dense.max() * _MARGIN) / self.length).astype(np.int64)
         if len(sampled) < count:
@@ -450,7 +443,7 @@ class StreamedBlocks:
         planned: np.ndarray = np.maximum(blocks, 1)
         return planned
 
-    def _tokens(self, window: int) -> int:
+    def _count_tokens(self, window: int) -> int:
         return len(next(iter(self._window(window).values())))
 
     def __len__(self) -> int:
@@ -462,32 +455,34 @@ class StreamedBlocks:
         example = {}
         for name, flat in self._window(window).items():
             total = min(len(flat), blocks * self.length)
-            piece = flat[total * number // blocks : total * (number + 1) // blocks]
-            example[name] = np.asarray(piece if len(piece) else [self.empty[name]], dtype=np.int64)
+            ids: Any = flat[total * number // blocks : total * (number + 1) // blocks]
+            if not len(ids):
+                ids = [self.empty[name]]
+            example[name] = np.asarray(ids, dtype=np.int64)
         return example
 
     def _window(self, window: int) -> dict[str, np.ndarray]:
-        """Return the ids of a window by name."""
+        """Encode the rows of a window to ids by name."""
 
         def encoded() -> dict[str, np.ndarray]:
             begin, end = self.rows.borders[window : window + 2].tolist()
             rows = self.rows.read(begin, end)
             try:
-                found = self.encode(rows)
+                encoded_rows = self.encode(rows)
             except ConfigError as error:
                 raise ConfigError(
                     f"{self.rows.where(begin)} to {end - begin - 1:,} after it: {error}"
                 ) from error
-            none = np.zeros(0, dtype=np.int32)
-            return {
-                name: np.concatenate(
-                    [none, *(np.asarray(ids, dtype=np.int32) for ids in found.get(name, ()))]
-                )
-                for name in self.empty
-            }
+            joined = {}
+            for name in self.empty:
+                ids_of_rows = [np.zeros(0, dtype=np.int32)]
+                for ids in encoded_rows.get(name, ()):
+                    ids_of_rows.append(np.asarray(ids, dtype=np.int32))
+                joined[name] = np.concatenate(ids_of_rows)
+            return joined
 
         return self._recent.read(window, encoded)
 
     def fingerprint(self) -> str:
-        """Digest of the files and of how rows become blocks."""
+        """Digest the files and how rows become blocks."""
         return self.key

@@ -18,8 +18,8 @@ _KEY_AND_VALUE = re.compile(r"# \S+ = ")
 """A comment of CoNLL-U, whatever the number of columns."""
 
 
-def read_tagged(asked: Reading) -> Dataset:
-    """Read sentences: the first column of a line is the word, the last one its tag.
+def read_tagged(reading: Reading) -> Dataset:
+    """Read sentences, a word first on each line and its tag last.
 
     A line ends at a line feed or carriage return alone: other separators of Unicode are words.
 
@@ -31,9 +31,9 @@ def read_tagged(asked: Reading) -> Dataset:
     """
     from datasets import Dataset
 
-    words: list[list[str]] = [[]]
+    sentences: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
-    for path, encoding in zip(asked.files, asked.encodings, strict=True):
+    for path, encoding in zip(reading.files, reading.encodings, strict=True):
         text = b"".join(recoded(chunks_of(path), encoding)).decode("utf-8")
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         columns = _columns_of(lines)
@@ -41,24 +41,24 @@ def read_tagged(asked: Reading) -> Dataset:
         for number, line in enumerate([*lines, ""], 1):
             cells = _cells(line)
             if not cells or _DOCUMENT.match(line):
-                if words[-1]:
-                    words.append([])
+                if sentences[-1]:
+                    sentences.append([])
                     tags.append([])
                 continue
-            if not words[-1] and _is_comment(line, len(cells) != columns):
+            if not sentences[-1] and _is_comment(line, len(cells) != columns):
                 comments += 1
                 continue
             if len(cells) != columns or columns < 2:
                 raise ConfigError(
-                    f"{asked.key}={path}: line {number:,} has {len(cells)} columns: {line[:60]!r}."
-                    f" Expected {max(columns, 2)}: a word first, its tag last, and an empty line"
-                    " after each sentence."
+                    f"{reading.key}={path}: line {number:,} has {len(cells)} columns:"
+                    f" {line[:60]!r}. Expected {max(columns, 2)}: a word first, its tag last, and"
+                    " an empty line after each sentence."
                 )
-            words[-1].append(cells[0])
+            sentences[-1].append(cells[0])
             tags[-1].append(cells[-1].strip())
         if comments:
-            asked.notes.append(f"{asked.key}={path}: {comments:,} lines of comments left out")
-    return Dataset.from_dict({"tokens": words[:-1], "tags": tags[:-1]})
+            reading.notes.append(f"{reading.key}={path}: {comments:,} lines of comments left out")
+    return Dataset.from_dict({"tokens": sentences[:-1], "tags": tags[:-1]})
 
 
 def _cells(line: str) -> list[str]:
@@ -71,7 +71,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _columns_of(lines: list[str]) -> int:
-    """Count the columns of the first line that is no comment for certain."""
+    """Count the columns of the first line that is certainly no comment."""
     tagged = [line for line in lines if _cells(line) and not _DOCUMENT.match(line)]
     certain = (line for line in tagged if not line.startswith("#"))
     likely = (line for line in tagged if not _KEY_AND_VALUE.match(line))
@@ -80,5 +80,5 @@ def _columns_of(lines: list[str]) -> int:
 
 
 def _is_comment(line: str, is_odd: bool) -> bool:
-    """Tell whether a line before the first word of a sentence is a comment, not a word with `#`."""
+    """Tell whether a line before the first word of a sentence is a comment."""
     return line.startswith("#") and (is_odd or _KEY_AND_VALUE.match(line) is not None)

@@ -1,4 +1,4 @@
-"""Blocks of a stream of token ids that lies in any number of mapped files."""
+"""Blocks of a stream of token ids in any number of mapped files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TokenBlocks:
         return np.broadcast_to(np.int64(self.length), (self._count,))
 
     def fingerprint(self) -> str:
-        """Digest of every token and of how they are cut; the same wherever the files lie."""
+        """Digest every token and how they are cut, independent of the paths of the files."""
         return digest(
             "token blocks",
             *(file.content for file in self.files),

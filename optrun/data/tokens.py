@@ -1,6 +1,4 @@
-"""Token ids in files, as nanoGPT, llm.c and Megatron write them, mapped from disk.
-
-Any number of shards, one stream.
+"""Token ids in files of nanoGPT, llm.c and Megatron, mapped from disk as one stream.
 
     nanoGPT   NAME.bin           ids of 16 bits, nothing else
     llm.c     NAME.bin           256 numbers of 32 bits, the first of them 20240520, then the ids
@@ -72,11 +70,11 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         else:
             notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
     split = _split(train, config, "data.train", 0, border)
-    for each in (split, *sets.values()):
-        rows: Any = each.rows
+    for part in (split, *sets.values()):
+        rows: Any = part.rows
         if rows.left_out and len(rows):
             notes.append(
-                f"{each.key}: its last {rows.left_out:,} tokens fill no block, and are left out"
+                f"{part.key}: its last {rows.left_out:,} tokens fill no block, and are left out"
             )
     return Source(split, sets, columns=None, cut_from_train=config.eval is None, notes=notes)
 
@@ -116,14 +114,17 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
         dtype, count = _megatron(f"{key}={index}", index)
         begin = 0
     elif len(head) == _LLM_C_HEADER and struct.unpack("<i", head[:4])[0] == _LLM_C:
-        (version, count), begin = struct.unpack("<ii", head[4:12]), _LLM_C_HEADER
+        version, count = struct.unpack("<ii", head[4:12])
+        begin = _LLM_C_HEADER
         if version not in _LLM_C_IDS:
             raise ConfigError(
                 f"{where}: version {version} of llm.c's format. Known are {_listed(_LLM_C_IDS)}."
             )
         dtype = _LLM_C_IDS[version]
     else:
-        dtype, begin, count = _typed(config.dtype or "uint16"), 0, None
+        dtype = _typed(config.dtype or "uint16")
+        begin = 0
+        count = None
     item = np.dtype(dtype).itemsize
     if config.dtype is not None and np.dtype(_typed(config.dtype)) != np.dtype(dtype):
         raise ConfigError(
@@ -131,51 +132,50 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
             f" {np.dtype(dtype).name}. Leave it null."
         )
     if (size - begin) % item or (count is not None and size - begin != count * item):
-        said = (
-            f"{count:,} tokens, {count * item + begin:,} bytes"
-            if count is not None
-            else f"tokens of {item} bytes"
-        )
+        expected = f"tokens of {item} bytes"
+        if count is not None:
+            expected = f"{count:,} tokens, {count * item + begin:,} bytes"
         raise ConfigError(
-            f"{where}: {size:,} bytes, where {said} are said to be in it. It was cut short, or"
-            " added to."
+            f"{where}: {size:,} bytes; expected {expected}. It was cut short, or added to."
         )
-    ids = (
-        np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin))
-        if size > begin
-        else np.zeros(0, dtype)
-    )
-    found = known_by(
+    ids = np.zeros(0, dtype)
+    if size > begin:
+        ids = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin))
+    facts = known_by(
         f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin), path
     )
-    return TokenFile(path, ids, *found)
+    return TokenFile(path, ids, *facts)
 
 
 def _typed(name: str) -> str:
     return np.dtype(name).newbyteorder("<").str
 
 
-def _listed(known: dict[int, str]) -> str:
-    return ", ".join(f"{number} ({np.dtype(dtype).name})" for number, dtype in known.items())
+def _listed(types: dict[int, str]) -> str:
+    return ", ".join(f"{number} ({np.dtype(dtype).name})" for number, dtype in types.items())
 
 
 def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, int, int]:
-    """Digest, largest and smallest id, in one pass of pieces.
+    """Compute the digest, the largest and the smallest id of a file, piece by piece.
 
-    What is mapped would count as memory of the process.
+    A mapped file would count as memory of the process.
     """
-    total, count, largest, least = xxhash.xxh3_128(), 0, -1, 0
+    total = xxhash.xxh3_128()
+    count = 0
+    largest = -1
+    least = 0
     with open_file(path, follow=True) as file:
         file.seek(begin)
         while len(piece := np.fromfile(file, dtype, _READ)):
             total.update(piece.data)
             count += len(piece)
-            largest, least = max(largest, int(piece.max())), min(least, int(piece.min()))
+            largest = max(largest, int(piece.max()))
+            least = min(least, int(piece.min()))
     return f"{dtype.str} {count} {total.hexdigest()}", largest, least
 
 
 def _megatron(where: str, path: Path) -> tuple[str, int]:
-    """Read the type of the ids, and how many there are, from Megatron's index."""
+    """Read the type and the number of the ids from Megatron's index."""
     with open_file(path, follow=True) as file:
         raw = file.read()
     fixed = struct.Struct("<9sQBQQ")

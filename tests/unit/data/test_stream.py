@@ -167,17 +167,19 @@ def test_row_groups_are_read_twice_at_most_and_few_of_them_stay(
     files = [parquet(tmp_path / f"{number}.parquet", ROWS) for number in range(12)]
     tail = [{**ROWS[0], "text": "a short last file"}]
     rows = open_stream("data.train", [*files, parquet(tmp_path / "tail.parquet", tail)], window, [])
-    kept, read = rows.shards[0].kept, []  # type: ignore[attr-defined]
+    recent, read = rows.shards[0].recent, []  # type: ignore[attr-defined]
     actual = pq.ParquetFile.read_row_group
     monkeypatch.setattr(
-        pq.ParquetFile, "read_row_group", lambda *a, **k: read.append(len(kept)) or actual(*a, **k)
+        pq.ParquetFile,
+        "read_row_group",
+        lambda *a, **k: read.append(len(recent)) or actual(*a, **k),
     )
     order = Windows(rows, rows.borders)(0, 0)
     found = [rows.row(index) for index in order[0 : len(order)].tolist()]
     assert sorted(map(str, found)) == sorted(map(str, ROWS * 12 + tail))
     assert max(read) <= most
     assert len(read) < 2 * 12 * 6
-    assert len(pickle.loads(pickle.dumps(rows)).shards[0].kept) == 0
+    assert len(pickle.loads(pickle.dumps(rows)).shards[0].recent) == 0
 
 
 def test_windows_that_share_a_block_of_the_hub_are_read_near_each_other(
