@@ -21,7 +21,7 @@ from tests.running import optrun
 TASKS = [*WORDS, "sft"]
 OPTIMIZERS = sorted(set(store.GROUPS["optimizer"]) - {"pytorch_optimizer"})
 OPTIMIZER_WORDS = {"muon": ["param_groups=standard"], "sgd": ["optimizer.momentum=0.9"]}
-ELSEWHERE = {"masking_utils.py", "_adafactor.py"}
+ELSEWHERE = {"masking_utils.py", "_adafactor.py", "plan.py"}
 HOST_STATE = ("step", "mu_product")
 """State that torch's optimizers keep on the host, where reading it waits for nothing."""
 
@@ -30,7 +30,8 @@ class Reads(TorchDispatchMode):
     """Counts the reads that would wait for a device.
 
     Two are not optrun's: transformers looks whether an attention mask masks anything, and torch's
-    Adafactor reads the norms of weights and updates.
+    Adafactor reads the norms of weights and updates. The plan of an optimizer compares addresses,
+    which are on the host on every machine.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
