@@ -1,4 +1,4 @@
-"""The frozen base of an adapter: which one it is, and that a checkpoint meets no other."""
+"""The frozen base of an adapter: find it again, and refuse another one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
-    """Describe an adapter for checkpoints, which hold no base.
+    """Describe an adapter for checkpoints, without its base.
 
     None for a model that trains whole.
     """
@@ -72,7 +72,7 @@ def base_digest(model: PreTrainedModel, first: int | None = None) -> str:
 def refuse_other_adapter(
     saved: CheckpointMetadata, now: PlainMapping | None, config: RunConfig
 ) -> None:
-    """Refuse a checkpoint of other weights than those that train.
+    """Refuse a checkpoint with other trained weights.
 
     An adapter beside another base, or none at all.
 

@@ -1,4 +1,4 @@
-"""Builds everything that trains from data and model, standing where a checkpoint says."""
+"""Build model, optimizer, schedule and state of a run, new or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def assemble(
     opened: OpenedCheckpoint | None = None,
     world: World = ALONE,
 ) -> Assembled:
-    """Build everything that trains, standing where the checkpoint says.
+    """Build model, optimizer, schedule and state of a run, new or from a checkpoint.
 
     Args:
         request: Configuration and command line.
@@ -236,7 +236,7 @@ def _start(
     plan: EpochPlan,
     batch: SettledBatch,
 ) -> Start:
-    """Stand where a checkpoint does, in the run itself or in a branch that leaves it there.
+    """Take the state of a checkpoint, in the run itself or in a branch from there.
 
     Args:
         saved: Of the checkpoint.
@@ -270,7 +270,7 @@ def _start(
 def _refuse_other_start(
     constants: CheckpointMetadata, task: Task, model: PreTrainedModel, world: World
 ) -> None:
-    """Refuse ranks that would train something else: the last look before the first step.
+    """Refuse ranks with other configurations, data or models, before the first step.
 
     Raises:
         ConfigError: With machine and rank, key and both values.
@@ -301,13 +301,13 @@ def _refuse_other_start(
 
 
 def length_key(config: RunConfig) -> str:
-    """Say which key decides how long a run is, with its value."""
+    """Name the key that decides the length of a run, with its value."""
     key = "num_train_epochs" if config.training.max_steps is None else "max_steps"
     return f"training.{key}={getattr(config.training, key)}"
 
 
 def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -> None:
-    """Refuse what needs an evaluation where there is none.
+    """Refuse keys that need an evaluation if there are no evaluation rows.
 
     Raises:
         ConfigError: With the key.
@@ -329,7 +329,7 @@ def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -
 
 
 def known_metric(task: Task, key: str, metric: str) -> None:
-    """Refuse a metric that the task does not report.
+    """Refuse a metric unknown to the task.
 
     Raises:
         ConfigError: With the key and the metrics there are.
@@ -345,7 +345,7 @@ def known_metric(task: Task, key: str, metric: str) -> None:
 
 
 def ranking_of(config: RunConfig, task: Task) -> Ranking:
-    """Pick the metric that says which checkpoint is best.
+    """Pick the metric for ranking checkpoints.
 
     That of the first evaluation set, unless one is named.
 
@@ -453,7 +453,7 @@ def _train_step(
 
 
 def eval_prefixes(task: Task) -> list[str]:
-    """List what the metrics of each evaluation set begin with, such as `eval/` or `eval/dev/`."""
+    """List the metric prefixes of all evaluation sets, such as `eval/` or `eval/dev/`."""
     return [f"eval/{name}/" if name else "eval/" for name in task.eval_sets]
 
 

@@ -1,4 +1,4 @@
-"""Say which checkpoint is the best, by which metric, and what decided between equals."""
+"""Describe the best checkpoint, its metric, and the decision between equals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optrun.base.plain import PlainMapping, lookup
 
 
 def best_told(summary: PlainMapping) -> str:
-    """Say by which metric a checkpoint is the best, and what decided where several are equal.
+    """Describe the metric of the best checkpoint, and the decision between equals.
 
     Empty: none is.
     """

@@ -1,4 +1,4 @@
-"""Builds the training loop with its components, in the order in which they hear of a step."""
+"""Build the training loop with its components, in the order of their calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def build_loop(
     stop_at: int | None,
     answers: Callable[[PreTrainedModel], Iterable[Answer]] | None = None,
 ) -> Loop:
-    """Build the loop with everything that hears of its steps.
+    """Build the training loop with its components.
 
     Args:
         run_start: The start of the run that it is built for.
@@ -183,7 +183,7 @@ def _writers(
     metrics_log: MetricsLogger,
     answers: Callable[[PreTrainedModel], Iterable[Answer]] | None,
 ) -> list[Callback]:
-    """List what writes or shows each line.
+    """List the components for lines: log, display, tracker, summary.
 
     A line is on the disk before anybody else hears of it.
     """

@@ -49,7 +49,7 @@ class _Lines(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """Log file of a run; a disk that refuses a line neither ends the run nor hides why it ended."""
+    """Log file of a run. A full disk neither ends the run nor hides why it ended."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         """Print no traceback for each line if it is the disk."""
@@ -57,7 +57,7 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
     def close(self) -> None:
-        """Close; what is still to be written may be refused, too."""
+        """Close the file; a refused last write is ignored."""
         with contextlib.suppress(OSError):
             super().close()
 
@@ -107,7 +107,7 @@ def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) 
 
 
 def shown_path(path: Path) -> str:
-    """Shorten a path to what can be typed from here."""
+    """Shorten a path for typing it from the current folder."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
@@ -115,7 +115,7 @@ def shown_path(path: Path) -> str:
 
 
 def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
-    """Print the result table, the sample, and the exact commands that come next."""
+    """Print the result table, the sample and the next commands."""
     summary = outcome.summary
     if outcome.sample is not None:
         prompt, continuation = outcome.sample

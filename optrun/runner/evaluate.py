@@ -34,7 +34,7 @@ from optrun.training.step import Precision
 
 @dataclass
 class Evaluated:
-    """What an evaluation of a checkpoint found."""
+    """The result of evaluating a checkpoint."""
 
     step: int
     examples: int

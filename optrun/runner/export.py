@@ -119,7 +119,7 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
 
 
 def task_card(config: Mapping[str, object]) -> TaskCard | None:
-    """Return what the task's schema says for the card; None if the task is not known here."""
+    """Return the task's part of the model card; None for an unknown task."""
     task = config.get("task")
     if not isinstance(task, Mapping) or "name" not in task:
         return None
@@ -218,7 +218,7 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
 
 
 def _told_of_a_quantised_base(quantization: Mapping[str, object], *, merged: bool) -> str:
-    """Explain what others need to know of a base that was quantised, to compute the same."""
+    """Explain how to load a quantised base for the same results."""
     if merged:
         return (
             f"the factors were trained beside a base in {quantization['quantization']}: these are"
@@ -252,7 +252,7 @@ def export(
     merged: bool = False,
     note: Callable[[str], object] = lambda line: None,  # noqa: ARG005
 ) -> str:
-    """Write the model of a checkpoint in `save_pretrained` form; an adapter in that of peft.
+    """Write the model of a checkpoint as `save_pretrained` does, or an adapter as peft does.
 
     Args:
         run: The run it belongs to; lends the tokenizer and the numbers of the card, where they are

@@ -1,4 +1,4 @@
-"""Write a folder aside, which takes its place when it is whole."""
+"""Write a folder aside, and move it to its place when it is complete."""
 
 from __future__ import annotations
 

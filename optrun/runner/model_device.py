@@ -1,4 +1,4 @@
-"""Move a model to its device, and run the checks that need it there."""
+"""Move a model to its device, and check it there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.devi
 
 
 def check_sharded_model(model: PreTrainedModel, config: RunConfig) -> None:
-    """Check on all ranks of a sharded model that it does what its task needs.
+    """Check a sharded model on all ranks for the needs of its task.
 
     Raises:
         ConfigError: It sees the tokens that it should predict, or other documents.

@@ -77,7 +77,7 @@ def generation_values(model: PreTrainedModel) -> PlainDict | None:
 def refuse_other_vocabulary(
     run: RunDir, checkpoint: Path, snapshot: Snapshot, tokenizer: object
 ) -> None:
-    """Refuse a tokenizer of a run that is not the one its weights were trained with.
+    """Refuse a tokenizer other than the one of training.
 
     Raises:
         CheckpointError: With the way out.

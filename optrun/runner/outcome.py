@@ -1,4 +1,4 @@
-"""What training leaves to who asked for it.
+"""The outcome of training for its caller.
 
 Without the training itself, which the process that starts ranks does not load.
 """

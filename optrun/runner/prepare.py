@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """Model and data, before anything that trains."""
+    """Model and data, before optimizer and schedule."""
 
     task: Task
     tokenizer: Any
@@ -70,7 +70,7 @@ class Prepared:
 
 @dataclass
 class TrainedArtifacts:
-    """What a trained model took from its training data besides its weights."""
+    """Facts of the training data beside the weights of a trained model."""
 
     tokenizer: Path | None
     """Folder of the tokenizer that was trained for it; None: there is none."""
@@ -81,7 +81,7 @@ class TrainedArtifacts:
 
 
 def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> TrainedArtifacts:
-    """Find what a run that goes on, or a branch that begins, takes over besides weights and states.
+    """Find the artifacts of training for a resumed run or a branch.
 
     Args:
         opened: The checkpoint; without a snapshot the run begins.

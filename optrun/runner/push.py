@@ -11,7 +11,7 @@ KEY = "push_to_hub"
 
 
 def expect_hub(name: str) -> None:
-    """Refuse a name that cannot be published, before anything is written.
+    """Refuse an unusable hub name, before anything is written.
 
     Args:
         name: `OWNER/NAME`, or `NAME` below the account that is logged in.

@@ -1,4 +1,4 @@
-"""What preferences are measured against.
+"""Log-probabilities of the start model for preferences.
 
 The log-probabilities of the model that training starts from.
 
@@ -42,7 +42,7 @@ def add_reference_log_probs(
     world: World = ALONE,
     trains: bool = True,
 ) -> str | None:
-    """Give the pairs of a task the log-probabilities that the start model gives them.
+    """Give the pairs of a task their log-probabilities under the start model.
 
     Args:
         task: Any; only preferences with a reference get something.
@@ -110,7 +110,7 @@ def _logps(
 
 
 def _is_beside_start(config: RunConfig) -> bool:
-    """Tell whether the model has factors, without which it is the one that training starts from."""
+    """Tell whether the model without its factors is the start model."""
     return isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
 
 

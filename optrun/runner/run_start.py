@@ -1,4 +1,4 @@
-"""One start of a run: what was asked for, and what it holds while it lasts."""
+"""One start of a run: its request and its resources."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunStart:
         return self.request.config
 
     def settle(self, request: Request) -> None:
-        """Take the numbers that follow from the ranks for those that were asked for."""
+        """Take over the batch sizes settled for the ranks."""
         self.request = request
         self.summary.config_values = dict(request.values)
 

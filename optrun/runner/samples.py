@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SampleWriter(Callback):
-    """Writes `samples.jsonl`; what it has of steps that are taken anew is written anew.
+    """Writes `samples.jsonl`, again for repeated steps.
 
     Args:
         run: The run directory.
@@ -34,21 +34,21 @@ class SampleWriter(Callback):
         self.failed = False
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Drop what an earlier start wrote after the step that this one goes on from."""
+        """Drop samples after the step of the resumed checkpoint."""
         lines = read_samples(self.path)
         earlier = [line for line in lines if line.step <= training.global_step]
         if len(earlier) < len(lines):
             self._write(earlier)
 
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        """Ask the model, with the weights that were judged."""
+        """Ask the model, with the evaluated weights."""
         samples = self._answers(training)
         if samples:
             before = [line for line in read_samples(self.path) if line.step < training.global_step]
             self._write([*before, *samples])
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Drop what came after the step that training went back to."""
+        """Drop samples after the step of the rollback."""
         self.on_train_begin(training)
 
     def _answers(self, training: TrainingContext) -> list[SampleLine]:

@@ -1,4 +1,4 @@
-"""Sizes that are allowed, and rarely meant.
+"""Warn of sizes that are allowed, but rarely meant.
 
 Of a micro-batch and of checkpoints, told before the first step.
 """
@@ -74,7 +74,7 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def space_warning(run: RunDir, config: CheckpointConfig, checkpoint_size: int) -> str | None:
-    """Warn where there is not enough room for what will be kept; else None.
+    """Warn of too little room for the checkpoints; else None.
 
     Args:
         run: The run directory.

@@ -20,7 +20,7 @@ from optrun.training.setup import TrainingSetup
 
 
 class Copier:
-    """Copies tensors to the CPU, into memory that is used again at the next call.
+    """Copies tensors to the CPU, and uses the same memory at the next call.
 
     New memory costs more than the copy itself; what is kept instead is one copy of the state for
     the run's whole life.

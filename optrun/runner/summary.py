@@ -107,7 +107,7 @@ class Summary:
         }
 
     def command(self, *overrides: str, mended: bool = False) -> str:
-        """Tell a command about this run, with the plugins that it needs.
+        """Write a command about this run, with its plugins.
 
         Args:
             overrides: After them.
@@ -117,7 +117,7 @@ class Summary:
         return shlex.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
     def take_up(self) -> None:
-        """Read the summary that is there.
+        """Read the existing summary.
 
         When the run was started, by which command, how often it was resumed.
         """
@@ -133,7 +133,7 @@ class Summary:
         self.finished_before = before.get("status") == "finished"
 
     def begin(self, setup: TrainingSetup, facts: DataFacts, *, fingerprint: str) -> None:
-        """Record what is about to be trained.
+        """Record the model, data and environment before training.
 
         Args:
             setup: What, how far, and what it is judged on.

@@ -310,7 +310,7 @@ def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) 
 def _begin(
     run_start: RunStart, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
 ) -> None:
-    """Write what is known before the first step; warn if checkpoints lack room."""
+    """Write the known facts before the first step; warn if checkpoints lack room."""
     run = run_start.run
     summary = run_start.summary
     setup = assembled.setup

@@ -1,1 +1,1 @@
-"""The training loop, and what it needs around it."""
+"""The training loop and its parts."""

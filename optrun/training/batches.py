@@ -63,7 +63,7 @@ class Batches:
         return failures.of_workers(self._steps_before, self._next_examples)
 
     def _steps_before(self) -> int:
-        """Count the optimizer steps before the next one that is fetched."""
+        """Count the optimizer steps before the next fetch."""
         state = self.setup.state
         return state.global_step + self._next_position() - state.position
 

@@ -1,4 +1,4 @@
-"""The hooks of the training loop, and what a component hears and may ask for in them."""
+"""The hooks of the training loop, and the context that every hook is given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class StopRequest:
-    """Who asked to end training early, and when."""
+    """A request to end training early."""
 
     by: str
     """Configuration key of the component, such as `callbacks.probe`."""
@@ -31,7 +31,7 @@ class StopRequest:
 
 @dataclass(eq=False)
 class TrainingContext:
-    """What a hook sees of the training under way, and what it may ask for."""
+    """The training under way, as a hook sees it, with the requests that a hook may make."""
 
     setup: TrainingSetup
     """What is trained."""
@@ -62,7 +62,7 @@ class TrainingContext:
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model, with the weights that are trained."""
+        """The model, with its trained weights."""
         return self.setup.model
 
     @property
@@ -110,7 +110,7 @@ class TrainingContext:
 
 
 class Callback:
-    """A component of the training loop: a hook that a class does not define does nothing.
+    """A component of the training loop. A hook without a definition does nothing.
 
     A class of the user's own need not derive from this one. Where it has `state_dict` and
     `load_state_dict`, its state is part of every checkpoint and rolled back with the rest.
@@ -128,7 +128,7 @@ class Callback:
         """
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:
-        """Handle an optimizer step that was done, or left out for numbers that were not finite."""
+        """Handle an optimizer step, also one left out because of non-finite numbers."""
 
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
         """Handle an evaluation; names such as `eval/loss`."""
@@ -140,7 +140,7 @@ class Callback:
         """
 
     def on_save(self, training: TrainingContext, checkpoint: Path) -> None:
-        """Handle a checkpoint that is whole on the disk; training may be some steps ahead."""
+        """Handle a complete checkpoint on the disk; training may be some steps ahead."""
 
     def on_rollback(self, training: TrainingContext) -> None:
         """Handle a return to a checkpoint (`training.on_nonfinite=rollback`).

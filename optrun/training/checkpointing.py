@@ -33,7 +33,7 @@ _LONGEST_WAIT = 1024
 
 @dataclass(eq=False, kw_only=True)
 class CheckpointManager:
-    """Saves checkpoints, and says what came of it.
+    """Saves checkpoints and reports the outcome.
 
     One checkpoint is written at a time. When the next is due before the last is written, training
     waits: nothing queues up, and no checkpoint that was due is left out.
@@ -69,7 +69,7 @@ class CheckpointManager:
     _submitted: int | None = None
 
     def __post_init__(self) -> None:
-        """Make what writes beside training."""
+        """Create the background writer."""
         self.state = self.setup.state
         self.ranking = self.setup.ranking
         self.keep_scheduled = self.setup.config.on_nonfinite is OnNonfinite.rollback
@@ -93,7 +93,7 @@ class CheckpointManager:
         return self.config.save_steps is not None and step % self.config.save_steps == 0
 
     def last_scheduled(self, step: int) -> int:
-        """Find the last step up to this one whose checkpoint was scheduled; 0 is the start."""
+        """Find the last scheduled checkpoint up to a step; 0 is the start."""
         return step - step % self.config.save_steps if self.config.save_steps else 0
 
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:
@@ -128,7 +128,7 @@ class CheckpointManager:
         return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
     def among_best(self) -> bool:
-        """Tell whether the present state is among the best that are saved or being saved."""
+        """Tell whether the present state is among the best saved ones."""
         present = self.state.global_step
         saved_steps = {
             present,
@@ -249,7 +249,7 @@ class CheckpointManager:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return what saving cost since the last call, as metrics."""
+        """Return the cost of saving since the last call, as metrics."""
         values = {}
         if self._stall:
             values["perf/checkpoint_stall_seconds"] = self._stall
@@ -261,7 +261,7 @@ class CheckpointManager:
 
 
 class Bystander(CheckpointManager):
-    """On a rank that saves nothing, because another one saves the same.
+    """Stands in for the manager on a rank that does not write checkpoints.
 
     It keeps to the other's order of events.
     """

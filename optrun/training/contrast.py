@@ -18,7 +18,7 @@ _VECTORS = "vectors"
 
 
 class Contrast(Protocol):
-    """What makes vectors of examples, and a loss of the vectors of a whole step."""
+    """Vectors of examples, and a loss over the vectors of a whole step."""
 
     def represent(self, outputs: Any, batch: Batch) -> torch.Tensor:
         """Make vectors of shape (batch, texts, width)."""
@@ -63,7 +63,7 @@ class ContrastStep(TrainStep):
         return self.forward(self.model, moved), moved
 
     def _vectors(self, run: Numbered, position: int) -> Batch:
-        """Compute the vectors of a micro-batch, with what the loss reads besides."""
+        """Compute the vectors of a micro-batch, and take along the other tensors of the loss."""
         with self.autocast():
             outputs, moved = self._forward(run, position)
             aside = {name: moved[name] for name in ASIDE if name in moved}

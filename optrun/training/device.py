@@ -1,4 +1,4 @@
-"""Where the model runs, and what that costs."""
+"""The device of a model, and the memory it uses."""
 
 from __future__ import annotations
 

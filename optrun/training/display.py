@@ -45,7 +45,7 @@ class Display(Callback):
     hears_late = True
 
     def start(self, step: int, total: int) -> None:
-        """Show that training begins after `step` of `total` steps."""
+        """Show the begin of training, after `step` of `total` steps."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Show the figures of a step."""
@@ -163,7 +163,7 @@ def plain_line(record: PlainMapping, total: int, width: int | None = None) -> st
 
 
 class LiveDisplay(Display):
-    """A progress bar and the figures that matter, drawn in place.
+    """A progress bar and the main figures, drawn in place.
 
     Args:
         console: A terminal.

@@ -1,4 +1,4 @@
-"""Loss or gradients that are not finite: what `training.on_nonfinite` says is done."""
+"""Apply `training.on_nonfinite` to a loss or gradients that are not finite."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> StateDict:
-        """Return the counter, the best value, and which metric they are of."""
+        """Return the counter and the best value, with their metric."""
         return {
             "metric": self.ranking.metric,
             "mode": self.ranking.mode,

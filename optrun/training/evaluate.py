@@ -1,4 +1,4 @@
-"""Model and evaluation split to metrics, and when a run does that."""
+"""Evaluate a model on its evaluation sets, and decide when a run does so."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def evaluate_sets(
 
 
 def _numbers(values: PlainMapping, prefix: str) -> Mapping[str, float]:
-    """Check that each of the metrics is a number.
+    """Check that every metric is a number.
 
     Raises:
         OptrunError: One is none.

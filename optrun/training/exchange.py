@@ -1,4 +1,4 @@
-"""What the ranks of a run tell each other once a step, before its forward passes."""
+"""The messages of the ranks to each other, once a step, before its forward passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIGEST_PARTS = 8
 
 @dataclass(frozen=True)
 class MicroBatchFacts:
-    """What a rank knows of a micro-batch of its own."""
+    """The facts of a micro-batch, as its own rank counts them."""
 
     weight: float
     """Tokens or examples that its mean loss is over, or the sum of their class weights."""
@@ -28,7 +28,7 @@ class MicroBatchFacts:
 
 @dataclass(frozen=True)
 class Requests:
-    """What is asked of the loop; over ranks, what any of them was asked."""
+    """Requests to the loop; over ranks, the requests to any of them."""
 
     stop: int = 0
     """Number of the signal; -1: the time budget is spent; 0: go on."""
@@ -49,7 +49,7 @@ class GlobalStep:
 
     @property
     def total_weight(self) -> float:
-        """Tokens or examples that the step's mean loss is over."""
+        """Sum the tokens or examples of the step's mean loss."""
         return sum(fact.weight for fact in self.facts)
 
     def weight_of(self, number: int) -> float:
@@ -58,7 +58,7 @@ class GlobalStep:
 
 
 def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
-    """Put what each rank has of its micro-batches into the order of these.
+    """Put the items of all ranks into the order of their micro-batches.
 
     Args:
         ranks: By rank.

@@ -95,7 +95,7 @@ def _torch_raises_on_worker_exit() -> Iterator[None]:
 
 
 def kill_workers() -> None:
-    """End every process that was forked from this one through multiprocessing."""
+    """End every process forked from this one through multiprocessing."""
     for worker in multiprocessing.active_children():
         worker.kill()
 
@@ -129,7 +129,7 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
 
 
 def _death(error: BaseException | None) -> str | None:
-    """Find torch's message about a worker that ended, of several the one with the signal.
+    """Find torch's message about a dead worker, preferring the one with the signal.
 
     None: none.
 
@@ -145,7 +145,7 @@ def _death(error: BaseException | None) -> str | None:
 
 
 def _timed_out(error: BaseException | None) -> bool:
-    """Tell whether the time was up first, whatever was raised while that was on its way."""
+    """Tell whether the time was up before anything else was raised."""
     while error is not None:
         if isinstance(error, LoaderTimeout):
             return True
@@ -154,7 +154,7 @@ def _timed_out(error: BaseException | None) -> bool:
 
 
 def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextManager[None]:
-    """Name the shapes and what to change where memory does not suffice for a step.
+    """Name the shapes and the remedy if memory runs out in a step.
 
     Args:
         global_step: Steps done.

@@ -17,7 +17,7 @@ from optrun.training.step import StepResult
 
 
 class Hooks:
-    """The components, in the order in which they are called.
+    """The components of the loop, in the order of their calls.
 
     On several ranks the components that write, and the user's, belong to rank 0 alone; the loop
     lets the other ranks know what they ask for.
@@ -57,7 +57,7 @@ class Hooks:
         }
 
     def reason_to_wait(self) -> str | None:
-        """Say which component needs the numbers of each step at once; None: none does."""
+        """Name the component that needs the numbers of each step at once, if any."""
         for key, component in self._having["on_step"]:
             if not getattr(component, "hears_late", False):
                 return f"{key or type(component).__name__}: on_step is told of each step"
@@ -122,7 +122,7 @@ class Hooks:
             self.training.note(f"warning: {failure}")
 
     def begin_final(self) -> None:
-        """Begin the end, whose extra evaluations do not count if the run is prolonged."""
+        """Begin the end of the run. Its extra evaluations do not count if the run is prolonged."""
         if not self.training.final:
             self._final_state = self.state_dict()
             self.training.final = True
@@ -160,7 +160,7 @@ class Hooks:
     def _call(
         self, hook: str, *args: object, of_callbacks: object = None, deferred: bool = False
     ) -> None:
-        """Call a hook of each component that has one of its own.
+        """Call one hook of all components.
 
         Args:
             hook: Its name.
@@ -192,7 +192,7 @@ class Hooks:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Let a user's callback watch: it changes nothing of what the run computes."""
+        """Put random states and the model's mode back after a user's callback."""
         model = self.training.model
         states = RandomStates(self.training.setup.train_step.device)
         mode = model.training
@@ -205,7 +205,7 @@ class Hooks:
 
     @contextmanager
     def _as(self, key: str, method: str) -> Iterator[None]:
-        """Name a user's component in what it raises.
+        """Name a user's component in its errors.
 
         Raises:
             OptrunError: In place of any `Exception`, and of SystemExit, which would pass for a good
@@ -237,7 +237,7 @@ def _has(component: object, hook: str) -> bool:
 
 
 def _refuse_other_than_json(value: object, where: str = "its result") -> None:
-    """Refuse what JSON would hand back as something else.
+    """Refuse values that JSON does not hand back as they were.
 
     Raises:
         TypeError: A key that is no text, or a value of another type.

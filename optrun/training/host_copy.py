@@ -26,7 +26,7 @@ class HostCopy:
             self._arrived.record(torch.cuda.current_stream(device))
 
     def lists(self) -> list[list[float]]:
-        """Wait until the numbers are there, and return those of each tensor, flattened."""
+        """Wait until the numbers have arrived, and return them, one flat list a tensor."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [tensor.numpy().ravel().tolist() for tensor in self._tensors]

@@ -55,7 +55,7 @@ class Loop:
     """When the run was started, on that clock; None: now. The time budget counts from there."""
 
     def __post_init__(self) -> None:
-        """Make the parts that fetch, count and save."""
+        """Create the parts for fetching, counting and saving."""
         setup = self.setup
         self.state = self.setup.state
         self.training = self.hooks.training
@@ -215,7 +215,7 @@ class Loop:
         )
 
     def _settle(self) -> bool:
-        """Read the numbers of the step whose update was started before, if there is one.
+        """Read the numbers of the last started step, if they are still unread.
 
         If they are not finite, its update has changed nothing. The step is then taken once more,
         with the wait, so that its gradients are there to be described.
@@ -239,7 +239,7 @@ class Loop:
         return False
 
     def _step_and_wait(self, micro_batches: list[Batch], step: GlobalStep) -> None:
-        """Train one step whose numbers are read before its update."""
+        """Train one step, reading its numbers before its update."""
         state = self.state
         train_step = self.setup.train_step
         # Forward passes that are seeded one by one begin with the same numbers whatever the
@@ -261,7 +261,7 @@ class Loop:
         *,
         drop_gradients: bool = False,
     ) -> None:
-        """Count a step, or go back, and do what is due after it.
+        """Count a step or go back, then evaluate, log and save if due.
 
         Args:
             result: Of the step.
@@ -297,7 +297,7 @@ class Loop:
             raise
 
     def _agree_on_requests(self) -> None:
-        """Let every rank know what the callbacks, which only one rank has, ask for."""
+        """Give every rank the requests of the callbacks on rank 0."""
         world = self.setup.train_step.world
         if world.size > 1 and self.hooks.may_request:
             stop, save = world.broadcast((self.training.stop, self.training.save_requested))
@@ -325,7 +325,7 @@ class Loop:
     # ----------------------------------------------------------------------------------------
 
     def _finish_step(self) -> None:
-        """Evaluate, log and save what is due.
+        """Evaluate, log and save if due.
 
         A request by signal leaves an evaluation where it is; the resumed run begins with it. What
         only the end of the

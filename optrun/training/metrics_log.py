@@ -22,7 +22,7 @@ Refused = Callable[[Path, str, OSError], None]
 
 
 def storage_policy(policy: OnStorageError, note: Callable[[str], None]) -> Refused:
-    """Make what `checkpoint.on_storage_error` says: a warning, or the end of the run.
+    """Make the handler for `checkpoint.on_storage_error`: a warning, or the end of the run.
 
     Args:
         policy: Of the configuration.
@@ -55,7 +55,7 @@ class MetricsLogger(Callback):
         self._writer: MetricsWriter | None = None
 
     def on_log(self, training: TrainingContext, record: PlainMapping) -> None:  # noqa: ARG002
-        """Append one record, and those that are still waiting before it."""
+        """Append one record, after the records still waiting."""
         with self._lock:
             self._waiting.append(record)
             error = self._write_waiting()
@@ -94,7 +94,7 @@ class MetricsLogger(Callback):
             writer.sync()
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Drop every line after the step that training went back to.
+        """Drop every line after the step of the rollback.
 
         The later steps are taken anew.
         """
@@ -105,7 +105,7 @@ class MetricsLogger(Callback):
             take_up(self.path, step)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
-        """Write what still waits, and close the file.
+        """Write the waiting lines, and close the file.
 
         Raises:
             StorageError: The disk refuses some lines for good.

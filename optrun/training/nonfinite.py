@@ -1,4 +1,4 @@
-"""A step whose numbers were not finite.
+"""Describe a step with non-finite numbers.
 
 Where, in which examples, and the batch on disk to reproduce it.
 """
@@ -24,7 +24,7 @@ from optrun.training.step import StepResult
 
 @dataclass
 class NonfiniteStep:
-    """What is known of it."""
+    """The description of a step with non-finite numbers."""
 
     message: str
     values: PlainDict
@@ -34,7 +34,7 @@ class NonfiniteStep:
 
 
 def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch]) -> NonfiniteStep:
-    """Find the micro-batch, gradients and examples whose numbers were not finite.
+    """Find the micro-batch, gradients and examples with non-finite numbers.
 
     Args:
         setup: Model with the gradients of the step, the plan of its examples, and the state from
@@ -89,14 +89,14 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of this rank, or of the rows that there are."""
+    """Return the values of this rank; of a sparse tensor those of its rows."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
 def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> Path:
-    """Write what is known of the step, and the batch as the model saw it.
+    """Write the report of a step, and its batch as the model saw it.
 
     Returns:
         `nonfinite/step-...` in the run directory, with `report.json` and `batch.safetensors`.

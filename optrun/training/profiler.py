@@ -39,7 +39,7 @@ class Profiler(Callback):
         self._profile: Any = None
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Refuse what cannot be done; a resumed run that has too few steps left goes on without.
+        """Refuse more steps than the run has. A resumed run with too few steps is not profiled.
 
         Raises:
             ConfigError: The run is too short.
@@ -60,7 +60,7 @@ class Profiler(Callback):
         self.steps = 0
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:  # noqa: ARG002
-        """Begin after the steps that are skipped, end after the last that is wanted."""
+        """Start the profiler after the skipped steps, and stop it after the last wanted one."""
         self._seen += 1
         if self._seen == SKIPPED and self.steps:
             self._first = training.global_step + 1
@@ -77,7 +77,7 @@ class Profiler(Callback):
             self._write(training)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
-        """Write what there is of a run that ended in between."""
+        """Write the trace of a run that ended early."""
         if self._profile is not None and self._seen > SKIPPED:
             self._write(training)
         elif self._profile is not None:

@@ -1,4 +1,4 @@
-"""Count what training has seen and how fast, and make the metrics of a line."""
+"""Count the tokens, examples and speed of training, and make the metrics of a line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optrun.training.step import StepResult
 
 
 class Throughput:
-    """Counts what was trained on since the last metrics line, and for how long, of training alone.
+    """Counts tokens, examples and training time since the last metrics line.
 
     Args:
         clock: Seconds, monotonic.
@@ -35,7 +35,7 @@ class Throughput:
         self.samples += samples
 
     def leave_out(self, seconds: float) -> None:
-        """Leave out time that something else took: an evaluation, the copy for a checkpoint."""
+        """Leave out the time of an evaluation or of the copy for a checkpoint."""
         self.begun += seconds
 
     def rates(self) -> dict[str, float]:
@@ -59,7 +59,7 @@ class Progress(Throughput):
         self.begin()
 
     def begin(self) -> None:
-        """Begin to count time: from here on it is that of training."""
+        """Begin to count training time."""
         self.reset()
         self._training_begun = self.begun
         self._seconds_before = self.setup.state.seconds

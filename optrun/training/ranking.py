@@ -1,4 +1,4 @@
-"""Which metric says that a checkpoint is best, and which direction is better."""
+"""The metric that ranks checkpoints, and its better direction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optrun.training.state import Best, TrainState
 
 @dataclass
 class Ranking:
-    """Which metric says that a checkpoint is best."""
+    """The metric that ranks checkpoints."""
 
     metric: str
     """With prefix, such as `eval/loss`."""
@@ -34,7 +34,7 @@ class Ranking:
 
 
 def best_mode(name: str, ranking: Ranking) -> str:
-    """Tell which direction of a metric is better.
+    """Choose the better direction of a metric.
 
     That of the ranking metric counts for each evaluation set.
     """

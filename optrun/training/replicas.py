@@ -1,4 +1,4 @@
-"""Weights that several ranks hold alike, compared at each save.
+"""Compare the replicated weights of several ranks at each save.
 
 Ranks that part are found within one interval.
 """
@@ -19,7 +19,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
-    """Refuse to go on with ranks whose weights have parted; all of them take part.
+    """Refuse ranks with different weights; all of them take part.
 
     Ranks that hold the same part of the model are compared: all of them under `ddp`, those of one
     shard under HSDP.
@@ -65,7 +65,7 @@ def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
 
 
 def _place(param: DTensor) -> list[int]:
-    """Say which piece of a tensor this rank holds."""
+    """Describe the piece of a tensor on this rank."""
     coordinate = param.device_mesh.get_coordinate() or ()
     return [
         at

@@ -20,7 +20,7 @@ from optrun.training.signals import SignalHandler
 
 @dataclass(eq=False)
 class Saving:
-    """Saves what is due or asked for, and stops where a signal or the time budget says so."""
+    """Saves if due or asked for, and stops at a signal or at the end of the time budget."""
 
     setup: TrainingSetup
     """What is trained."""
@@ -43,7 +43,7 @@ class Saving:
         self._first_step = self.state.global_step
 
     def requests(self) -> Requests:
-        """Tell what this rank was asked for.
+        """Collect the requests to this rank.
 
         A process alone looks by itself at what it was asked.
         """
@@ -60,7 +60,7 @@ class Saving:
         )
 
     def save_if_due(self, *, last: bool, evaluated: bool) -> None:
-        """Save after a step if that is due, was asked for, or if it is among the best."""
+        """Save after a step if that is due or asked for, or if it is among the best."""
         if self.world.size == 1:  # several ranks agreed on it before the step
             self.training.save_requested |= self.signal_handler.take_save_request()
         is_requested = self.training.save_requested

@@ -1,4 +1,4 @@
-"""What is trained, how far, and what it is judged on."""
+"""The model, task and data of a run, with its length and its ranking."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Metrics(Protocol):
 
 
 class Task(Protocol):
-    """What training needs of a task."""
+    """The part of a task that training uses."""
 
     name: str
     train: Any
@@ -47,7 +47,7 @@ class Task(Protocol):
 
 @dataclass(kw_only=True)
 class TrainingSetup:
-    """What is trained, how far, and what it is judged on."""
+    """The model, task and data of a run, with its length and its ranking."""
 
     model: PreTrainedModel
     """The module whose weights are saved; `train_step.model` may be compiled."""

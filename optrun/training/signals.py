@@ -136,7 +136,7 @@ class SignalHandler:
 
 
 def _leave_terminal() -> None:
-    """Leave a closed terminal, which refuses every further word.
+    """Leave a closed terminal, because writing to it would fail.
 
     The run's log file has them too.
     """

@@ -1,4 +1,4 @@
-"""Where a run stands: the counters and random states that the next step depends on."""
+"""The state of a run: its counters and its random states."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Best(TypedDict):
 
 
 class Ended(TypedDict, total=False):
-    """What the end of a run has changed, as it was before."""
+    """Values from before the end of a run, for the case that it is prolonged."""
 
     best: dict[str, Best]
     last: dict[str, float]
@@ -42,7 +42,7 @@ class Ended(TypedDict, total=False):
 
 @dataclass
 class TrainState:
-    """Counters; plain values, so that a checkpoint can hold them."""
+    """The counters of a run, as plain values for a checkpoint."""
 
     global_step: Count = 0
     """Optimizer steps done."""
@@ -99,7 +99,7 @@ class TrainState:
 
     @property
     def position(self) -> int:
-        """Steps of data used since the start: which batch comes next."""
+        """Count the steps of data used since the start."""
         return self.global_step + self.data_shift + self.passed_steps
 
     @property
@@ -108,7 +108,7 @@ class TrainState:
         return self.position == 0 and not self.before_training
 
     def before_evaluation(self, *, due: bool) -> Ended:
-        """Copy what the evaluation at the end changes, for a run that is prolonged."""
+        """Copy the values that the evaluation at the end changes."""
         changed = Ended(last=self.last)
         if not due:
             changed |= Ended(
@@ -117,7 +117,7 @@ class TrainState:
         return copy.deepcopy(changed)
 
     def go_on(self) -> None:
-        """Forget what only the end of the run asked for.
+        """Forget the results that only the end of the run asked for.
 
         It is prolonged, and goes on as if it had not ended there.
         """
@@ -144,7 +144,7 @@ class TrainState:
 
 
 def empty_window() -> PlainDict:
-    """Return what a state knows of the steps since the last log line where there was none."""
+    """Return the counters since the last log line at their start values."""
     return {name: value for name, value in vars(TrainState()).items() if name.startswith("window_")}
 
 
@@ -205,7 +205,7 @@ class RandomStates:
 
     @classmethod
     def unpack(cls, states: PlainMapping, device: torch.device) -> Self:
-        """Read what was packed, tried on generators of their own; no global one is changed.
+        """Read packed states, and try them on generators of their own, not on the global ones.
 
         Raises:
             Exception: Whatever a generator raises at what is no state of it.
@@ -267,7 +267,7 @@ def _unpack(text: str) -> torch.Tensor:
 
 
 def seed_random_states(seed: int, device: torch.device) -> None:
-    """Seed all global generators that a model on this device draws from.
+    """Seed all global generators of this device.
 
     `torch.manual_seed` would do the same and more: for each kind of accelerator that is not there
     it takes down the call stack (`torch.cuda._lazy_call`), a millisecond every time.

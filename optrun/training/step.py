@@ -25,7 +25,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass
 class StepResult:
-    """What one step saw."""
+    """The numbers of one step."""
 
     loss: float
     """Mean over the step's tokens or examples."""
@@ -71,7 +71,7 @@ class Precision:
 
 
 class Scheduler(Protocol):
-    """What a step and a checkpoint need of a schedule; `optrun.scheduler` builds it."""
+    """The part of a schedule that a step and a checkpoint use; `optrun.scheduler` builds it."""
 
     metric: str | None
     """Evaluation metric that it watches, such as `eval/loss`; None: it is a function of the step.
@@ -85,13 +85,13 @@ class Scheduler(Protocol):
 
 
 def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
-    """Take the loss that the model computed from the batch's labels."""
+    """Take the model's own loss."""
     loss: torch.Tensor = outputs.loss
     return loss
 
 
 def _trainable(loss: object) -> torch.Tensor:
-    """Check that there is something to learn from a loss.
+    """Check that a loss is one number with a gradient.
 
     Raises:
         OptrunError: It is no single number, or no parameter has a part in it.
@@ -111,7 +111,7 @@ def _trainable(loss: object) -> torch.Tensor:
 
 
 def zero_loss(outputs: Any) -> torch.Tensor:
-    """Return a loss of 0 that every parameter has a part in."""
+    """Return a loss of 0 with a gradient to every parameter."""
     floating = (
         value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point()
     )
@@ -132,7 +132,7 @@ class Sums:
         self._sums: torch.Tensor | None = None
 
     def plus(self, sums: torch.Tensor) -> None:
-        """Add those of a micro-batch."""
+        """Add the sums of a micro-batch."""
         self._sums = sums if self._sums is None else self._sums + sums
 
     def take(self) -> torch.Tensor:
@@ -150,7 +150,7 @@ def over_ranks(sums: list[float], world: World) -> list[float]:
 
 @dataclass(eq=False)
 class BySource:
-    """Adds up what the examples of each source of a mixture lose."""
+    """Adds up the losses of each source of a mixture."""
 
     losses: Callable[[Any, Batch], tuple[torch.Tensor, torch.Tensor]]
     """What the model returned, and the batch, to each example's sum of losses and number of
@@ -182,7 +182,7 @@ class Guard(Protocol):
 
 @dataclass(eq=False)
 class UnreadStep:
-    """What a step has computed, before its numbers are read."""
+    """A computed step before its numbers are read."""
 
     step: GlobalStep
     position: int
@@ -237,7 +237,7 @@ class TrainStep(Precision):
     scaler: torch.amp.GradScaler = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make what scales the losses of fp16."""
+        """Create the loss scaler of fp16 and the sums of measures."""
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._measures = Sums(self.measured)
 
@@ -309,7 +309,7 @@ class TrainStep(Precision):
         return UnreadStep(step, position, numbers, values, HostCopy([values, *sums]))
 
     def update(self, unread: UnreadStep) -> None:
-        """Start the update, which leaves everything as it was if the numbers are not finite.
+        """Start the update. It changes nothing if the numbers are not finite.
 
         The schedule stays where it is: `read` tells whether the step counts.
         """
@@ -319,13 +319,13 @@ class TrainStep(Precision):
         self.guard.step(unread.values)
 
     def take_back(self) -> None:
-        """Forget the update that left everything as it was."""
+        """Take back the counters of an update that changed nothing else."""
         assert self.guard is not None
         self.guard.take_back()
         self.updating = False
 
     def read(self, unread: UnreadStep) -> StepResult:
-        """Wait for the numbers of a step, and put those of all ranks together."""
+        """Wait for the numbers of a step, and gather them from all ranks."""
         if unread.step.total_weight == 0:
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
         (*shares, grad_norm), *sums = unread.host.lists()
@@ -350,7 +350,7 @@ class TrainStep(Precision):
         return None
 
     def _drop_sums(self) -> None:
-        """Forget the sums of a step that was broken off."""
+        """Forget the sums of an interrupted step."""
         if self.by_source is not None:
             self.by_source.sums.take()
         if self.measure is not None:

@@ -31,7 +31,7 @@ _MLFLOW_STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of the run."""
+    """The facts of a run for a tracker."""
 
     run_dir: Path
     name: str | None
@@ -52,7 +52,7 @@ class TrackedRun:
         return folder
 
     def identity(self, tracker: str) -> str | None:
-        """Return the identity that a tracker knows this run under, from an earlier start.
+        """Return the tracker's identity of this run, from an earlier start.
 
         None: none yet.
         """
@@ -148,7 +148,7 @@ class WandbTracker:
 
 
 class TrackioTracker:
-    """trackio, which knows a run by its name; a resumed run goes on under it."""
+    """trackio. It knows a run by its name, and a resumed run keeps that name."""
 
     def __init__(self, run: TrackedRun, project: str, mode: str | None) -> None:
         if mode is not None:
@@ -239,7 +239,7 @@ class Tolerant:
 
 
 def require_tracker(config: TrackingConfig) -> None:
-    """Refuse a tracker whose package is missing, before anything is loaded.
+    """Refuse a tracker with a missing package, before anything is loaded.
 
     Raises:
         ConfigError: With the command that installs it.

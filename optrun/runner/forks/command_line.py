@@ -46,7 +46,7 @@ class _TrunkConfig:
 
 
 class Forks:
-    """Completes the command lines of forks; those of other runs stay as they are.
+    """Completes the command lines of forks, and leaves others as they are.
 
     Args:
         hydra: Composes.
@@ -121,7 +121,7 @@ class Forks:
         return list(tokens) if value is None else self._trunk(value).under(tokens)
 
     def require_place(self, values: PlainMapping) -> None:
-        """Refuse a branch that changes the model or the place in the data.
+        """Refuse a branch with another model or another place in the data.
 
         Only the configuration is compared.
 
@@ -160,7 +160,7 @@ class Forks:
 
 
 def find_trunk(value: str) -> Trunk:
-    """Find the checkpoint that `branch_from` means: itself, or the newest whole one of a run.
+    """Find the checkpoint of `branch_from`: a checkpoint, or the newest whole one of a run.
 
     Args:
         value: RUN_DIR, CHECKPOINT, or `FOLDER@DIGEST` as a branch records it.

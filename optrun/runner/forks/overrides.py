@@ -97,7 +97,7 @@ _GONE = object()
 def _differing(
     base: PlainMapping, target: PlainMapping, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys whose values differ, with those that are wanted."""
+    """Yield the dotted keys with different values."""
     for name in dict.fromkeys([*base, *target]):
         key = f"{prefix}{name}"
         if key in OWN or (name == KIND and prefix):
@@ -116,7 +116,7 @@ def _differing(
 
 
 def _is_open(composed: DictConfig, key: str) -> bool:
-    """Tell whether a key holds a mapping that any key may be put into."""
+    """Tell whether a key holds a mapping with free keys."""
     node = node_at(composed, key)
     return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
 
@@ -127,7 +127,7 @@ def _interpolated(composed: DictConfig, key: str) -> bool:
 
 
 def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> list[str]:
-    """Put the overrides of a trunk under those that were typed.
+    """Put the overrides of a trunk before the typed ones.
 
     Args:
         trunk: Its configuration, by `as_overrides`.

@@ -65,16 +65,16 @@ class StartedFork:
     """Keys whose values are others than the trunk's, with both."""
 
     def summary(self) -> dict[str, object]:
-        """Return what `summary.json` says of it."""
+        """Return the facts of the fork for `summary.json`."""
         return {**asdict(self), "changes": {key: list(pair) for key, pair in self.changes.items()}}
 
     def metadata(self) -> dict[str, object]:
-        """Return what every checkpoint of the branch says of it."""
+        """Return the facts of the fork for its checkpoints."""
         fields_shown = ("folder", "digest", "run_id", "step", "schedule_from", "trunk_config")
         return {key: getattr(self, key) for key in fields_shown}
 
     def notes(self) -> list[str]:
-        """List what the user is told before the first step."""
+        """List the notes for the user before the first step."""
         trunk_facts = (
             f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the"
             " data"

@@ -1,4 +1,4 @@
-"""Picks the checkpoint to resume from; what was passed over is told and put out of the way."""
+"""Pick the checkpoint to resume from, and move skipped ones out of the way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ResumePoint:
-    """What `resume=` asked for."""
+    """The run and checkpoint of `resume=`."""
 
     checkpoint: Path | None
     """A checkpoint asked for by name; None: the newest that is whole."""
@@ -48,7 +48,7 @@ class ResumePoint:
 
 @dataclass
 class OpenedCheckpoint:
-    """The checkpoint to go on from, and those that were passed over."""
+    """The checkpoint to go on from, and the skipped ones."""
 
     snapshot: Snapshot | None = None
     """None: the run begins at step 0."""
@@ -69,7 +69,7 @@ class OpenedCheckpoint:
         return None if self.snapshot is None else self.snapshot.metadata
 
     def set_aside_skipped(self) -> list[str]:
-        """Put out of the way what was passed over; called when the run is certain to go on.
+        """Move skipped checkpoints out of the way, once the run is certain to go on.
 
         Returns:
             Notes for the user.
@@ -263,7 +263,7 @@ def _load(folder: Path, config: RunConfig) -> Snapshot:
 
 
 def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
-    """Refuse to begin again where checkpoints were made once and are gone: it would hide that.
+    """Refuse to begin again if the checkpoints of earlier starts are gone.
 
     Args:
         run: Has no checkpoint.

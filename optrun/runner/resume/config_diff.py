@@ -60,7 +60,7 @@ MEANINGS = {
 
 
 def meaning(key: str) -> str:
-    """Say what a changed key changes: a key of `MEANINGS`.
+    """Find the meaning of a changed key in `MEANINGS`.
 
     Example:
         >>> meaning("training.logging_steps"), meaning("lr"), meaning("data.train")
@@ -98,12 +98,12 @@ def is_harmless(key: str) -> bool:
 
 
 def may_change_data(changes: Changes) -> bool:
-    """Tell whether a key that says which examples there are was changed."""
+    """Tell whether a changed key selects other examples."""
     return any(key.startswith(("data.", "task.")) for key in changes)
 
 
 def moves_layers(changes: Changes) -> bool:
-    """Tell whether a key that says which layer a parameter lies in was changed."""
+    """Tell whether a changed key moves parameters between layers."""
     return any(
         key.startswith(("param_groups.", "model.", "adapter.", "task.name")) for key in changes
     )
@@ -163,7 +163,7 @@ def table(
     derived: Mapping[str, str] = MappingProxyType({}),
     examples: tuple[int, int] | None = None,
 ) -> str:
-    """Tabulate every changed key with its old and new value, and what that means.
+    """Tabulate every changed key with both values and the consequence.
 
     Empty for no change.
 

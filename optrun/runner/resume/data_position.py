@@ -47,7 +47,7 @@ def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> P
 
 
 def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str | None:
-    """Return the commit at which a hub stream is read.
+    """Return the commit of a hub stream.
 
     The checkpoint's as long as the same data are named.
 
@@ -102,7 +102,7 @@ def class_names(model_config: PlainMapping) -> list[str]:
 
 
 def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes) -> None:
-    """Refuse data that changed while no key of the configuration did.
+    """Refuse changed data without a changed key.
 
     Args:
         saved: Of the checkpoint.
@@ -156,7 +156,7 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
 
 
 def _changed_parts(before: Plan, now: Plan) -> str:
-    """Name the files of a stream, or the sources of a mixture, that are others.
+    """Name the changed files of a stream, or sources of a mixture.
 
     Empty where there are none.
 
@@ -182,7 +182,7 @@ def _changed_parts(before: Plan, now: Plan) -> str:
 
 
 def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None:
-    """Refuse weights that were trained with another tokenizer's ids.
+    """Refuse weights trained with the ids of another tokenizer.
 
     Args:
         saved: Of the checkpoint.
@@ -201,7 +201,7 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None
 
 
 def not_held_back(saved: CheckpointMetadata, evaluation: ExampleSource) -> str | None:
-    """Warn where rows cut off for evaluation are not those of the run; else None.
+    """Warn of evaluation rows other than the run's; else None.
 
     Args:
         saved: Of the checkpoint.
@@ -221,7 +221,7 @@ def _some(classes: Sequence[str]) -> str:
 
 
 def of_steps(plan: Plan) -> PlainDict:
-    """Return what decides which examples each step sees.
+    """Return the part of a plan that decides the examples of each step.
 
     How a step is divided into micro-batches does not.
     """
@@ -232,7 +232,7 @@ def of_steps(plan: Plan) -> PlainDict:
 
 
 def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
-    """Set `state.data_shift` so that a changed plan goes on where the old one stopped.
+    """Set `state.data_shift` to continue a changed plan at the old place.
 
     With another batch size or accumulation the order of the epoch stays as it is, and the first new
     step begins at or

@@ -129,7 +129,7 @@ def _settled(request: Request, micro: int, accumulation: int, count: int) -> Set
 
 
 def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int) -> str:
-    """Say which numbers of ranks could share the step of a checkpoint.
+    """List the numbers of ranks that could share the step of a checkpoint.
 
     Args:
         training: With the examples of that step, and the micro-batch if somebody gave one.
@@ -182,5 +182,5 @@ def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None
 
 
 def asked_for(changes: Changes, derived: Collection[str]) -> Changes:
-    """Return the changes that somebody made, without what follows from the ranks."""
+    """Return the changes made by somebody, without those derived from the ranks."""
     return {key: pair for key, pair in changes.items() if key not in derived}

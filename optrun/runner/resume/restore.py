@@ -131,7 +131,7 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
 
 
 def refuse_mutated_optimizer(snapshot: Snapshot, train_step: TrainStep) -> None:
-    """Refuse optimizer state that is in memory not what it is in the file.
+    """Refuse optimizer state that loading has changed.
 
     Raises:
         CheckpointError: Naming the first tensor that differs.
@@ -168,7 +168,7 @@ def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunErro
 
 
 def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
-    """Let the schedule go on at its step, with what it saw of its metric where it is the same one.
+    """Continue the schedule at its step; a history of another metric is dropped.
 
     Returns:
         Notes for the user.
@@ -201,7 +201,7 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
 
 
 def _of_this_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Schedule]:
-    """Drop from a schedule's state what it saw of another metric or direction.
+    """Drop a schedule's history of another metric or direction.
 
     Args:
         saved: Of the checkpoint.
@@ -224,7 +224,7 @@ def _of_this_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Schedu
 
 
 def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, object]:
-    """Return versions, hardware and kernel that bit-exactness depends on."""
+    """Return the versions, hardware and kernel of bit-exactness."""
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING},

@@ -1,4 +1,4 @@
-"""The configuration that a run goes on with.
+"""The configuration of a resumed run.
 
 `config.yaml` where the run wrote it, else that of a checkpoint.
 """
@@ -27,7 +27,7 @@ from optrun.config.saved import differences, read_config, refuse_interpolations
 
 
 def as_text(values: Mapping[str, object]) -> str:
-    """Write a resolved configuration as YAML: the text that `OmegaConf.to_yaml` makes of it."""
+    """Write a resolved configuration as YAML, as `OmegaConf.to_yaml` does."""
     return str(
         yaml.dump(dict(values), allow_unicode=True, sort_keys=False, Dumper=get_omega_conf_dumper())
     )
@@ -41,7 +41,7 @@ def digest_of(text: str) -> str:
 def configuration_of(
     run: RunDir, decided_keys: Sequence[str] = ()
 ) -> tuple[dict[str, object], str | None]:
-    """Read the configuration that a run was started with, and what was changed when it went on.
+    """Read the configuration of a run, with the changes of its later starts.
 
     A change that is made with `resume=` is in the file before it is in a checkpoint; then the
     summary knows the file.
@@ -118,7 +118,7 @@ def _taken(why: str, folder: Path) -> str:
 
 
 def _was_written(run: RunDir) -> bool | None:
-    """Tell whether the file is, byte for byte, what a start of the run wrote.
+    """Tell whether a start of the run wrote exactly this file.
 
     None: that was not recorded.
     """

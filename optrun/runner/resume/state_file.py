@@ -119,7 +119,7 @@ _EXPECTED: dict[object, str] = {
 
 
 def read_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
-    """Load a checkpoint whose checksums are right, and that a run wrote.
+    """Load a checkpoint of a run, and verify its checksums.
 
     Args:
         folder: The checkpoint.
@@ -134,7 +134,7 @@ def read_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
 
 
 def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
-    """Look through what a checkpoint says besides its tensors.
+    """Check everything in a checkpoint beside its tensors.
 
     Args:
         folder: The checkpoint, for the message.
@@ -178,7 +178,7 @@ def _faults(state: PlainDict) -> Iterator[str]:
 
 
 def _wrong_tensors(states: PlainDict) -> Iterator[str]:
-    """Yield what is wrong with the tensors of the optimizer's state."""
+    """Yield the faults of the optimizer's tensors."""
     for name, entries in states.items():
         for key, entry in entries.items():
             if not isinstance(entry, dict) or "tensor" not in entry:
@@ -189,7 +189,7 @@ def _wrong_tensors(states: PlainDict) -> Iterator[str]:
 
 
 def _wrong_classes(classes: object) -> Iterator[str]:
-    """Yield what is wrong with the names of the classes by number."""
+    """Yield the faults of the class names."""
     fault = _wrong("model_config.id2label", classes, dict[str, object])
     if fault or not isinstance(classes, dict):
         yield fault or ""
@@ -223,7 +223,7 @@ def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
 
 
 def _wrong(key: str, value: object, kind: Any) -> str | None:
-    """Describe what is wrong with a value.
+    """Describe the fault of a value; None: there is none.
 
     None: it is of the type, one that JSON has or a class of keys.
     """

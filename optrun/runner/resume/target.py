@@ -1,4 +1,4 @@
-"""Finds the run directory and the checkpoint that `resume=...` names."""
+"""Find the run directory and the checkpoint of `resume=...`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.05
 
 @dataclass
 class Target:
-    """What `resume` names."""
+    """The run and checkpoint of `resume`."""
 
     run: RunDir
     checkpoint: Path | None
@@ -35,7 +35,7 @@ class Target:
 
 
 def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | None:
-    """Find the run that `resume` means.
+    """Find the run of `resume`.
 
     Args:
         value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
@@ -135,7 +135,7 @@ def locate(value: str, key: str = "") -> Target:
 
 
 def checkpoint_of(path: str, key: str = "") -> tuple[RunDir, Path]:
-    """Find the checkpoint that a path means: itself, or the newest whole one of a run.
+    """Find the checkpoint of a path: a checkpoint, or the newest whole one of a run.
 
     Name those passed over.
 
