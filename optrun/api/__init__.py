@@ -1,4 +1,4 @@
-"""optrun from Python: what `run`, `sweep`, `compose`, `load_run` and `transfer` of `optrun` are."""
+"""optrun from Python: `run`, `sweep`, `compose`, `load_run` and `transfer`."""
 
 from optrun.api.saved_run import Result, Run, load_run
 from optrun.api.start import SweepResult, compose, run, sweep, transfer

@@ -19,7 +19,7 @@ Location = str | PathLike[str]
 def command_line_of(
     overrides: Sequence[str], config_name: str | None = None, config_dir: Location | None = None
 ) -> CommandLine:
-    """Build the command line that says the same as the arguments of a call.
+    """Build the command line for the arguments of a call.
 
     Raises:
         TypeError: The overrides are no list of texts.
@@ -44,7 +44,7 @@ def command_line_of(
 
 
 def load_plugins(plugins: Sequence[Location]) -> None:
-    """Load the files or modules that register choices; they stay registered in this process.
+    """Load plugins; they stay registered in this process.
 
     Raises:
         TypeError: A single one, where a list is expected.
@@ -61,7 +61,7 @@ def load_plugins(plugins: Sequence[Location]) -> None:
 
 
 def caller(*, quiet: bool) -> Caller:
-    """Describe the caller to the commands: a program that goes on afterwards."""
+    """Describe the calling program to the commands."""
     from rich.console import Console
 
     from optrun.launch.single_run import Caller

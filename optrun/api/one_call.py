@@ -1,4 +1,4 @@
-"""One call at a time in a process that also does other things."""
+"""One call at a time in a process with other work."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _environment() -> Iterator[None]:
 
 @contextmanager
 def _hydra() -> Iterator[None]:
-    """Restore the Hydra of a host that is a Hydra application itself."""
+    """Restore the Hydra of a host application."""
     application, config = GlobalHydra.instance(), HydraConfig.instance()
     hydra, values = application.hydra, config.cfg
     try:

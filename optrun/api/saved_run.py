@@ -1,4 +1,4 @@
-"""A run directory from Python: what is in it, and what can be done with it."""
+"""A run directory from Python: its content and its actions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Run:
 
     @property
     def summary(self) -> PlainDict:
-        """`summary.json`; empty where the run was not begun."""
+        """`summary.json`; empty before the first step."""
         try:
             return read_summary(RunDir(self.path).summary)
         except FileNotFoundError:
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Folders of the checkpoints that are there, oldest first."""
+        """Folders of the existing checkpoints, oldest first."""
         return checkpoint_folders(RunDir(self.path))[::-1]
 
     @property
@@ -111,7 +111,7 @@ class Run:
                 return _from_pretrained(Path(temporary))
 
     def resume(self, overrides: Sequence[str] = (), *, quiet: bool = False) -> Result:
-        """Continue the run where it stopped, in its directory, as `optrun resume=RUN_DIR`.
+        """Continue the run in its directory, as `optrun resume=RUN_DIR`.
 
         Args:
             overrides: What changes, such as `training.max_steps=2000`.
@@ -182,7 +182,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended well; one that did not raises."""
+    """The result of a finished run."""
 
     run_dir: Path
     """Absolute."""
@@ -191,7 +191,7 @@ class Result:
 
     @property
     def exit_reason(self) -> str:
-        """Why it ended: `finished` where every step was done, else what ended it before."""
+        """The reason for its end: `finished`, or the reason for an earlier stop."""
         return str(self.summary.get("message") or self.summary["status"])
 
     @property
@@ -201,7 +201,7 @@ class Result:
 
     @property
     def run(self) -> Run:
-        """The run directory, with its metrics, checkpoints and what can be done with it."""
+        """The run directory, with its metrics, checkpoints and actions."""
         return load_run(self.run_dir)
 
     @cached_property
@@ -230,7 +230,7 @@ def load_run(path: Location, *, plugins: Sequence[Location] = ()) -> Run:
 
 
 def result_of(outcome: Outcome) -> Result:
-    """Return the result of a run that ended well."""
+    """Return the result of a finished run."""
     return Result(outcome.run.path.resolve(), outcome.summary)
 
 

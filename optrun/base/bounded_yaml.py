@@ -1,4 +1,4 @@
-"""YAML that somebody else may have written: only what it says, never what it points to."""
+"""YAML from untrusted files, read within bounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _VALUES = 50_000
 
 
 class UnboundedYamlError(ValueError):
-    """A text that would become a giant, however short it is."""
+    """A YAML text with too many values or too deep a nesting."""
 
 
 def yaml_text(path: Path, *, follow: bool = False) -> str:
@@ -43,7 +43,7 @@ def yaml_text(path: Path, *, follow: bool = False) -> str:
 
 
 def yaml_mapping(path: Path) -> dict[Any, Any]:
-    """Read what a YAML file says.
+    """Read the mapping of a YAML file.
 
     Raises:
         OSError: It cannot be read.
@@ -61,7 +61,7 @@ def yaml_mapping(path: Path) -> dict[Any, Any]:
 
 
 def _refuse_unbounded(text: str) -> None:
-    """Refuse a text that is nested deeply, or has many values once its aliases are written out.
+    """Refuse deep nesting, and too many values after expanding aliases.
 
     PyYAML's C loader dies of depth without an error. What is no YAML is left to who reads it.
     """
@@ -98,7 +98,7 @@ def _refuse_beyond_bounds(depth: int, values: int) -> None:
 
 
 def interpolations(values: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield dotted keys and texts of values that would be resolved, `${...}`.
+    """Yield the dotted keys and texts of interpolations, `${...}`.
 
     Example:
         >>> list(interpolations({"data": {"train": ["a.txt", "${oc.env:HOME}"]}}))

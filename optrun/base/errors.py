@@ -1,4 +1,4 @@
-"""What optrun says when it refuses: one message, one exit code.
+"""Errors of optrun: one message and one exit code each.
 
 The command line turns every `OptrunError` into its message on stderr and its `exit_code`;
 everything else is a defect and keeps its traceback.
@@ -24,7 +24,7 @@ EXIT_STOPPED_EARLY = 75
 
 
 class OptrunError(Exception):
-    """A run that cannot go on for a reason the user can act on."""
+    """An expected error, with advice for the user."""
 
     exit_code = EXIT_FAILED
 
@@ -48,11 +48,11 @@ class CheckpointError(OptrunError):
 
 
 class OtherFormatError(CheckpointError):
-    """A file of a format that this version does not know: neither read nor touched."""
+    """A file of an unknown format: neither read nor touched."""
 
 
 class UnreadableFileError(CheckpointError, ValueError):
-    """A file that is no regular one, too large, too deep, or none of its kind."""
+    """A file of the wrong kind, too large, too deep or invalid."""
 
 
 class ForeignCheckpointError(CheckpointError):
@@ -148,7 +148,7 @@ def refuse_url(key: str, value: object) -> None:
 
 
 def show_cursor() -> None:
-    """Show the cursor that a live display hid, before a process ends at once.
+    """Show the cursor again, before a process with a live display ends.
 
     Other outputs get nothing.
     """
@@ -253,7 +253,7 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Name a signal; those of real time have no names of their own.
+    """Name a signal, or give its number.
 
     Example:
         >>> signal_name(9), signal_name(40)

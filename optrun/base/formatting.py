@@ -74,7 +74,7 @@ def count(value: float) -> str:
 
 
 def size(value: float | None) -> str:
-    """Format a number of bytes; None is a size that is not known.
+    """Format a number of bytes; None: unknown.
 
     Example:
         >>> size(512), size(1536), size(147712), size(995518464), size(3 * 2**30), size(None)

@@ -1,4 +1,4 @@
-"""Names of the dictionaries that torch's optimizers are given, keep and save."""
+"""Type names for the dictionaries of torch's optimizers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dictionaries that JSON and YAML hold."""
+"""Types of JSON and YAML mappings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door to files that another program or a person may have written.
+"""The one door to files from other programs and people.
 
 What comes through it is a regular file, no larger than files of its kind are. What is refused is
 told in one sentence: the file, what was found, what was expected, what to do.
@@ -36,7 +36,7 @@ _KINDS = {
 
 
 def kind_of(path: Path, *, follow: bool = False) -> str | None:
-    """Say what a path is if it is no regular file; None: it is one.
+    """Name the kind of a path; None: it is a regular file.
 
     Raises:
         OSError: There is nothing, or it may not be looked at.

@@ -1,4 +1,4 @@
-"""Who says how large a micro-batch is: a person, or the global batch and the number of ranks."""
+"""The size of a micro-batch: from a person, or from the global batch and the ranks."""
 
 from __future__ import annotations
 

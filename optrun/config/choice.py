@@ -30,7 +30,7 @@ def choice(
     config_or_name: ConfigT | str,
     options: Mapping[str, object],
 ) -> ConfigT:
-    """Return the configuration that a builder was asked for.
+    """Build the configuration for a builder, from a choice and its options.
 
     Args:
         group: Configuration group, for messages and as the folder below `conf/`.
@@ -83,7 +83,7 @@ def choice(
 
 
 def _of_its_type(key: str, schema: type[object], name: str, value: object) -> object:
-    """Check that a field can hold a value: for the command line Hydra does this."""
+    """Check the type of a value, as Hydra does for the command line."""
     if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
         return value
     fields = OmegaConf.structured(schema)
@@ -102,7 +102,7 @@ def _of_its_type(key: str, schema: type[object], name: str, value: object) -> ob
 
 
 def _enum_member(key: str, hint: object, value: object) -> object:
-    """Look up the member of an Enum where its name was given, as Hydra does it."""
+    """Look up the member of an Enum by its name, as Hydra does."""
     kinds = [
         kind
         for kind in (hint, *get_args(hint))

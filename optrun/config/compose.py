@@ -39,7 +39,7 @@ def compose_line(hydra: Hydra, command_line: CommandLine) -> tuple[list[str], Di
 
 
 def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str]) -> Request:
-    """Type, check and resolve what has been composed.
+    """Type, check and resolve a composed configuration.
 
     Args:
         command_line: Where it came from.

@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf raise while they compose, as one message.
+"""Errors of Hydra and OmegaConf during composition, as one message.
 
 It names file, line, key and value.
 """
@@ -38,7 +38,7 @@ _SAID_OF_INTERPOLATIONS = (
 
 
 def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError:
-    """Make the refusal that stands for an error of a composition.
+    """Turn an error of a composition into a ConfigError.
 
     Args:
         hydra: Knows the choices.
@@ -64,13 +64,13 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
 
 
 def _last_file() -> str:
-    """Name the user's file that was read last, for the start of a message."""
+    """Name the last file read from the user, for the start of a message."""
     files = list(users_files().values())
     return f"{shown(files[-1])}: " if files else ""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of the ConfigError that caused an error.
+    """Return the message of the ConfigError behind an error.
 
     Without one, the first line of the error's own message.
     """
@@ -84,7 +84,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
-    """Refuse a recipe, or an entry of a defaults list, that leads nowhere."""
+    """Refuse a missing recipe, or a missing entry of a defaults list."""
     group, _, name = missing.rpartition("/")
     options = hydra.config_loader.get_group_options(group)
     near = did_you_mean(name, [option for option in options if option != name])
@@ -100,7 +100,7 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
 
 
 def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
-    """Refuse a file whose keys or values do not fit those there are."""
+    """Refuse a file with an unknown key or a value of the wrong type."""
     path = READ[config_path]
     key = str(cause.full_key or "")
     if not key:
@@ -115,7 +115,7 @@ def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
 
 
 def _value_of_other_kind(config_path: str, root: DictConfig) -> tuple[str, str]:
-    """Find the first value of a file that is no mapping, or no list, where one is expected.
+    """Find the first value of a file with a scalar in place of a mapping or list.
 
     Returns:
         The key, empty if there is none, and the message.
@@ -147,7 +147,7 @@ def _unknown(config_path: str, key: str, cause: OmegaConfBaseException) -> str:
 
 
 def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:
-    """Make the refusal of a `${...}` that comes to nothing, or to a value of another type.
+    """Refuse an interpolation without a value, or with one of the wrong type.
 
     Args:
         cfg: What it stands in; None: it is not known.

@@ -1,4 +1,4 @@
-"""`${default_warmup:RATIO}` in a schedule's YAML: the warm-up of a run that asks for none.
+"""`${default_warmup:RATIO}` in a schedule's YAML: the default warm-up of a run.
 
 A run gets it as it gets its optimizer's `default_lr`. A scheduler that `build_scheduler` makes in
 Python does not: its name and its keys are all that describes it.
@@ -35,7 +35,7 @@ def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float 
 
 
 def outside_a_run(value: object) -> object:
-    """Read a value as it stands in a YAML of ours where there is no run.
+    """Resolve `${default_warmup:...}` outside of a run, to None.
 
     Example:
         >>> outside_a_run("${default_warmup:0.05}"), outside_a_run(0.1), outside_a_run("${lr}")

@@ -1,4 +1,4 @@
-"""Presets by the name of a package: which options give the numbers of its optimizer of that name.
+"""Presets by the name of a package: options to compute the numbers of its optimizer.
 
 A preset says only where a package differs from optrun's own defaults. In a YAML an option that some
 package has otherwise is written `${dialect:DEFAULT}`, so that whatever a file, a recipe or the
@@ -80,7 +80,7 @@ DIALECTS: Mapping[str, Mapping[str, Preset]] = {"lamb": LAMB, "adamax": ADAMAX, 
 
 
 def expect_dialect(choice: str, dialect: str | None) -> None:
-    """Refuse a dialect that an optimizer does not have.
+    """Refuse a dialect unknown to an optimizer.
 
     Raises:
         ConfigError: With the optimizers that have it, or the nearest name.
@@ -102,7 +102,7 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
 
 
 def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[str, object]:
-    """Collect the keywords that make an optimizer compute what a package computes.
+    """Collect the keywords to reproduce the optimizer of a package.
 
     Args:
         choice: `lamb`, `adamax` or `adamw`.
@@ -131,7 +131,7 @@ def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[s
 
 
 def own_default(value: object) -> object:
-    """Read a value as it stands in a YAML of ours where no dialect is chosen.
+    """Resolve `${dialect:DEFAULT}` without a dialect, to its default.
 
     Example:
         >>> own_default("${dialect:1.0e-6}"), own_default("${dialect:null}"), own_default("${lr}")

@@ -1,4 +1,4 @@
-"""Names of other trainers: what each is called here, or why it is not offered.
+"""Names of other trainers, each with its name here or the reason for its absence.
 
 The table is `foreign_names.yaml`; it is read when something is refused.
 """
@@ -21,12 +21,12 @@ _OFF = ("null", "none", "false", "no", "0", "0.0")
 
 @functools.cache
 def table() -> dict[str, Any]:
-    """Read the table of names and answers; that of `choices` has one for each group."""
+    """Read the table of names and answers."""
     return yaml_mapping(Path(__file__).with_suffix(".yaml"))
 
 
 def counterpart(key: str) -> str | None:
-    """Return what a key of another program is called here; None if the table lacks it.
+    """Translate a key of another program; None if the table lacks it.
 
     Args:
         key: As it was typed, without dashes; also below a group, as in `trainer.max_epochs`.
@@ -47,7 +47,7 @@ def counterpart(key: str) -> str | None:
 
 
 def optimizer_option(name: str) -> str | None:
-    """Return what an option of other optimizers is called here; None if the table lacks it."""
+    """Translate an option of other optimizers; None if the table lacks it."""
     options: dict[str, str] = table()["optimizer_options"]
     return options.get(name)
 
@@ -73,7 +73,7 @@ def explained(answer: str, *, as_option: bool = False) -> str:
 
 
 def other_choice(group: str, name: str) -> str | None:
-    """Return the words that make what a choice of another program, a file or a hub name means.
+    """Translate a choice of another program, a file or a hub name into overrides.
 
     None if nobody knows.
 

@@ -1,4 +1,4 @@
-"""Configuration groups: each choice by its name, with the dataclass that holds its values."""
+"""Configuration groups: each choice by its name, with the dataclass of its values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper
 
 
 def keys_of(group: str) -> set[str]:
-    """Collect the dotted keys that a group has under any of its choices."""
+    """Collect the dotted keys of all choices of a group."""
     return {
         f"{group}.{field.name}"
         for schema in GROUPS[group].values()
@@ -61,7 +61,7 @@ def keys_of(group: str) -> set[str]:
 
 
 def choices_with(group: str, key: str) -> list[str]:
-    """List the choices of a group that have a key."""
+    """List the choices of a group with a given key."""
     return sorted(
         choice
         for choice, schema in GROUPS[group].items()
@@ -96,7 +96,7 @@ def default_values(group: str, choice: str) -> PlainDict:
 
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
-    """Make the refusal of a choice that a group does not have.
+    """Build the error for an unknown choice of a group.
 
     It gives the nearest names, and all of them.
     """

@@ -1,4 +1,4 @@
-"""What optrun takes from `hydra._internal`.
+"""Imports from `hydra._internal`.
 
 Hydra's public API neither composes twice nor takes a loader of one's own.
 

@@ -1,4 +1,4 @@
-"""Names of configuration keys: which there are, and what one that does not exist may have meant."""
+"""Names of configuration keys, and suggestions for unknown ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOP_LEVEL = tuple(field.name for field in fields(RunConfig) if field.name not i
 
 
 def as_key(option: str, verb_keys: Iterable[str] = ()) -> str:
-    """Say how an option of other programs is written here; empty for one that means nothing here.
+    """Say how to write an option of another program here; empty if unknown.
 
     Args:
         option: Such as `--learning-rate`.
@@ -49,7 +49,7 @@ def as_key(option: str, verb_keys: Iterable[str] = ()) -> str:
 
 
 def keys_called(name: str) -> list[str]:
-    """List the dotted keys of any choice that are this name, or end with it.
+    """List the dotted keys of any choice with this name at their end.
 
     Example:
         >>> keys_called("max_steps"), keys_called("training.max_steps"), keys_called("nothing")
@@ -81,7 +81,7 @@ def all_keys(base: DictConfig) -> list[str]:
 
 
 def missing_keys(base: DictConfig) -> list[str]:
-    """List every dotted key that has no value, sorted; interpolations are left alone."""
+    """List every dotted key without a value, sorted; interpolations count as values."""
     return sorted(key for key, node in _nodes(base) if node._is_missing())
 
 
@@ -94,7 +94,7 @@ def _nodes(base: DictConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def node_at(root: DictConfig, key: str) -> Any:
-    """Return what stands at a dotted key, interpolations as they are written.
+    """Return the node at a dotted key, with interpolations unresolved.
 
     None if nothing does.
     """
@@ -108,7 +108,7 @@ def node_at(root: DictConfig, key: str) -> Any:
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
-    """Make the refusal of a key that does not exist, with what may have been meant."""
+    """Build the error for an unknown key, with suggestions."""
     keys = all_keys(base)
     if key.startswith("hydra."):
         return unknown_hydra_key(keys, key)
@@ -129,7 +129,7 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
 
 
 def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> ConfigError:
-    """Refuse a key that no table knows, with the nearest ones.
+    """Build the error for a key without a known translation.
 
     Args:
         base: The configuration.
@@ -148,7 +148,7 @@ def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> C
 def _not_among(
     base: DictConfig, keys: list[str], head: str, leaf: str, others: list[str]
 ) -> ConfigError:
-    """Refuse a key that its group does not have, or has under other choices."""
+    """Build the error for a key unknown to the chosen choice of its group."""
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     siblings = [name for name in siblings if "." not in name]
     elsewhere = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)
@@ -163,7 +163,7 @@ def _not_among(
 
 
 def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
-    """Make the refusal of a key below `hydra.` that does not exist.
+    """Build the error for an unknown key below `hydra.`.
 
     Args:
         keys: Every dotted key there is.
@@ -183,7 +183,7 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
 
 
 def unknown_hydra_group(groups: Iterable[str], key: str) -> ConfigError:
-    """Make the refusal of a choice below `hydra/` of which there are no names.
+    """Build the error for an unknown group below `hydra/`.
 
     Args:
         groups: Names of the groups there.

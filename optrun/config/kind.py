@@ -1,4 +1,4 @@
-"""Which choice a configuration is.
+"""The choice of a group behind a configuration.
 
 Told by its dataclass, and saved beside its values where the name does not say it.
 
@@ -23,7 +23,7 @@ Schemas = Mapping[str, type[Any]]
 
 
 def kind_of(group: str, schemas: Schemas, config: Any) -> str:
-    """Name the choice that a configuration is, by its class.
+    """Name the choice of a configuration by its class.
 
     Args:
         group: For messages.
@@ -71,7 +71,7 @@ def with_kind(
 
 
 def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> str:
-    """Name the choice that saved values are of: their kind, or else their name.
+    """Name the choice of saved values: their kind, or else their name.
 
     Raises:
         ConfigError: There is no such choice.

@@ -41,7 +41,7 @@ def parse_token(token: str) -> Override:
 
 
 def _with_literal_text(token: str) -> str:
-    """Quote what Hydra's grammar would read as a number or a truth value, where a text is meant.
+    """Quote the value of a text key if Hydra would read a number or boolean.
 
     Of several values of a sweep, and of a list, each is looked at by itself.
 
@@ -81,7 +81,7 @@ def reads_otherwise(piece: str) -> bool:
 
 
 def takes_text(key: str) -> bool:
-    """Tell whether every choice that has a key takes a text there, a list of them, or a path."""
+    """Tell whether a key takes a text, a list of texts or a path in every choice."""
     if key in _TEXTS_OF_HYDRA or _holds_path(key):
         return True
     group, _, name = key.rpartition(".")
@@ -123,7 +123,7 @@ def _parsed(token: str) -> Override:
 
 
 def _with_literal_path(token: str) -> str:
-    """Quote a path that Hydra's grammar would read as something else, or not at all.
+    """Quote a path if Hydra would misread it or reject it.
 
     A value that names a file or folder means it. Any other may be a list, a glob or several values
     of a sweep; what Hydra cannot read is a path as well, which the key's reader then misses by

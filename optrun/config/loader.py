@@ -30,7 +30,7 @@ what is recorded."""
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's loader, with errors that name the file, and without schemas among the choices.
+    """Hydra's loader, with file names in its errors and without schemas among the choices.
 
     A command line is composed several times: to check its keys, to look at `hydra.run.dir`, and as
     Hydra's job. Only choices of groups decide which files are read, so these are read once.

@@ -1,4 +1,4 @@
-"""Parameter names in messages: what a pattern that matched nothing may have meant."""
+"""Suggestions for patterns without a matching parameter name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Relative paths of a run start at the folder in which the run was started."""
+"""Relative paths of a run, read from its starting folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ come to them."""
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:
-    """Find the folder that a run was started from; None if it is not known.
+    """Find the starting folder of a run; None if it is not known.
 
     Args:
         hydra_folder: `.hydra` of its run directory.
@@ -29,7 +29,7 @@ def original_cwd(hydra_folder: Path) -> Path | None:
 
 
 def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
-    """Find the recipe and the overrides that a run was started with; None if they are not known.
+    """Read the recipe and the overrides at the start of a run; None if unknown.
 
     Args:
         hydra_folder: `.hydra` of its run directory.
@@ -46,7 +46,7 @@ def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
 
 
 def _noted(hydra_folder: Path, section: str, key: str) -> object:
-    """Read what Hydra noted of a run; None: nothing is there, or it is not Hydra's."""
+    """Read a value from Hydra's record of a run; None if it is missing."""
     try:
         return yaml_mapping(hydra_folder / "hydra.yaml")["hydra"][section][key]
     except (OSError, ValueError, KeyError, TypeError):
@@ -54,7 +54,7 @@ def _noted(hydra_folder: Path, section: str, key: str) -> object:
 
 
 def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
-    """Put `folder` before the relative paths that lead somewhere from there.
+    """Put `folder` before the relative paths to existing files there.
 
     A name that leads nowhere from there stays as it is: a hub name, or a file that moved with the
     run.
@@ -83,7 +83,7 @@ def _rebased(value: Any, folder: Path) -> Any:
 
 
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
-    """List the dotted keys that may hold a path.
+    """List the dotted keys of paths.
 
     `PATHS` here, and `PATHS` of the schemas it chooses.
 

@@ -91,7 +91,7 @@ def _unreadable(error: HydraException, token: str) -> str:
 
 
 def _readings(token: str) -> Iterator[str]:
-    """Yield what an unreadable token may have meant, the likeliest first."""
+    """Yield readable versions of an unreadable token, the likeliest first."""
     key, _, value = token.partition("=")
     key, value = key.strip(" \"'"), value.strip()
     yield f"{key}={value}"
@@ -136,7 +136,7 @@ def _takes(schema: type[object], name: str, override: Override) -> bool:
 
 @dataclass(frozen=True)
 class Checked:
-    """Overrides that were checked by name and type."""
+    """Overrides with checked names and types."""
 
     tokens: list[str]
     """The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no
@@ -222,7 +222,7 @@ def _without_glob(hydra: Hydra, override: Override) -> Override:
 
 
 def refuse_twice(parsed: list[Override]) -> None:
-    """Refuse a key that is given twice, and two keys of which one would have no effect.
+    """Refuse a repeated key, and two keys for the length of a run.
 
     Raises:
         ConfigError: Naming it.
@@ -243,7 +243,7 @@ def refuse_twice(parsed: list[Override]) -> None:
 
 
 def refuse_names(parsed: Sequence[Override]) -> None:
-    """Refuse the `name` of a group, which would change what is told of a run, and not the run.
+    """Refuse `GROUP.name=...`, a new label without a new choice.
 
     Raises:
         ConfigError: With the choice of that name.
@@ -258,7 +258,7 @@ def refuse_names(parsed: Sequence[Override]) -> None:
 
 
 def _choice_meant(group: str, override: Override) -> str:
-    """Suggest the choice that a name stands for."""
+    """Suggest a choice for a mistyped name."""
     value = str(override.input_line).partition("=")[2]
     if value in store.GROUPS[group]:
         return f"Did you mean {group}={value}?"
@@ -270,14 +270,14 @@ def _choice_meant(group: str, override: Override) -> str:
 
 
 def values_of(override: Override) -> list[Any]:
-    """List every value of an override that is a list of names, as text."""
+    """List every value of an override as text."""
     if not override.is_sweep_override():
         return [override.get_value_element_as_str()]
     return list(map(str, override.sweep_string_iterator()))
 
 
 def _typed_values(override: Override) -> list[object]:
-    """List every value of an override; of an interval, which only a search walks, its two ends."""
+    """List every value of an override; for an interval, its two ends."""
     if not override.is_sweep_override():
         return [override.value()]
     swept = override.value()
@@ -324,7 +324,7 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
 
 
 def _check_hydra_key(full: DictConfig, override: Override) -> None:
-    """Refuse an override below `hydra.` that does not fit.
+    """Refuse an unknown key, a sweep or a wrong type below `hydra.`.
 
     The key does not exist, has several values, or a value of another type.
 
@@ -398,7 +398,7 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
 
 
 def plain_value(value: object) -> object:
-    """Strip from a parsed value what Hydra's grammar remembers of its quotes."""
+    """Strip the quotes of Hydra's grammar from a parsed value."""
     text = getattr(value, "text", None)  # a quoted string of Hydra's grammar
     if text is not None and not isinstance(value, str):
         return text

@@ -1,4 +1,4 @@
-"""Where the folders lie that are shipped with the package, and the file that `-cn` names."""
+"""Folders shipped with the package, and the file of `-cn FILE.yaml`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every key means: its default, its type and the comment beside it, from its YAML.
+"""The reference of keys: default, type and meaning of each, from its YAML.
 
 Else from its schema.
 """
@@ -56,13 +56,13 @@ def top_level() -> list[Entry]:
 
 
 def defaults() -> dict[str, tuple[str, str]]:
-    """Return the default choice of each group, and what the group is for."""
+    """Return the default choice and the purpose of each group."""
     found = re.findall(r"^ *- (?:override )?([\w/]+): (\w+)(?: *# (.*))?$", _text("config"), re.M)
     return {group: (choice, meaning) for group, choice, meaning in found}
 
 
 def head(group: str, choice: str) -> str:
-    """Return what a choice is, in a sentence or two."""
+    """Describe a choice in a sentence or two."""
     row = complete_choices(group).get(choice)
     if row is not None:
         return " ".join((inspect.getdoc(row.target) or "").partition("\n\n")[0].split())
@@ -72,7 +72,7 @@ def head(group: str, choice: str) -> str:
 
 
 def entries(group: str, choice: str) -> list[Entry]:
-    """List the keys of a choice: those of its YAML, then those that stand in its schema alone."""
+    """List the keys of a choice, first from its YAML, then from its schema."""
     schema = CHOICES[group][choice]
     hints = typing.get_type_hints(schema)
     text = "" if choice in complete_choices(group) else _text(f"{group}/{choice}")
@@ -112,7 +112,7 @@ def _written(value: object) -> str:
 
 
 def _docstring(schema: type[object], key: str) -> str:
-    """Return the string below a field, from the class that has the field."""
+    """Return the docstring below a field of a dataclass."""
     for owner in (one for one in schema.__mro__ if key in vars(one).get("__annotations__", {})):
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
         for field, below in itertools.pairwise(body):

@@ -12,7 +12,7 @@ _PROVIDER = "optrun registry"
 
 
 def publish(group: str) -> None:
-    """Put the registered choices of a group into Hydra's store, in place of those that were there.
+    """Replace the registered choices of a group in Hydra's store.
 
     Their values are their schemas' defaults.
     """
@@ -31,7 +31,7 @@ def publish(group: str) -> None:
 
 
 def publish_chosen(config_path: str) -> bool:
-    """Import and publish a choice that an entry point provides.
+    """Import and publish the choice of an entry point.
 
     A defaults list or the command line named it.
 

@@ -1,4 +1,4 @@
-"""What a person asked for: the command line, and the configuration that it composes to."""
+"""The command line, and the request for a run composed from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_CONFIG = "config"
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """What was typed, taken apart; nothing is composed yet."""
+    """A command line in its parts, not composed yet."""
 
     argv: Sequence[str] = ()
     """Command-line arguments after `optrun`."""
@@ -43,7 +43,7 @@ class CommandLine:
         config_name: str | None = None,
         config_dir: str | None = None,
     ) -> Self:
-        """Build a command line, with the values of the file that `-cn` names, if it is one.
+        """Build a command line, including the values of a YAML file after `-cn`.
 
         Args:
             argv: Arguments after `optrun`.

@@ -1,4 +1,4 @@
-"""What no configuration may hold, wherever it came from: the name of code to run, or a secret.
+"""Refusal of code and secrets in a configuration, from any source.
 
 Hydra builds what `_target_` says, logging what `()` and `class` say, before a line of a run is
 executed; and everything in a configuration is written into the run directory.
@@ -28,7 +28,7 @@ _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE
 
 
 def refuse_unsafe(cfg: DictConfig | dict[str, Any]) -> None:
-    """Refuse a configuration that names code, or would write a secret into the run directory.
+    """Refuse a configuration with the name of code or a secret in it.
 
     Raises:
         ConfigError: Naming the first such key, and the value where it is code.
@@ -66,7 +66,7 @@ def refuse_unsafe(cfg: DictConfig | dict[str, Any]) -> None:
 
 
 def code_refusal(key: str, value: object) -> ConfigError:
-    """Make the refusal of a key that names code."""
+    """Build the error for a key with the name of code."""
     return ConfigError(
         f"{key}={value}: a configuration that names code is not run. Expected a choice by its name,"
         " such as optimizer=lamb; leave this key out."
@@ -92,7 +92,7 @@ def _leaves(cfg: DictConfig | dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
-    """Refuse code that comes with a model unless this command line allows it; a file cannot.
+    """Refuse the code of a model unless this command line allows it.
 
     Args:
         cfg: Composed.
@@ -108,7 +108,7 @@ def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
 
 
 def trust_refusal() -> ConfigError:
-    """Make the refusal of a file that allows the code of a model."""
+    """Build the error for a file with model.trust_remote_code=true."""
     return ConfigError(
         "model.trust_remote_code=true stands in a configuration file; it counts only on the"
         " command line, where the person who runs it sees it."

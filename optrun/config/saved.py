@@ -50,7 +50,7 @@ def read_config(path: Path) -> PlainDict:
 
 
 def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
-    """Refuse an interpolation in a resolved configuration: what was saved is never resolved again.
+    """Refuse interpolations in a saved configuration: it is never resolved again.
 
     Raises:
         ConfigError: Naming the first such key.
@@ -146,7 +146,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
 
 
 def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
-    """Refuse another dialect for a saved configuration, whose options it would not change."""
+    """Refuse another dialect for a saved configuration: its options are resolved."""
     own = cfg.optimizer
     resolved = not any(own._get_node(name)._is_interpolation() for name in own)
     if resolved and "dialect" in own and override.value() != own.dialect:
@@ -208,7 +208,7 @@ def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:
 def differences(
     before: Mapping[str, object], after: Mapping[str, object]
 ) -> dict[str, tuple[Any, Any]]:
-    """Map dotted names whose values differ to both values; a key that is absent counts as None.
+    """Map each changed key to its old and new value; an absent key is None.
 
     Example:
         >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})

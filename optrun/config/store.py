@@ -42,7 +42,7 @@ _KNOWN_WARNINGS = (
 
 
 def recipe_names() -> list[str]:
-    """List the names that `-cn` takes, besides `config`."""
+    """List the recipes."""
     return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
 
 
@@ -74,7 +74,7 @@ def register_schemas() -> None:
 
 
 def _own_sweepers() -> None:
-    """Make `hydra/sweeper=optuna` mean ours, even if Hydra's plugin of that name is installed.
+    """Replace Hydra's own `hydra/sweeper=optuna`, if its plugin is installed.
 
     Hydra would merge the two: a configuration file is checked against an entry of its store with
     the same name.
@@ -158,7 +158,7 @@ def compose(
 def with_values(
     hydra: Hydra, config_name: str, choices: DictConfig, overrides: list[str]
 ) -> DictConfig:
-    """Put the values of a command line into what its choices compose to.
+    """Put the values of a command line into its composed choices.
 
     It equals `compose(hydra, config_name, overrides)`, which is called where an override may say
     which files are read, or what Hydra records.
@@ -210,7 +210,7 @@ def without_hydra(cfg: DictConfig) -> DictConfig:
 
 
 def refuse_dangling(cfg: DictConfig) -> None:
-    """Refuse interpolations that come to nothing.
+    """Refuse interpolations without a value.
 
     Raises:
         ConfigError: Naming the first such key.
@@ -222,7 +222,7 @@ def refuse_dangling(cfg: DictConfig) -> None:
 
 
 def typed(cfg: DictConfig) -> RunConfig:
-    """Convert to the dataclasses, which check themselves.
+    """Convert a composed configuration to checked dataclasses.
 
     Args:
         cfg: A composed configuration without Hydra's node.

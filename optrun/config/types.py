@@ -1,4 +1,4 @@
-"""Values of the wrong type: what OmegaConf says of them, for the person who typed them."""
+"""OmegaConf's errors on values of the wrong type, in plain words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXPECTED = {
 
 
 def expected_type(refusal: Exception) -> str:
-    """Describe what would have been right, as the end of "expected ...".
+    """Describe the expected type, as the end of "expected ...".
 
     Args:
         refusal: What OmegaConf raised.

@@ -32,7 +32,7 @@ _EXCLUDES = {
 
 
 def find_values_file(config_name: str) -> Path | None:
-    """Find the file that `-cn` names; None if it names a recipe.
+    """Find the YAML file after `-cn`; None for a recipe.
 
     Raises:
         ConfigError: There is no such file.
@@ -64,7 +64,7 @@ def read_values_file(path: Path) -> PlainDict:
 
 
 def file_overrides(path: Path, values: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
-    """Write the entries of a file as overrides, without those that the command line gives itself.
+    """Write the entries of a file as overrides; keys of the command line win.
 
     Args:
         path: The file, for messages.
@@ -105,7 +105,7 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _spread(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Yield an entry, or each item of a mapping that is laid over the default one."""
+    """Yield an entry, or each item of an open mapping."""
     group, _, name = key.partition(".")
     hints = [get_type_hints(schema).get(name) for schema in GROUPS.get(group, {}).values()]
     if isinstance(value, Mapping) and any(get_origin(hint) is dict for hint in hints):

@@ -37,7 +37,7 @@ _KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
 
 
 class Repository(ConfigRepository):
-    """Hydra's repository, with errors that name the file, and a memory of files read."""
+    """Hydra's repository, with file names in its errors and a record of files read."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Repository:
         """Copy the list of sources alone.
@@ -50,7 +50,7 @@ class Repository(ConfigRepository):
         return copy.copy(self)
 
     def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
-        """Find the folders; one that a person named has to be there."""
+        """Find the folders; refuse missing ones from the user."""
         super().initialize_sources(config_search_path)
         for source in self.sources:
             if source.provider.startswith("hydra.searchpath") and not source.available():
@@ -85,7 +85,7 @@ class Repository(ConfigRepository):
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """Say what makes a file unreadable, with the line where there is one."""
+    """Build the error for an unreadable file, with its line if known."""
     line = None
     problem = str(error).splitlines()[0].rstrip(".")
     if isinstance(error, yaml.MarkedYAMLError):
@@ -105,7 +105,7 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
 
 
 def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> None:
-    """Refuse a file without keys and values, and names of choices where they mean nothing."""
+    """Refuse a file without keys and values, or with misplaced names of choices."""
     if is_shipped(path):
         return
     if not isinstance(result.config, DictConfig) or not isinstance(_tree(path), yaml.MappingNode):
@@ -131,7 +131,7 @@ def _refuse_names(path: Path, config_path: str) -> None:
 
 
 def refuse_numerals(path: Path, config_path: str) -> None:
-    """Refuse a text that YAML reads as a number or a truth value: `1_0` would become `10`."""
+    """Refuse unquoted numbers and booleans for text keys: `1_0` would become `10`."""
     for key, node, line in entries(path, config_path):
         if isinstance(node, yaml.ScalarNode) and takes_text(key) and _is_rewritten(node):
             raise ConfigError(
@@ -141,7 +141,7 @@ def refuse_numerals(path: Path, config_path: str) -> None:
 
 
 def _is_rewritten(node: yaml.ScalarNode) -> bool:
-    """Tell whether YAML reads a word as a value that is written otherwise."""
+    """Tell whether YAML would change the spelling of a word."""
     if node.style:  # quoted
         return False
     is_value = node.tag.endswith((":int", ":float", ":bool")) or reads_otherwise(node.value)
@@ -154,7 +154,7 @@ def is_shipped(path: Path) -> bool:
 
 
 def users_files() -> dict[str, Path]:
-    """Find the files of the last composition that are the user's, the recipe first."""
+    """Find the user's files of the last composition, the recipe first."""
     return VALUES_FILES | {name: path for name, path in READ.items() if not is_shipped(path)}
 
 
@@ -170,7 +170,7 @@ def shown(path: Path, line: int | None = None) -> str:
 
 
 def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node, int]]:
-    """Yield dotted keys that a file sets, with value and line; nothing of a file that is no YAML.
+    """Yield the dotted keys of a file with value and line; nothing without valid YAML.
 
     Args:
         path: The file.
@@ -210,7 +210,7 @@ def _group(config_path: str) -> str:
 
 
 def line_of(path: Path, key: str, config_path: str = "") -> int | None:
-    """Find the line where a file sets a key, for a run or for the jobs of a sweep.
+    """Find the line of a key in a file, for a run or the jobs of a sweep.
 
     None if it does not.
     """
@@ -226,7 +226,7 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
 
 
 def location(message: str) -> str | None:
-    """Locate the key that a refusal begins with, where a user's file sets it.
+    """Locate the key of a message in the user's files.
 
     Args:
         message: Such as `lr=-1: expected ...`.

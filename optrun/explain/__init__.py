@@ -1,4 +1,4 @@
-"""Explain a configuration: which parameter gets what, before a single step."""
+"""Explain a configuration before a single step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def run(
     as_json: bool = False,
     trunk: TrunkState | None = None,
 ) -> None:
-    """Explain what a configuration means.
+    """Explain a configuration.
 
     Args:
         config: The whole configuration.

@@ -1,4 +1,4 @@
-"""Work out what a configuration means before a single step.
+"""Work out the facts of a configuration before a single step.
 
 The model as shapes, every group, the schedule, the memory.
 
@@ -182,13 +182,13 @@ def _shapes(
 
 
 def weight_dtype(config: RunConfig) -> str:
-    """Say of which type weights are."""
+    """Name the type of the weights."""
     dtype, bits = config.model.dtype.value, getattr(config.model, "quantization", None)
     return dtype if bits is None else f"{bits.removesuffix('bit')} bits and {dtype}"
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
-    """Write one note for each tensor that has several names."""
+    """Write one note for each tensor with several names."""
     first = {id(param): name for name, param in params.items()}
     others = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
@@ -200,7 +200,7 @@ def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
 
 
 def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
-    """Collect what the task asks of the model, as far as it is known without data."""
+    """Collect the requirements of the task on the model, without data."""
     task = config.task
     if task.COUNTED_FROM_DATA:
         notes.append(
@@ -286,7 +286,7 @@ def _clip_in_words(config: RunConfig) -> str:
 def _fork_facts(
     trunk: TrunkState, optimizer: Optimizer, scheduler: Scheduler, steps: int
 ) -> ForkFacts:
-    """Find out what a branch takes over.
+    """Collect the state taken over by a fork.
 
     Args:
         trunk: Where it starts.

@@ -1,4 +1,4 @@
-"""Sample the data that a configuration names, without reading more than a person waits for."""
+"""Sample the data of a configuration, in little time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_CHARACTERS = 2_000_000
 
 @dataclass(frozen=True)
 class Sampled:
-    """What is known of named data.
+    """Facts from a sample of the data.
 
     Attributes:
         train_rows: Rows there are.
@@ -58,7 +58,7 @@ class Sampled:
 
 
 def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
-    """Look at a sample of the data that a configuration names.
+    """Look at a sample of the configured data.
 
     Args:
         config: The whole configuration.
@@ -190,7 +190,7 @@ def _characters(value: object) -> int:
 
 
 def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
-    """Return the tokenizer, and the task that has read the rows."""
+    """Return the tokenizer, and the task with its rows read."""
     kind = task_class(config.task)
     tokenizer = load_tokenizer(config.model, words=kind.reads_words)
     if tokenizer is None:

@@ -1,4 +1,4 @@
-"""Hold what is known of a configuration before a single step.
+"""Facts of a configuration before a single step.
 
 Plain data, for tables, pictures and JSON.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrunkState:
-    """What a trunk's checkpoint says of itself; its tensors are not read."""
+    """The description of a trunk's checkpoint, without its tensors."""
 
     folder: str
     step: int
@@ -33,7 +33,7 @@ class TrunkState:
 
 @dataclass(frozen=True)
 class ForkFacts:
-    """Where a branch leaves its trunk."""
+    """The point of a fork on its trunk."""
 
     folder: str
     step: int
@@ -75,7 +75,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class CurveFacts:
-    """What the lr of every group is multiplied by.
+    """The multipliers of the lr of every group.
 
     Attributes:
         steps: Some of the run, the one with the highest multiplier among them.
@@ -90,7 +90,7 @@ class CurveFacts:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of the rank that holds most, where there are several.
+    """Memory of the fullest rank.
 
     Attributes:
         distributed: The choice, `ddp` or `fsdp`.
@@ -111,7 +111,7 @@ class RankMemory:
 
 @dataclass(frozen=True)
 class Facts:
-    """What `optrun explain` shows.
+    """The facts behind `optrun explain`.
 
     Attributes:
         warmup_steps: Length of the climb.
@@ -182,14 +182,14 @@ class Facts:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """One parameter group: what its tensors have in common, and what they add up to."""
+    """One parameter group, with the sums over its tensors."""
 
     index: int
     tensors: list[TensorFacts]
 
     @property
     def first(self) -> TensorFacts:
-        """The first tensor, for what all of them share."""
+        """The first tensor, for shared properties."""
         return self.tensors[0]
 
     @property
@@ -199,12 +199,12 @@ class GroupFacts:
 
     @property
     def state_bytes(self) -> int | None:
-        """Optimizer state of all its tensors; None where one is not known."""
+        """Optimizer state of all its tensors; None if one is unknown."""
         return total([tensor.state_bytes for tensor in self.tensors])
 
     @property
     def lr_peaks(self) -> tuple[float, float]:
-        """Lowest and highest peak lr; they differ where the optimizer has ratios of its own."""
+        """Lowest and highest peak lr; the optimizer's own ratios make them differ."""
         peaks = [tensor.lr_peak for tensor in self.tensors]
         return min(peaks), max(peaks)
 
@@ -260,7 +260,7 @@ def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Add up sizes; None where one is not known."""
+    """Add up sizes; None if one is unknown."""
     known = [*sizes]
     return None if None in known else sum(filter(None, known))
 

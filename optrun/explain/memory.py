@@ -1,4 +1,4 @@
-"""Work out what each rank of a distributed run holds: pieces under FSDP, the whole under DDP."""
+"""Estimate the memory of each rank: pieces under FSDP, the whole under DDP."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rank_memory(
     sizes: Mapping[str, int],
     states: Mapping[str, int | None],
 ) -> RankMemory | None:
-    """Estimate the memory of the rank that holds most, from the configuration alone.
+    """Estimate the memory of the fullest rank from the configuration alone.
 
     Args:
         config: Says how many ranks there are and how they share a model;

@@ -75,7 +75,7 @@ def line_plot(
 
 
 def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Look up the value at the last point that is not after x.
+    """Look up the value at the last point up to x.
 
     A learning rate holds until the next step.
     """

@@ -1,4 +1,4 @@
-"""Sample the schedule of a configuration: over which run length, and where its peak is."""
+"""Sample the schedule of a configuration, its length and its peak."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LENGTHS = ("num_warmup_steps", "decay_steps", "num_decay_steps", "step_size")
 
 
 def _listed(config: SchedulerConfig) -> list[int]:
-    """List the steps that a schedule names in a list."""
+    """List the milestones or boundaries of a schedule."""
     return [
         step for key in ("milestones", "boundaries") for step in getattr(config, key, None) or []
     ]
 
 
 def _values(config: SchedulerConfig) -> int:
-    """Count the multipliers of a schedule that has one for each step; 0 for others."""
+    """Count the multipliers of a schedule with one for each step; else 0."""
     return (
         len(config.values)
         if isinstance(config, PiecewiseConfig) and config.boundaries is None
@@ -33,7 +33,7 @@ def _values(config: SchedulerConfig) -> int:
 
 
 def named_steps(config: SchedulerConfig) -> list[int]:
-    """List what a schedule gives in steps rather than as a share of the run.
+    """List the lengths and positions of a schedule in steps.
 
     Example:
         >>> from optrun.config.choice import choice
@@ -47,7 +47,7 @@ def named_steps(config: SchedulerConfig) -> list[int]:
 
 
 def assumed_steps(config: SchedulerConfig) -> int:
-    """Choose a length for a run of which only the data knows the real one.
+    """Choose a length for a run of unknown length.
 
     Long enough for the steps that the schedule names, and where some lengths would be refused, one
     that is not.

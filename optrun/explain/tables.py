@@ -33,7 +33,7 @@ FOLDED = 22
 
 
 def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None:
-    """Print what is known of a configuration.
+    """Print the facts of a configuration.
 
     Args:
         facts: What to show.
@@ -53,7 +53,7 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
 
 
 def data_lines(facts: Facts) -> list[str]:
-    """Write what is known of the data."""
+    """Write the facts of the data."""
     data = facts.data
     if data is None:
         return []
@@ -125,7 +125,7 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def _resolved(options: Mapping[str, object]) -> str:
-    """Write the options that a dialect stands for, as they are in force.
+    """Write the options in force under a dialect.
 
     Those that are off are left out.
     """
@@ -140,7 +140,7 @@ def _resolved(options: Mapping[str, object]) -> str:
 
 
 def _length(facts: Facts) -> str:
-    """Say over which steps, and how many of them are warm-up.
+    """Describe the length of the schedule and its warm-up.
 
     As the configuration has it, in steps or as shares.
     """
@@ -171,7 +171,7 @@ Columns = dict[str, _Column]
 
 
 def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
-    """Return the columns that tell rows apart, by a name for `_fitting`, from left to right.
+    """Return the informative columns by name, from left to right.
 
     Args:
         facts: What to show.
@@ -242,7 +242,7 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
 
 
 def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
-    """Build the richest table that fits the console.
+    """Build the richest table for the width of the console.
 
     Bars go first, then reasons that are not the user's own.
     """

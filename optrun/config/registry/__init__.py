@@ -1,4 +1,4 @@
-"""Every choice that can be made by its name: one row each, whoever brings it.
+"""The registry: one row for each named choice, from optrun or others.
 
 A row has the name, the schema (a dataclass: keys, types, ranges, and facts that are known without
 torch) and the target (a class or function). optrun's own rows name their target as text, so that a
@@ -84,7 +84,7 @@ class Choice:
 
 
 def schema_defaults(schema: type[Any]) -> PlainDict:
-    """Return the values that a schema gives itself: its defaults, null if allowed, else `???`."""
+    """Return the defaults of a schema: null for optional fields without one, else `???`."""
     hints = get_type_hints(schema)
     return {field.name: _default(field, hints[field.name]) for field in fields(schema)}
 
@@ -152,7 +152,7 @@ def add(choice: Choice) -> None:
 
 
 def _by(origin: str | None) -> str:
-    """Name who registers, for messages; empty inside `origin`, whose caller says it."""
+    """Name the origin of a row for a message; empty inside `origin`."""
     return "" if _origin else f"{origin or 'optrun'}: "
 
 
@@ -172,17 +172,17 @@ def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> Mapping[str, ty
 
 
 def schemas(kind: str) -> Mapping[str, type[Any]]:
-    """Return the schemas of a kind by name, those added later too."""
+    """Return a live mapping from names to schemas of a kind."""
     return _Schemas(kind)
 
 
 def names(kind: str) -> list[str]:
-    """List every name of a kind, also those of entry points that nobody has chosen."""
+    """List every name of a kind, including entry points not yet imported."""
     return [*_ROWS[kind], *(name for name in _declared()[kind] if name not in _ROWS[kind])]
 
 
 def names_of(origin: str) -> list[str]:
-    """List what an origin registered, such as `optimizer=my_lion`."""
+    """List the rows of an origin, such as `optimizer=my_lion`."""
     return [
         f"{kind}={row.name}"
         for kind in KINDS
@@ -233,7 +233,7 @@ def find(kind: str, name: str) -> Choice | None:
 
 @cache
 def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
-    """Collect by kind and name what installed packages bring; nothing of them is imported."""
+    """Collect the entry points of installed packages by kind and name, without importing them."""
     from importlib.metadata import entry_points
 
     found = entry_points()
@@ -245,17 +245,17 @@ def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
 
 
 def of_others() -> list[Choice]:
-    """List the rows that are not optrun's own."""
+    """List the rows from outside of optrun."""
     return [row for rows in _ROWS.values() for row in rows.values() if row.origin is not None]
 
 
 def choices(kind: str) -> Mapping[str, Choice]:
-    """Return the rows of a kind by name, those added later too."""
+    """Return a live mapping from names to rows of a kind."""
     return MappingProxyType(_ROWS[kind])
 
 
 def adopt(module: str, origin: str) -> None:
-    """Give the rows of an imported module the origin that it is now loaded as.
+    """Give the rows of an imported module a new origin.
 
     Unpickling may have imported it before.
     """
@@ -278,7 +278,7 @@ def remove(origin: str) -> None:
 
 @contextmanager
 def origin(name: str) -> Iterator[None]:
-    """Give the rows that are added in this context an origin; if it fails, they are taken back."""
+    """Give all rows added inside this context an origin; remove them on failure."""
     before = {kind: dict(rows) for kind, rows in _ROWS.items()}
     _origin.append(name)
     try:
@@ -293,7 +293,7 @@ def origin(name: str) -> Iterator[None]:
 
 
 def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
-    """Return the decorator that adds a class or function to a kind.
+    """Return the decorator to register a class or function.
 
     The decorated object is unchanged.
 
@@ -382,7 +382,7 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
 
 
 def _check_meaning(kind: str, name: str, schema: Schema, target: object, where: str) -> None:
-    """Refuse a metric without a direction, and a schedule that cannot be called as one is.
+    """Refuse a metric without a direction, and a schedule with another signature.
 
     Raises:
         ConfigError: With what is expected.

@@ -22,7 +22,7 @@ Frame = tuple[str, int | None, str]
 
 
 def failure_of_others(error: BaseException) -> OptrunError | None:
-    """Describe an error by the last line of a plugin's file that it came through.
+    """Describe an error by its last frame in a plugin's file.
 
     Args:
         error: What a run, or another command, was ended by; with its traceback.
@@ -40,7 +40,7 @@ def failure_of_others(error: BaseException) -> OptrunError | None:
 
 
 def position_behind(error: OptrunError) -> str | None:
-    """Name the line of a plugin's file whose error a message stands for.
+    """Name the line in a plugin's file behind a message.
 
     Args:
         error: Raised from another one.
@@ -57,7 +57,7 @@ def position_behind(error: OptrunError) -> str | None:
 def _last(
     error: BaseException, files: dict[str, tuple[str, list[str]]]
 ) -> tuple[str | None, list[str]]:
-    """Find the last frame in such a file: where it is, and what the file registers.
+    """Find the last frame in a plugin's file, and the registered names of the file.
 
     None and nothing without one.
     """
@@ -70,7 +70,7 @@ def _last(
 
 
 def _frames(error: BaseException | None) -> Iterator[Frame]:
-    """Yield the frames of an error, after those of the errors that it was raised from."""
+    """Yield the frames of an error, after the frames of its causes."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
@@ -94,7 +94,7 @@ def _description(error: BaseException) -> str:
 
 
 def _files() -> dict[str, tuple[str, list[str]]]:
-    """Map the files of rows that are not optrun's to a label and the names they register."""
+    """Map each file of foreign rows to a label and its registered names."""
     plugins = sys.modules.get("optrun.config.registry.plugins")
     given = (
         {record["path"]: record["plugin"] for record in plugins.LOADED.values()}

@@ -1,4 +1,4 @@
-"""Whose code a run was made with: recorded in the run, and asked for when it is taken up again."""
+"""Foreign code of a run: recorded at its start, and required on resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _allowed: list[bool] = [False]
 
 
 def allow_changes(allowed: bool) -> None:
-    """Say whether a run may go on with code that changed since; the command line does."""
+    """Allow or forbid runs to go on with changed code."""
     _allowed[0] = allowed
 
 
@@ -27,7 +27,7 @@ def changes_allowed() -> bool:
 
 
 def records(values: Mapping[str, object]) -> list[PlainDict]:
-    """List the code of others that a configuration chooses.
+    """List the foreign code chosen by a configuration.
 
     Args:
         values: Resolved and plain. A registered name counts wherever it stands: in a group, a rule,
@@ -48,7 +48,7 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
 
 
 def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[str]:
-    """List what a configuration chooses of others' rows without a record of whose they were.
+    """List the chosen foreign rows without a record of their origin.
 
     Args:
         config: Of a run, resolved and plain.
@@ -112,7 +112,7 @@ def require(recorded: object, where: str) -> list[str]:
 
 
 def _difference(record: Mapping[str, object], row: registry.Choice) -> str | None:
-    """Describe what has changed since the code of a row was recorded; None: nothing."""
+    """Describe the change of a row's code since it was recorded; None: no change."""
     name = f"{row.kind}={row.name}"
     if row.origin is None:
         return f"{name}: was registered by {_who(record)}, and is optrun's own now"
@@ -138,7 +138,7 @@ def digest_of(path: Path) -> str:
 
 
 def _source(row: registry.Choice) -> PlainDict:
-    """Describe where a row comes from.
+    """Describe the origin of a row.
 
     A plugin, a distribution, or a module that the program imported.
     """

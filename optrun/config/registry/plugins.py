@@ -1,4 +1,4 @@
-"""Code of others that registers choices.
+"""Plugins: foreign code with choices of its own.
 
 `--plugin FILE.py` or `--plugin MODULE`, on the command line only.
 
@@ -37,7 +37,7 @@ LOADED: dict[str, PlainDict] = {}
 
 
 def take(argv: Sequence[str]) -> list[str]:
-    """Load the plugins that a command line names.
+    """Load the plugins of a command line.
 
     Args:
         argv: Command-line arguments after `optrun`.
@@ -73,12 +73,12 @@ def take(argv: Sequence[str]) -> list[str]:
 
 
 def options(records: Iterable[PlainMapping]) -> list[str]:
-    """List the arguments that load again the plugins among these records."""
+    """List the arguments to load the recorded plugins again."""
     return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
 
 
 def load(given: str, path: str | None = None) -> PlainDict:
-    """Load a plugin; one that is loaded and did not change stays.
+    """Load a plugin, unless it is loaded and unchanged.
 
     Args:
         given: A file by its path, or an importable module by its name.
@@ -120,7 +120,7 @@ def load(given: str, path: str | None = None) -> PlainDict:
 def load_again(
     records: Sequence[PlainMapping], *, changes_allowed: bool, start: str = "sweep"
 ) -> None:
-    """Load in a worker what its sweep loaded, or in a rank what its run did.
+    """Load the plugins of a sweep in its worker, or of a run in its rank.
 
     Args:
         records: Of the plugins.
@@ -192,7 +192,7 @@ def _failure(where: str, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Find the last line of a plugin's own file that an error came through."""
+    """Find the last line of an error in the plugin's own file."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -204,7 +204,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 
 def forget(name: str) -> None:
-    """Take back what a plugin registered, in a process that goes on.
+    """Remove the rows and modules of a plugin from this process.
 
     Its file changed, or nothing is to be left.
     """
@@ -227,7 +227,7 @@ class _Source(SourceFileLoader):
 
 
 class _Files(MetaPathFinder):
-    """Finds the files of plugins by the names that `_file_module` gives them."""
+    """Finds the files of plugins by their module names from `_file_module`."""
 
     def find_spec(self, fullname: str, *_context: object) -> ModuleSpec | None:
         head, _, quoted = fullname.partition(f"{__name__}.")

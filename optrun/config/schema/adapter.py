@@ -1,4 +1,4 @@
-"""Few new weights that train beside frozen ones; names as in peft."""
+"""Adapters: few new weights beside frozen ones; names as in peft."""
 
 import re
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ _BEGINNINGS = r"gaussian|orthogonal|olora|pissa(_niter_\d+)?"
 
 
 class Bias(Enum):
-    """Biases that train beside the factors."""
+    """Biases trained beside the factors."""
 
     none = "none"
     all = "all"
@@ -28,7 +28,7 @@ class Bias(Enum):
 
 @dataclass(kw_only=True)
 class AdapterConfig(Checked):
-    """What every choice has."""
+    """Base class of the choices of this group."""
 
     GROUP = "adapter."
     package: ClassVar[str | None] = None
@@ -44,7 +44,7 @@ class NoAdapterConfig(AdapterConfig):
 
 @dataclass(kw_only=True)
 class LoraConfig(AdapterConfig):
-    """`adapter=lora`: W + s B A, where W is frozen; s is `lora_alpha` over `r`."""
+    """`adapter=lora`: W + s B A with a frozen W; s is `lora_alpha` / `r`."""
 
     package = "peft"
 
@@ -84,7 +84,7 @@ class LoraConfig(AdapterConfig):
     """
 
     def __post_init__(self) -> None:
-        """Refuse ranks and beginnings that are none, and names that cannot be names."""
+        """Refuse invalid ranks, initializations and module names."""
         super().__post_init__()
         _expect_names("adapter.target_modules", self.target_modules, pattern=True)
         _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
@@ -116,7 +116,7 @@ class LoraConfig(AdapterConfig):
 
     @property
     def keeps_base(self) -> bool:
-        """Whether the base stays what it was when factors are put beside it.
+        """Whether the base weights stay unchanged beside the factors.
 
         Pissa and olora take a part out of it.
         """

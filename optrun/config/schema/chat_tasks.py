@@ -1,4 +1,4 @@
-"""What is learnt from chats: to answer as they do, or to prefer one answer to another."""
+"""Tasks on chats: supervised fine-tuning and preferences."""
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -59,7 +59,7 @@ class SftConfig(TaskConfig):
 
     @property
     def keeps_apart(self) -> str | None:
-        """By positions that begin anew."""
+        """The key, if positions begin anew with each document."""
         return "task.packing=true" if self.packing else None
 
 
@@ -84,13 +84,13 @@ class PreferenceLoss(Enum):
 
     @property
     def has_reference(self) -> bool:
-        """Whether it is over ratios to the model that training starts from."""
+        """Whether the loss uses ratios to the initial model."""
         return self not in (PreferenceLoss.orpo, PreferenceLoss.simpo)
 
 
 @dataclass(kw_only=True)
 class PreferenceConfig(TaskConfig):
-    """Which of two answers to a prompt is preferred: DPO and its kin."""
+    """Preference tuning on pairs of answers: DPO and its kin."""
 
     CHUNKED_LOSS = True
     AUTO_CLASS = "AutoModelForCausalLM"
@@ -120,7 +120,7 @@ class PreferenceConfig(TaskConfig):
     and say how many."""
 
     def __post_init__(self) -> None:
-        """Refuse smoothing that the loss does not take."""
+        """Refuse label smoothing for losses without it."""
         super().__post_init__()
         self.expect(
             self.label_smoothing == 0

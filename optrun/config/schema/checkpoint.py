@@ -1,4 +1,4 @@
-"""When everything is saved, and what is kept."""
+"""Checkpoints: the times of saving, and the number kept."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -48,7 +48,7 @@ def expect(condition: bool, key: str, value: object, expected: str, hint: str = 
 
 
 def expecting(check: Check) -> Callable[[str, object], None]:
-    """Make a function that refuses a value of a key as a configuration does."""
+    """Turn a check into a function with ConfigError in place of TypeError and ValueError."""
 
     def refuse(key: str, value: object) -> None:
         try:
@@ -68,7 +68,7 @@ expect_positive = expecting(positive)
 
 
 def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
-    """Make an instance of a schema from values that Hydra has not looked at.
+    """Build an instance of a schema from unchecked values.
 
     Args:
         schema: A dataclass.
@@ -98,7 +98,7 @@ def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
 
 
 def expect_pattern(key: str, pattern: object) -> None:
-    """Refuse what is no regular expression."""
+    """Refuse invalid regular expressions."""
     expect(isinstance(pattern, str) and bool(pattern), key, pattern, "a regular expression")
     try:
         re.compile(str(pattern))
@@ -108,7 +108,7 @@ def expect_pattern(key: str, pattern: object) -> None:
 
 @dataclass(kw_only=True)
 class Checked:
-    """Values of a group, each in the range that its type says."""
+    """Values of a group, each checked against the range in its type."""
 
     GROUP: ClassVar[str] = ""
     """What stands before the keys, with a dot."""

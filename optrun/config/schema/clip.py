@@ -1,4 +1,4 @@
-"""What happens to gradients between the backward pass and the step."""
+"""Gradient clipping, between the backward pass and the step."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +9,7 @@ from optrun.config.schema.ranges import NotNegative, number
 
 @dataclass(kw_only=True)
 class ClipConfig(Checked):
-    """What every choice has."""
+    """Base class of the choices of this group."""
 
     GROUP = "clip."
     name: str
@@ -29,7 +29,7 @@ class ClipExclusionConfig(ClipConfig):
     count in the norm that clips. One that matches nothing is an error."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no regular expression."""
+        """Refuse invalid regular expressions."""
         super().__post_init__()
         for pattern in self.exclude:
             expect_pattern("clip.exclude", pattern)

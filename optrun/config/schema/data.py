@@ -1,4 +1,4 @@
-"""Where the examples come from."""
+"""Sources of examples."""
 
 import codecs
 import math
@@ -19,7 +19,7 @@ TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
 
 
 def _encoding(name: str, value: str) -> str:
-    """Check for an encoding of texts that Python has."""
+    """Check for a text encoding known to Python."""
     try:
         good = getattr(codecs.lookup(value), "_is_text_encoding", True)
     except (LookupError, ValueError):
@@ -53,7 +53,7 @@ class DataConfig(Checked):
 
     @property
     def streamed_by(self) -> str | None:
-        """The key by which training rows are a stream; None: they are not."""
+        """The key for streamed training rows; None: they are not streamed."""
         return "data.streaming" if getattr(self, "streaming", False) else None
 
 
@@ -64,7 +64,7 @@ class StdlibConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class StdlibTokensConfig(DataConfig):
-    """Lines of that source, each token with its kind, for token_classification."""
+    """Lines of the standard library, each token with its kind, for token_classification."""
 
 
 @dataclass(kw_only=True)
@@ -82,7 +82,7 @@ class StdlibChatConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class StdlibPreferencesConfig(DataConfig):
-    """Those questions with a right and a wrong answer each, for preference."""
+    """Questions on the standard library, each with a right and a wrong answer, for preference."""
 
 
 @dataclass(kw_only=True)
@@ -92,12 +92,12 @@ class StdlibPairsConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class DigitsConfig(DataConfig):
-    """Handwritten digits that scikit-learn ships, for image_classification."""
+    """Handwritten digits from scikit-learn, for image_classification."""
 
 
 @dataclass(kw_only=True)
 class ColumnsConfig(DataConfig):
-    """Sources with named columns. Null: found by itself where there is only one possibility."""
+    """Sources with named columns; null: the only column of its kind."""
 
     text_column: str | None = None
     """Texts; lists of words for token_classification."""
@@ -128,7 +128,7 @@ class ColumnsConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class PathsConfig(DataConfig):
-    """Sources that are files of the user's."""
+    """Sources in files of the user."""
 
     EVALUATION_ROWS = "data.eval=FILE"
     PATHS = ("train", "eval")
@@ -172,7 +172,7 @@ class PathsConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class StreamableConfig(ColumnsConfig):
-    """Sources whose training rows may be read where they lie."""
+    """Sources with an option to stream the training rows."""
 
     streaming: bool = False
     """True: training rows (jsonl, parquet) are read where they lie whenever they are needed; only
@@ -182,7 +182,7 @@ class StreamableConfig(ColumnsConfig):
     together."""
 
     def __post_init__(self) -> None:
-        """Refuse what a stream cannot do."""
+        """Refuse options without a meaning for streams."""
         super().__post_init__()
         self.expect(
             not self.streaming or self.max_train_examples is None,
@@ -240,7 +240,7 @@ class MixtureConfig(DataConfig):
     """When an epoch ends: with the first source that is exhausted, or with the last."""
 
     def __post_init__(self) -> None:
-        """Refuse sources that are none, and probabilities of others."""
+        """Refuse invalid sources and probabilities."""
         super().__post_init__()
         one = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
         good = isinstance(self.mixture, Mapping) and bool(self.mixture)
@@ -376,7 +376,7 @@ class MixtureConfig(DataConfig):
 
 @dataclass(kw_only=True)
 class TokensConfig(PathsConfig):
-    """Token ids that another program wrote.
+    """Token ids from another program.
 
     NanoGPT's, llm.c's or Megatron's files, mapped from disk.
     """

@@ -13,7 +13,7 @@ ShardDtype = StrEnum("ShardDtype", ["float32", "bfloat16", "float16"])
 
 @dataclass(kw_only=True)
 class DistributedConfig(Checked):
-    """What every choice has."""
+    """Base class of the choices of this group."""
 
     GROUP = "distributed."
     name: str

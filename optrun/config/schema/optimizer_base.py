@@ -1,4 +1,4 @@
-"""What every optimizer choice has, and what several have."""
+"""Base classes of optimizer schemas."""
 
 import re
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class OptimizerConfig(Checked):
 
 @dataclass(kw_only=True)
 class DecaysForward(OptimizerConfig):
-    """An optimizer whose decay is no less than 0, and none by default."""
+    """An optimizer with a weight decay of 0 or more, 0 by default."""
 
     weight_decay: NotNegative = 0.0
 
@@ -53,7 +53,7 @@ class TwoMoments(OptimizerConfig):
 
 @dataclass(kw_only=True)
 class HasDialects(OptimizerConfig):
-    """An optimizer that can compute what a package of that name does."""
+    """An optimizer with dialects of other packages."""
 
     DIALECTS_OF: ClassVar[str] = ""
     """Choice whose presets, by the name of a package, these are."""
@@ -62,7 +62,7 @@ class HasDialects(OptimizerConfig):
     optrun's own."""
 
     def __post_init__(self) -> None:
-        """The dialect is one that exists."""
+        """Refuse unknown dialects."""
         super().__post_init__()
         expect_dialect(self.DIALECTS_OF, self.dialect)
 

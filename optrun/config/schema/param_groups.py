@@ -1,4 +1,4 @@
-"""Which parameter gets which learning rate and weight decay; independent of the optimizer."""
+"""Parameter groups: learning rate and weight decay of each parameter."""
 
 import difflib
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Dialect(Enum):
 
 @dataclass(kw_only=True)
 class ParamGroupsConfig(Checked):
-    """What every choice has."""
+    """Base class of the choices of this group."""
 
     GROUP = "param_groups."
     name: str
@@ -50,7 +50,7 @@ class ParamGroupsConfig(Checked):
     is an error."""
 
     def __post_init__(self) -> None:
-        """Refuse rules that say nothing, or something unknown."""
+        """Refuse empty rules and unknown overrides."""
         super().__post_init__()
         for index, rule in enumerate(self.rules):
             _check_rule(f"param_groups.rules[{index}]", rule)
@@ -71,7 +71,7 @@ class StandardConfig(ParamGroupsConfig):
 
 @dataclass(kw_only=True)
 class LayerwiseConfig(StandardConfig):
-    """As `standard`, with a learning rate that falls by a factor per layer from the head down."""
+    """As `standard`, with a lower learning rate layer by layer from the head down."""
 
     decay_rate: Positive
     """The factor; 1 keeps all layers alike."""
@@ -89,7 +89,7 @@ class LayerwiseConfig(StandardConfig):
     """Layers with a smaller scale do not train, unless a rule gives them an lr; null: all train."""
 
     def __post_init__(self) -> None:
-        """Refuse a map that says nothing."""
+        """Refuse an empty name_dict and invalid entries."""
         super().__post_init__()
         if self.name_dict is not None:
             right = isinstance(self.name_dict, dict) and bool(self.name_dict)
@@ -106,7 +106,7 @@ class LayerwiseConfig(StandardConfig):
 
 
 def hyper_parameters() -> list[str]:
-    """List what a group may override, over all optimizers.
+    """List the hyper-parameters of all optimizers.
 
     The chosen one says whether it knows it.
     """

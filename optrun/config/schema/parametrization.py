@@ -1,4 +1,4 @@
-"""At which width and depth lr was tuned, and what is scaled where the model is larger."""
+"""Parametrization: the tuned width and depth, and the scaling from there."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ coefficient."""
 
 @dataclass(kw_only=True)
 class ParametrizationConfig:
-    """What every choice has."""
+    """Base class of the choices of this group."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What an option may be: types with a range, and the one wording of a refusal.
+"""Types with a range, and the wording of their refusals.
 
 A field says its range in its type, `eps: NotNegative = 1e-8`. The dataclass checks itself by it,
 and so does the class that takes the option as a keyword.
@@ -93,7 +93,7 @@ def seconds(name: str, value: float) -> float:
 
 
 def at_least(least: int, why: str = "") -> Check:
-    """Make a checker for a count: a whole number, and one that somebody may have meant."""
+    """Make a checker for a whole number from `least` to `MOST`."""
     low = whole_number(f"a whole number, {least} or more{why}", lambda x: x >= least)
     high = whole_number(f"{MOST:,} or less", lambda x: x <= MOST)
     return lambda name, value: high(name, low(name, value))
@@ -111,7 +111,7 @@ def rising(least: int) -> Check:
 
 
 def matching(pattern: str, expected: str) -> Check:
-    """Make a checker for a text that a regular expression fits as a whole."""
+    """Make a checker for a full match of a regular expression."""
 
     def check(name: str, value: str) -> str:
         if not re.fullmatch(pattern, value, re.DOTALL):
@@ -156,7 +156,7 @@ def one_of(*words: str) -> Check:
 
 
 def flag(name: str, value: object) -> bool:
-    """Check for True or False, and nothing that merely counts as one."""
+    """Check for exactly True or False."""
     if not isinstance(value, bool):
         raise _refused(name, value, "True or False", kind=True)
     return value
@@ -181,7 +181,7 @@ def patterns(name: str, value: object) -> list[str]:
 
 
 def optional(check: Check, said: str = "") -> Check:
-    """Let None pass, too, and say so behind what else is right."""
+    """Let None pass a check, too, and add that to its message."""
 
     def checked(name: str, value: object) -> Any:
         try:
@@ -213,7 +213,7 @@ Patterns = Annotated[list[str], patterns]
 def in_order(
     options: Mapping[str, Any], bounds: Iterable[tuple[str, str]], prefix: str = ""
 ) -> None:
-    """Refuse a lower bound that is above the upper one, where there is one.
+    """Refuse a lower bound above the upper one.
 
     Raises:
         ValueError: With both.
@@ -226,7 +226,7 @@ def in_order(
 
 @cache
 def ranges(schema: type) -> Mapping[str, Check]:
-    """Map the fields of a dataclass to their checkers, where their types say a range.
+    """Map the fields of a dataclass to the checkers in their types.
 
     A class that says a field again without a range leaves that of its base. Flags and Enums, whose
     values are words to a caller from Python, are in `checks`.
@@ -248,7 +248,7 @@ def _of_hint(hint: object) -> Check | None:
 
 
 def checks(schema: type) -> dict[str, Check]:
-    """Return what `ranges` does, with the flags and words that a caller from Python gives."""
+    """Map fields to checkers, as `ranges`, with flags and Enums for callers from Python."""
     found: dict[str, Check] = {}
     for key, hint in get_type_hints(schema).items():
         kinds = [one for one in get_args(hint) or (hint,) if one is not NoneType]

@@ -35,7 +35,7 @@ _OF_A_SWEEP = "SWEEP_DIR beside lr=auto on the command line of a single run"
 
 
 def _readers_of_streams() -> list[str]:
-    """List the tasks that take `data.streaming=true`."""
+    """List the tasks for streamed data."""
     return sorted(name for name, schema in registry.schemas("task").items() if schema.READS_STREAMS)
 
 
@@ -75,7 +75,7 @@ class RunConfig(Checked):
     between seeds."""
 
     def __post_init__(self) -> None:
-        """Refuse callbacks that do not fit their schemas, and choices that do not go together."""
+        """Refuse invalid callbacks and contradictory choices."""
         super().__post_init__()
         callback_configs(self.callbacks)
         self.expect(
@@ -134,7 +134,7 @@ class RunConfig(Checked):
             self._expect_room_for_small_steps()
 
     def _quantise_base(self) -> None:
-        """Set what `adapter=qlora` means for the model, where it says nothing else."""
+        """Quantize the base model to 4 bits for `adapter=qlora`, unless it is quantized."""
         model = self.model
         expect(
             isinstance(model, PretrainedConfig),
@@ -147,7 +147,7 @@ class RunConfig(Checked):
             model.quantization, model.bnb_4bit_use_double_quant = "4bit", True
 
     def _expect_room_for_small_steps(self) -> None:
-        """Refuse bfloat16 weights where a step below 1/256 of a weight would be lost."""
+        """Refuse bfloat16 weights without a float32 copy for small steps."""
         bf16 = self.training.precision is Precision.bf16
         self.training.expect(bf16, "precision", f"bf16 with model.dtype={self.model.dtype}")
         self.model.expect(
@@ -174,7 +174,7 @@ class RunConfig(Checked):
         )
 
     def _expect_reader_of_streams(self, key: str) -> None:
-        """Refuse tasks that need all rows at once."""
+        """Refuse streamed data for tasks without support."""
         expect(
             self.task.READS_STREAMS,
             key,
@@ -196,7 +196,7 @@ class RunConfig(Checked):
         )
 
     def _expect_reader_of_tokens(self) -> None:
-        """Refuse token ids where texts are read, and ids of no known vocabulary."""
+        """Refuse token ids for tasks on texts, or without a tokenizer."""
         data = f"data={self.data.name}"
         expect(
             self.task.READS_TOKENS,
@@ -217,7 +217,7 @@ class RunConfig(Checked):
         )
 
     def default_lr_note(self) -> str | None:
-        """Say where the lr of a pretrained model or an adapter came from.
+        """Explain the default lr of a pretrained model or an adapter.
 
         None where it was given, or all is new.
         """
@@ -245,7 +245,7 @@ class RunConfig(Checked):
         )
 
     def factors_note(self) -> str | None:
-        """Say what LAMB's trust ratio does with the factors of a LoRA.
+        """Explain LAMB's trust ratio on the factors of a LoRA.
 
         None where there are none, or they have none.
         """
@@ -263,7 +263,7 @@ class RunConfig(Checked):
         )
 
     def schedule_note(self) -> str | None:
-        """Warn of a schedule over an optimizer that has none by design.
+        """Warn of a schedule over a schedule-free optimizer.
 
         None where the lr stays at its peak.
         """
@@ -277,7 +277,7 @@ class RunConfig(Checked):
 
 
 def refuse_ended_fork(where: str, step: int, total: int, key: str) -> None:
-    """Refuse a fork that would train no step of its own.
+    """Refuse a fork without steps of its own.
 
     Args:
         where: The trunk, for the message.

@@ -50,7 +50,7 @@ class SchedulerConfig(Checked):
         self._expect_one_of("num_warmup_steps", "warmup_ratio")
 
     def _expect_one_of(self, steps: str, share: str) -> None:
-        """Refuse a length that is given in steps and as a share of the run."""
+        """Refuse a length in steps beside the same length as a share."""
         given = getattr(self, steps)
         one = given is None or getattr(self, share) is None
         self.expect(
@@ -65,7 +65,7 @@ class ConstantConfig(SchedulerConfig):
 
 @dataclass(kw_only=True)
 class FloorConfig(SchedulerConfig):
-    """Schedules that come down, and the value below which they do not go."""
+    """Schedules with a lowest learning rate."""
 
     min_lr: NotNegative
     """Absolute, for a group of scale 1; a group of scale s has s * min_lr, so that layer ratios
@@ -94,7 +94,7 @@ class CosineConfig(FloorConfig):
     """Peak of a cycle by the peak of the one before; other than 1 only with restarts."""
 
     def __post_init__(self) -> None:
-        """Refuse cycles that are none."""
+        """Refuse restarts without cycles."""
         super().__post_init__()
         for key in ("cycle_mult", "cycle_decay"):
             good = getattr(self, key) == 1 or (self.restarts and self.num_cycles > 1)
@@ -207,7 +207,7 @@ class PiecewiseConfig(SchedulerConfig):
     boundary: Boundary
 
     def __post_init__(self) -> None:
-        """Refuse lists that do not fit together."""
+        """Refuse lists of inconsistent lengths."""
         super().__post_init__()
         self.expect(bool(self.values), "values", "at least one number")
         self.expect(

@@ -23,7 +23,7 @@ Pruner = StrEnum("Pruner", ["none", "asha", "hyperband"])
 
 @dataclass(kw_only=True)
 class ConfirmConfig:
-    """What follows a sweep in the same command: `optrun confirm`; asked for by any of these."""
+    """The confirmation after a sweep, in the same command; any key asks for it."""
 
     seeds: Any
     """Fresh seeds, such as `5-9` or [5, 6, 7]; null: as many as find the difference, 20 at most."""
@@ -44,7 +44,7 @@ class ConfirmConfig:
 
 @dataclass(kw_only=True)
 class SweeperConfig(Checked):
-    """What both ways of sweeping share."""
+    """Base class of both sweepers."""
 
     GROUP = "hydra.sweeper."
     name: str
@@ -68,7 +68,7 @@ class SweeperConfig(Checked):
     UUIDs, MIG names."""
 
     def __post_init__(self) -> None:
-        """Refuse devices beside what goes with none of them."""
+        """Refuse invalid devices."""
         super().__post_init__()
         self._check_devices()
 

@@ -1,4 +1,4 @@
-"""What is learnt: how rows become examples, and which numbers judge the model."""
+"""Tasks: from rows to examples, losses and metrics."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class CausalLmConfig(TaskConfig):
     each."""
 
     def __post_init__(self) -> None:
-        """Refuse documents to be kept apart that are apart anyway."""
+        """Refuse document masking without packing."""
         super().__post_init__()
         self.expect(
             self.packing or not self.document_masking,
@@ -75,7 +75,7 @@ class CausalLmConfig(TaskConfig):
 
     @property
     def keeps_apart(self) -> str | None:
-        """By positions that begin anew."""
+        """The key, if positions begin anew with each document."""
         return "task.document_masking=true" if self.document_masking else None
 
 
@@ -125,7 +125,7 @@ class SequenceClassificationConfig(ClassesConfig):
     problem_type: ProblemType
 
     def __post_init__(self) -> None:
-        """Refuse weights of classes where there are none."""
+        """Refuse class weights and metrics for other problem types."""
         super().__post_init__()
         self.expect(
             not self.of_numbers or self.class_weights is None,
@@ -141,7 +141,7 @@ class SequenceClassificationConfig(ClassesConfig):
 
     @classmethod
     def usage(cls, config: Mapping[str, object]) -> tuple[str, ...]:
-        """Write the snippet by what the labels are, with two texts if the model was given two."""
+        """Write the snippet for the type of labels and the number of texts."""
         call, show = cls.USAGE
         if lookup(config, "data", "text_pair_column") is not None:
             call = call.replace('"a text"', '"a text", "a second text"')
@@ -199,7 +199,7 @@ class TokenClassificationConfig(ClassesConfig):
 
 @dataclass(kw_only=True)
 class EmbeddingConfig(TaskConfig):
-    """Texts to vectors that are close where the texts belong together."""
+    """Texts to vectors, close for related texts."""
 
     MODE = "max"
     LABEL_SMOOTHING = False
@@ -230,7 +230,7 @@ class EmbeddingConfig(TaskConfig):
     """The k of each eval/recall_at_k."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range, and metrics of numbers where there are none."""
+        """Refuse invalid ranks of recall, and metrics of numbers without scores."""
         super().__post_init__()
         good = bool(self.recall_at) and all(k >= 1 for k in self.recall_at)
         self.expect(good, "recall_at", "numbers of 1 or more, such as [1, 10]")

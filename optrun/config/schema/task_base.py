@@ -1,4 +1,4 @@
-"""What every task has, and what tasks with classes have."""
+"""Base classes of task schemas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from optrun.config.schema.metric import chosen_metrics
 
 @dataclass(kw_only=True)
 class TaskConfig(Checked):
-    """What every task has, and what other rooms need to know of it without torch."""
+    """Base class of task schemas: facts about a task, known without torch."""
 
     GROUP = "task."
     AUTO_CLASS: ClassVar[str] = "AutoModel"
@@ -53,13 +53,13 @@ class TaskConfig(Checked):
     """Further metrics of each evaluation, by their registered names; written as eval/NAME."""
 
     def __post_init__(self) -> None:
-        """Refuse metrics that do not exist, or mean nothing here."""
+        """Refuse unknown and unsuitable metrics."""
         super().__post_init__()
         chosen_metrics(self.metrics, self.kind, of_numbers=self.of_numbers)
 
     @property
     def kind(self) -> str:
-        """The choice of the registry, where `name` is one of the user's own."""
+        """The registered choice, even under a name of the user's own."""
         found = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
         return self.name if self.name in found or not found else found[0]
 
@@ -80,12 +80,12 @@ class TaskConfig(Checked):
 
     @property
     def main_metric(self) -> str:
-        """The metric that says which checkpoint is best; its direction is `MODE`."""
+        """The metric to choose the best checkpoint; its direction is `MODE`."""
         return self.MAIN_METRIC
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """Registered metrics that are reported without being asked for."""
+        """Registered metrics of every evaluation."""
         return self.METRICS
 
     @property
@@ -95,24 +95,24 @@ class TaskConfig(Checked):
 
     @property
     def keeps_apart(self) -> str | None:
-        """The key by which documents of a block are to see nothing of each other.
+        """The key for separate documents in a block.
 
         None: they may.
         """
         return None
 
     def positions(self, max_length: int) -> int:
-        """Count the positions that the model must have room for, given `data.max_length`."""
+        """Count the required positions of the model for `data.max_length`."""
         return max_length
 
     def model_values(self) -> dict[str, Any]:
-        """Return the values of the transformers configuration that this configuration decides."""
+        """Return values for the transformers configuration."""
         return {}
 
 
 @dataclass(kw_only=True)
 class ClassesConfig(TaskConfig):
-    """What tasks with classes have."""
+    """Base class of tasks with classes."""
 
     MAIN_METRIC = "accuracy"
     MODE = "max"

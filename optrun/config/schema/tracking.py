@@ -1,4 +1,4 @@
-"""Where metrics go besides `metrics.jsonl`."""
+"""Trackers: other destinations of metrics beside `metrics.jsonl`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from optrun.config import registry
 
 @dataclass(kw_only=True)
 class TrackingConfig:
-    """What every choice has."""
+    """Base class of the choices of this group."""
 
     package: ClassVar[str | None] = None
     """Package of Python's that it needs, and the extra of optrun that installs it."""

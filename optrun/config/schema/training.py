@@ -105,7 +105,7 @@ class TrainingConfig(Checked):
     micro-batch of data.max_length would have a GiB of float32 logits or more."""
 
     def __post_init__(self) -> None:
-        """Refuse a global batch that no ranks make, and a threshold of nothing."""
+        """Refuse impossible global batches, and a threshold without early stopping."""
         super().__post_init__()
         least = (self.per_device_train_batch_size or 1) * self.gradient_accumulation_steps
         if self.global_batch_size is not None and self.global_batch_size % least:
