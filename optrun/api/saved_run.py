@@ -149,10 +149,10 @@ class Run:
         with one_call():
             from optrun.cli.evaluate import evaluate
 
-            _, found = evaluate(str(self.path if checkpoint is None else checkpoint), tokens)
-        if found.warning is not None:
-            log.warning(found.warning)
-        return found.metrics
+            _, evaluation = evaluate(str(self.path if checkpoint is None else checkpoint), tokens)
+        if evaluation.warning is not None:
+            log.warning(evaluation.warning)
+        return evaluation.metrics
 
     def predict(self, overrides: Sequence[str], *, checkpoint: Location | None = None) -> Path:
         """Predict the rows of a file, as `optrun predict`.
@@ -174,10 +174,10 @@ class Run:
         with one_call():
             from optrun.cli.predict import predict
 
-            _, found = predict(str(self.path if checkpoint is None else checkpoint), tokens)
-        for note in found.notes:
+            _, prediction = predict(str(self.path if checkpoint is None else checkpoint), tokens)
+        for note in prediction.notes:
             log.info(note)
-        return found.out.resolve()
+        return prediction.out.resolve()
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,10 @@ def sweep(
             store.open_hydra(command_line.config_dir), command_line, caller(quiet=quiet)
         )
     folder = outcome.folder.resolve()
-    begun = tuple(
+    runs = tuple(
         load_run(folder / job) for job in outcome.jobs if (folder / job / "config.yaml").is_file()
     )
-    return SweepResult(folder, outcome.exit_code, begun, outcome.verdict)
+    return SweepResult(folder, outcome.exit_code, runs, outcome.verdict)
 
 
 def compose(

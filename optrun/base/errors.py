@@ -140,10 +140,10 @@ def refuse_url(key: str, value: object) -> None:
     """
     for text in value if isinstance(value, list | tuple) else [value]:
         if isinstance(text, str) and _URL.match(text):
-            shown = re.sub(r"//[^/]*@", "//", text)  # who asks, and perhaps with which password
+            safe_text = re.sub(r"//[^/]*@", "//", text)  # who asks, and perhaps with which password
             raise ConfigError(
-                f"{key}={shown}: a URL. Expected a path: optrun reads and writes local files. Mount"
-                " what it names, or copy it here first."
+                f"{key}={safe_text}: a URL. Expected a path: optrun reads and writes local files."
+                " Mount what it names, or copy it here first."
             )
 
 
@@ -165,7 +165,7 @@ def printable(text: str) -> str:
         >>> printable("a\x1b[2Jb")
         'a\\x1b[2Jb'
     """
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str]:
@@ -191,15 +191,15 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
     pool = sorted(set(candidates))
 
     def likeness(candidate: str) -> float:
-        whole = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
+        full_ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
         if (
             "." in name
         ):  # two dotted names that share their end share a key of many groups, or a file's ending
-            return whole
+            return full_ratio
         last = difflib.SequenceMatcher(
             None, name.lower(), candidate.rsplit(".", 1)[-1].lower()
         ).ratio()
-        return max(whole, 0.98 * last)
+        return max(full_ratio, 0.98 * last)
 
     scored = sorted(
         ((likeness(candidate), candidate) for candidate in pool),
@@ -259,4 +259,4 @@ def signal_name(number: int) -> str:
         >>> signal_name(9), signal_name(40)
         ('SIGKILL', 'signal 40')
     """
-    return next((known.name for known in signal.Signals if known == number), f"signal {number}")
+    return next((member.name for member in signal.Signals if member == number), f"signal {number}")

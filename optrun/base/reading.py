@@ -69,9 +69,9 @@ def open_file(path: Path, *, limit: int | None = None, follow: bool = False) -> 
             _refuse_kind(path, "a link or a socket")
         raise
     try:
-        known = os.fstat(descriptor)
-        _refuse_kind(path, _kind(known.st_mode))
-        _refuse_size(path, known.st_size, limit)
+        status = os.fstat(descriptor)
+        _refuse_kind(path, _kind(status.st_mode))
+        _refuse_size(path, status.st_size, limit)
     except BaseException:
         os.close(descriptor)
         raise
@@ -158,6 +158,6 @@ def _refuse_size(path: Path, size: int, limit: int | None) -> None:
 
 
 def _refusal(
-    where: object, found: str, expected: str, advice: str = "Restore it from a copy."
+    where: object, problem: str, expected: str, advice: str = "Restore it from a copy."
 ) -> UnreadableFileError:
-    return UnreadableFileError(f"{where}: {found}; expected {expected}. {advice}")
+    return UnreadableFileError(f"{where}: {problem}; expected {expected}. {advice}")

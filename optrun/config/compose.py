@@ -50,9 +50,9 @@ def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str
         ConfigError: A mandatory value is missing or one is out of range, or a file says what only a
             person may say.
     """
-    own = store.without_hydra(cfg)
-    leave_open(own, checked)
-    config = store.typed(own)
-    refuse_stored_trust(own, checked)
+    run_cfg = store.without_hydra(cfg)
+    leave_open(run_cfg, checked)
+    config = store.typed(run_cfg)
+    refuse_stored_trust(run_cfg, checked)
     typed_line = vars(replace(command_line, overrides=checked))
-    return Request(**typed_line, config=config, values=saved.plain(own))
+    return Request(**typed_line, config=config, values=saved.plain(run_cfg))

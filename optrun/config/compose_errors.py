@@ -165,11 +165,11 @@ def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> Conf
 
 def _why(cfg: DictConfig | None, message: str, error: OmegaConfBaseException) -> str:
     """Say why a `${...}` has no value, or not the right one."""
-    for pattern, words in _SAID_OF_INTERPOLATIONS:
+    for pattern, template in _SAID_OF_INTERPOLATIONS:
         match = re.search(pattern, message)
         if match is None:
             continue
-        reason = words.format(*match.groups())
+        reason = template.format(*match.groups())
         if "no key" in reason and cfg is not None:
             near = did_you_mean(match[1], all_keys(cfg))
             return f"{reason} {near}" if near.startswith("Did") else reason

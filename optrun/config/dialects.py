@@ -90,14 +90,20 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
         Traceback (most recent call last):
         optrun.base.errors.ConfigError: optimizer.dialect=kears: no such dialect of adamax...
     """
-    own = DIALECTS[choice]
-    if dialect is None or dialect in own:
+    presets_of_choice = DIALECTS[choice]
+    if dialect is None or dialect in presets_of_choice:
         return
-    others = [f"optimizer={other}" for other, presets in DIALECTS.items() if dialect in presets]
-    near = f"{' and '.join(others)} has it." if others else did_you_mean(dialect, own)
+    optimizers = [
+        f"optimizer={optimizer}" for optimizer, presets in DIALECTS.items() if dialect in presets
+    ]
+    near = (
+        f"{' and '.join(optimizers)} has it."
+        if optimizers
+        else did_you_mean(dialect, presets_of_choice)
+    )
     raise ConfigError(
         f"optimizer.dialect={dialect}: no such dialect of {choice}. {near} Expected null or one of"
-        f" {', '.join(own)}."
+        f" {', '.join(presets_of_choice)}."
     )
 
 
@@ -137,8 +143,8 @@ def own_default(value: object) -> object:
         >>> own_default("${dialect:1.0e-6}"), own_default("${dialect:null}"), own_default("${lr}")
         (1e-06, None, '${lr}')
     """
-    found = _WRITTEN.match(value) if isinstance(value, str) else None
-    return value if found is None else OmegaConf.create(f"value: {found[1]}").value
+    written = _WRITTEN.match(value) if isinstance(value, str) else None
+    return value if written is None else OmegaConf.create(f"value: {written[1]}").value
 
 
 def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:

@@ -112,5 +112,5 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
     if answer is not None and is_choice and not (close and "path=" in answer):
         near, close = f"Did you mean {answer}?", [answer]
     every = f" Choices: {', '.join(sorted(options))}." if close else ""
-    own = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
-    return ConfigError(f"{group}={name}: no such {group}. {near}{every}{own}")
+    plugin_hint = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
+    return ConfigError(f"{group}={name}: no such {group}. {near}{every}{plugin_hint}")

@@ -146,7 +146,7 @@ def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> C
 
 
 def _not_among(
-    base: DictConfig, keys: list[str], head: str, leaf: str, others: list[str]
+    base: DictConfig, keys: list[str], head: str, leaf: str, choices_with_key: list[str]
 ) -> ConfigError:
     """Build the error for a key unknown to the chosen choice of its group."""
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
@@ -155,8 +155,8 @@ def _not_among(
     close = [*(f"{head}.{name}" for name in nearest(leaf, siblings)), *elsewhere]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""
     within = [name for name in keys if name.startswith(f"{head}.") and name.endswith(f".{leaf}")]
-    if others:
-        owners = " or ".join(f"{head}={choice}" for choice in others)
+    if choices_with_key:
+        owners = " or ".join(f"{head}={choice}" for choice in choices_with_key)
         hint = f"Did you mean {' or '.join(within)}? " if within else f"It belongs to {owners}. "
     chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
     return ConfigError(f"{head}.{leaf}: no such key. {hint}{chosen} has: {', '.join(siblings)}.")

@@ -41,7 +41,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
     composed = isinstance(config, DictConfig)
     schema = OmegaConf.get_type(config) if composed else type(config)
     name = str(OmegaConf.select(config, "name") if composed else config.name)
-    kinds = [choice for choice, known in schemas.items() if known is schema]
+    kinds = [choice for choice, choice_schema in schemas.items() if choice_schema is schema]
     if not kinds:
         raise ConfigError(
             f"{group}={name}: built on no choice of {group}. Begin its file with the one it"

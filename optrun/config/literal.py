@@ -132,12 +132,12 @@ def _with_literal_path(token: str) -> str:
     key, _, value = token.partition("=")
     if not value or not _holds_path(key.lstrip("+")):
         return token
-    there = "${" not in value and _is_there(value)
+    exists = "${" not in value and _is_there(value)
     try:
         override = _parsed(token)
-        literal = there and (override.is_sweep_override() or override.value() != value)
+        literal = exists and (override.is_sweep_override() or override.value() != value)
     except HydraException:
-        literal = there or value[0] not in "[{('\""
+        literal = exists or value[0] not in "[{('\""
     return f"{key}={quote_path(value)}" if literal else token
 
 
@@ -150,14 +150,14 @@ def _is_there(value: str) -> bool:
 
 def _holds_path(key: str) -> bool:
     group = key.partition(".")[0]
-    named = {
+    schema_paths = {
         f"{group}.{path}"
         for schema in GROUPS.get(group, {}).values()
         for path in getattr(schema, "PATHS", ())
     }
     return any(
         fnmatchcase(key, form)
-        for path in (*_PLACES, *PATHS, *named)
+        for path in (*_PLACES, *PATHS, *schema_paths)
         for form in (path, f"{path}.*")
     )
 

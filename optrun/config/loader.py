@@ -57,12 +57,12 @@ class Loader(ConfigLoaderImpl):
             )
         values = [override for override in parsed if is_value(override)]
         choices = [str(override.input_line) for override in parsed if override not in values]
-        known = (config_name, tuple(choices))
-        if known not in self._composed:
-            self._composed[known] = super().load_configuration(
+        cache_key = (config_name, tuple(choices))
+        if cache_key not in self._composed:
+            self._composed[cache_key] = super().load_configuration(
                 config_name, choices, run_mode, from_shell
             )
-        cfg = copy.deepcopy(self._composed[known])
+        cfg = copy.deepcopy(self._composed[cache_key])
         if values:
             assign_values(cfg, values, parsed)
         return cfg

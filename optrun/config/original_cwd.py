@@ -99,14 +99,14 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
     rows = [
         (prefix, registry.find(kind, name)) for prefix, kind, name in chosen if name is not None
     ]
-    named = [
+    schema_keys = [
         f"{prefix}.{name}"
         for prefix, row in rows
         if row is not None
         for key in getattr(row.schema, "PATHS", ())
         for name in _spread(key, config.get(prefix))
     ]
-    return list(dict.fromkeys((*PATHS, *named)))
+    return list(dict.fromkeys((*PATHS, *schema_keys)))
 
 
 def _spread(key: str, values: Any) -> list[str]:
@@ -126,7 +126,7 @@ def is_path(key: str, keys: Iterable[str]) -> bool:
         >>> is_path("data.eval.dev", ["data.eval"]), is_path("data.eval_fraction", ["data.eval"])
         (True, False)
     """
-    return any(key == one or key.startswith(f"{one}.") for one in keys)
+    return any(key == path_key or key.startswith(f"{path_key}.") for path_key in keys)
 
 
 def same_files(before: object, after: object, folder: Path | None) -> bool:

@@ -47,7 +47,7 @@ def parse(tokens: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parse_token(token))
         except HydraException as error:
-            near = next((other for other in _readings(token) if _fits(other)), None)
+            near = next((reading for reading in _readings(token) if _fits(reading)), None)
             hint = f" Did you mean {shlex.quote(near)}?" if near else ""
             raise ConfigError(
                 f"{token!r} cannot be read: {_unreadable(error, token)}.{hint}"
@@ -84,9 +84,9 @@ def _unreadable(error: HydraException, token: str) -> str:
             "LexerNoViableAltException: "
         )
         return f"unexpected {token[at : at + 1]!r} at character {at + 1}"
-    for pattern, words in _SAID:
-        if lines and (found := re.fullmatch(pattern, lines[0])):
-            return found.expand(words)
+    for pattern, template in _SAID:
+        if lines and (match := re.fullmatch(pattern, lines[0])):
+            return match.expand(template)
     return "Hydra's grammar does not have it"
 
 
@@ -165,7 +165,7 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
         ConfigError: For a key or choice that does not exist, with the nearest names; for a value of
             the wrong type; for a list of values without `-m`; for the same key twice.
     """
-    branch = next((one for one in overrides if one.key_or_group == "branch_from"), None)
+    branch = next((item for item in overrides if item.key_or_group == "branch_from"), None)
     if branch is None or branch.value() is None:
         refuse_names(overrides)  # those of a trunk stand among the overrides of a branch
     parsed = [_without_glob(hydra, override) for override in overrides]
@@ -179,7 +179,7 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     settled = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
     composed = store.compose(hydra, config_name, settled)
     base = store.without_hydra(composed)
-    with_hydra = _writable(composed) if any(one.is_hydra_override() for one in parsed) else base
+    with_hydra = _writable(composed) if any(item.is_hydra_override() for item in parsed) else base
     tokens = []
     for override in parsed:
         token = str(override.input_line)
@@ -340,10 +340,13 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
     if not is_open and node_at(full, key) is None:
         raise unknown_hydra_key(all_keys(full), key)
     if override.is_sweep_override():
-        given = str(override.input_line).partition("=")[2]
-        one = f"{key}='{given}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{given}]"
+        text = str(override.input_line).partition("=")[2]
+        single_value = (
+            f"{key}='{text}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{text}]"
+        )
         raise ConfigError(
-            f"{override.input_line}: {key} is not swept over. Expected one value; a list is {one}."
+            f"{override.input_line}: {key} is not swept over. Expected one value; a list is"
+            f" {single_value}."
         )
     if not is_open and not override.is_delete():
         value = plain_value(override.value())
@@ -352,16 +355,18 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
     if override.is_sweep_override() and not sweep:
-        key, _, given = str(override.input_line).partition("=")
+        key, _, text = str(override.input_line).partition("=")
         if isinstance(override.value(), IntervalSweep):
             raise ConfigError(
-                f"{key}={given}: an interval is searched. Add -m hydra/sweeper=optuna."
+                f"{key}={text}: an interval is searched. Add -m hydra/sweeper=optuna."
             )
-        readings = [f"{key}=[{given}]", f"{key}={quoted(given)}"]
-        one = next((token for token in readings if _fits(token)), None)
-        hint = f", or write one value as {shlex.quote(one)}" if one and "(" not in given else ""
+        readings = [f"{key}=[{text}]", f"{key}={quoted(text)}"]
+        reading = next((token for token in readings if _fits(token)), None)
+        hint = (
+            f", or write one value as {shlex.quote(reading)}" if reading and "(" not in text else ""
+        )
         raise ConfigError(
-            f"{key}={given}: several values are a sweep. Add -m to run one job for each{hint}."
+            f"{key}={text}: several values are a sweep. Add -m to run one job for each{hint}."
         )
 
 
@@ -382,19 +387,19 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
             f"{token}: {key} cannot be taken away; give it a value, or null where the comment"
             " allows it."
         )
-    given = _typed_values(override)
-    if override.is_range_sweep() and len(given) == 1:
+    parsed_values = _typed_values(override)
+    if override.is_range_sweep() and len(parsed_values) == 1:
         raise ConfigError(
-            f"{token}: it holds {given[0]} alone: range() goes in steps of 1. List the values:"
-            f" {key}=A,B,C."
+            f"{token}: it holds {parsed_values[0]} alone: range() goes in steps of 1. List the"
+            f" values: {key}=A,B,C."
         )
-    for value in given:
+    for value in parsed_values:
         assign(base, key, plain_value(value))
     node = node_at(base, key)
-    whole = (
+    is_open = (
         isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
     )  # open: Hydra adds to it, or refuses
-    return f"{'++' if whole else ''}{key}={token.split('=', 1)[1]}"
+    return f"{'++' if is_open else ''}{key}={token.split('=', 1)[1]}"
 
 
 def plain_value(value: object) -> object:

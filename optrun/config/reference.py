@@ -51,14 +51,14 @@ class Entry:
 def top_level() -> list[Entry]:
     """List the keys of the top level, such as `lr`."""
     hints = typing.get_type_hints(RunConfig)
-    found = _commented(_text("config"))
-    return [_entry("", row, hints) for row in found if row[0] in hints and row[0] not in CHOICES]
+    rows = _commented(_text("config"))
+    return [_entry("", row, hints) for row in rows if row[0] in hints and row[0] not in CHOICES]
 
 
 def defaults() -> dict[str, tuple[str, str]]:
     """Return the default choice and the purpose of each group."""
-    found = re.findall(r"^ *- (?:override )?([\w/]+): (\w+)(?: *# (.*))?$", _text("config"), re.M)
-    return {group: (choice, meaning) for group, choice, meaning in found}
+    matches = re.findall(r"^ *- (?:override )?([\w/]+): (\w+)(?: *# (.*))?$", _text("config"), re.M)
+    return {group: (choice, meaning) for group, choice, meaning in matches}
 
 
 def head(group: str, choice: str) -> str:
@@ -76,13 +76,13 @@ def entries(group: str, choice: str) -> list[Entry]:
     schema = CHOICES[group][choice]
     hints = typing.get_type_hints(schema)
     text = "" if choice in complete_choices(group) else _text(f"{group}/{choice}")
-    found = {row[0]: row for row in _commented(text) if row[0] in hints}
+    rows = {row[0]: row for row in _commented(text) if row[0] in hints}
     for key, value in schema_defaults(schema).items():
-        if key not in found and key != "name":
-            found[key] = (key, _written(value), _docstring(schema, key))
+        if key not in rows and key != "name":
+            rows[key] = (key, _written(value), _docstring(schema, key))
     return [
         _entry(f"{group.replace('/', '.')}.", row, hints)
-        for row in found.values()
+        for row in rows.values()
         if row[1] != choice
     ]
 
@@ -91,7 +91,7 @@ def type_name(hint: Any) -> str:
     """Name a type for people: `int | None` is a whole number or null, an Enum is its values."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(type_name(one) for one in arguments))
+        return " or ".join(dict.fromkeys(type_name(argument) for argument in arguments))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return ", ".join(f"`{member.value}`" for member in hint)
     if origin in (tuple, list, Sequence):
@@ -113,7 +113,7 @@ def _written(value: object) -> str:
 
 def _docstring(schema: type[object], key: str) -> str:
     """Return the docstring below a field of a dataclass."""
-    for owner in (one for one in schema.__mro__ if key in vars(one).get("__annotations__", {})):
+    for owner in (base for base in schema.__mro__ if key in vars(base).get("__annotations__", {})):
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
         for field, below in itertools.pairwise(body):
             if getattr(getattr(field, "target", None), "id", "") == key and isinstance(

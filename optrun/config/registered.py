@@ -17,11 +17,11 @@ def publish(group: str) -> None:
     Their values are their schemas' defaults.
     """
     store = ConfigStore.instance()
-    there = store.repo.get(group, {})
+    stored = store.repo.get(group, {})
     for file in [
-        file for file, node in there.items() if getattr(node, "provider", None) == _PROVIDER
+        file for file, node in stored.items() if getattr(node, "provider", None) == _PROVIDER
     ]:
-        del there[file]
+        del stored[file]
     for name, row in complete_choices(group).items():
         schema = OmegaConf.structured(row.schema)
         store.store(group=group, name=f"{name}_schema", node=schema, provider=_PROVIDER)

@@ -90,7 +90,7 @@ class CommandLine:
 
     def override(self, key: str) -> Override | None:
         """Return the override of a key; None if it is not given."""
-        return next((one for one in self.parsed if one.key_or_group == key), None)
+        return next((item for item in self.parsed if item.key_or_group == key), None)
 
     @property
     def resume(self) -> str | None:
@@ -109,8 +109,8 @@ class CommandLine:
 
     def without(self, *keys: str) -> Self:
         """Return the command line without the overrides of these keys."""
-        kept = [token for token in self.overrides if key_of(token) not in keys]
-        return replace(self, overrides=kept)
+        tokens = [token for token in self.overrides if key_of(token) not in keys]
+        return replace(self, overrides=tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

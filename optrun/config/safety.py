@@ -52,13 +52,13 @@ def refuse_unsafe(cfg: DictConfig | dict[str, Any]) -> None:
     for key, value in leaves:
         if not isinstance(value, str) or not value:
             continue
-        named = _SECRET.search(key.rsplit(".", 1)[-1])
+        secret_name = _SECRET.search(key.rsplit(".", 1)[-1])
         if key.startswith("model.config.") and key.endswith("_token"):
-            named = _SECRET_TOKEN.search(
+            secret_name = _SECRET_TOKEN.search(
                 key
             )  # others are texts, such as the one that stands for an image
         variable = _VARIABLE.search(value)
-        if named or _PASSWORD.match(value) or (variable and _SECRET.search(variable[1])):
+        if secret_name or _PASSWORD.match(value) or (variable and _SECRET.search(variable[1])):
             raise ConfigError(
                 f"{key}: this looks like a secret, and a configuration is written into the run"
                 " directory. Expected it in the environment, of which nothing is written."

@@ -134,10 +134,10 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         if node_at(result, key) is None and open_prefix(result, key) is None:
             raise unknown_key(result, key)
         assign(result, key, override.value())
-    given = {override.key_or_group: override.value() for override in parsed}
+    new_values = {override.key_or_group: override.value() for override in parsed}
     if (
-        given.get("scheduler.num_warmup_steps") is not None
-        and "scheduler.warmup_ratio" not in given
+        new_values.get("scheduler.num_warmup_steps") is not None
+        and "scheduler.warmup_ratio" not in new_values
     ):
         result.scheduler.warmup_ratio = (
             None  # the default that was written down gives way, as on a fresh line
@@ -147,13 +147,15 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
 
 def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
     """Refuse another dialect for a saved configuration: its options are resolved."""
-    own = cfg.optimizer
-    resolved = not any(own._get_node(name)._is_interpolation() for name in own)
-    if resolved and "dialect" in own and override.value() != own.dialect:
+    saved_optimizer = cfg.optimizer
+    resolved = not any(
+        saved_optimizer._get_node(name)._is_interpolation() for name in saved_optimizer
+    )
+    if resolved and "dialect" in saved_optimizer and override.value() != saved_optimizer.dialect:
         raise ConfigError(
-            f"{override.input_line}: the options of optimizer.dialect={own.dialect or 'null'} stand"
-            " in the run's configuration, and another name changes none of them. Give the options"
-            " themselves, such as optimizer.eps=1e-8, or begin a new run."
+            f"{override.input_line}: the run's configuration holds the options of"
+            f" optimizer.dialect={saved_optimizer.dialect or 'null'}, and another name changes none"
+            " of them. Give the options themselves, such as optimizer.eps=1e-8, or begin a new run."
         )
 
 
@@ -195,14 +197,14 @@ def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:
         >>> flat({"lr": 0.1, "clip": {"max_norm": 1.0}})
         {'lr': 0.1, 'clip.max_norm': 1.0}
     """
-    found: PlainDict = {}
+    leaves: PlainDict = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            found.update(flat(value, f"{name}."))
+            leaves.update(flat(value, f"{name}."))
         else:
-            found[name] = value
-    return found
+            leaves[name] = value
+    return leaves
 
 
 def differences(
@@ -218,15 +220,15 @@ def differences(
     """
     old = flat(before)
     new = flat(after)
-    found = {
+    changes = {
         name: (old.get(name), new.get(name))
         for name in dict.fromkeys([*old, *new])
         if name != "resume" and not same(old.get(name), new.get(name))
     }
     for group in store.GROUPS:
-        if f"{group}.name" in found:  # which says it already
-            found.pop(f"{group}.{KIND}", None)
-    return found
+        if f"{group}.name" in changes:  # which says it already
+            changes.pop(f"{group}.{KIND}", None)
+    return changes
 
 
 def same(before: object, after: object) -> bool:

@@ -117,8 +117,8 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
     register_schemas()
     _own_sweepers()
     READ.clear()
-    for known in _KNOWN_WARNINGS:
-        warnings.filterwarnings("ignore", message=f"(?s).*{known}")
+    for pattern in _KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=f"(?s).*{pattern}")
     GlobalHydra.instance().clear()
     hydra = Hydra(
         task_name="optrun", config_loader=Loader(config_search_path=_search_path(extra_dir))
@@ -174,7 +174,7 @@ def with_values(
     """
     parsed = [parse_token(token) for token in overrides]
     values = [override for override in parsed if is_value(override)]
-    chosen = [one for one in parsed if one.key_or_group in GROUPS or "/" in one.key_or_group]
+    chosen = [item for item in parsed if item.key_or_group in GROUPS or "/" in item.key_or_group]
     if len(values) + len(chosen) < len(parsed):
         return compose(hydra, config_name, overrides)
     with _refusing(hydra, config_name):
@@ -201,12 +201,12 @@ def without_hydra(cfg: DictConfig) -> DictConfig:
     content = vars(cfg)["_content"]
     try:  # `hydra` is the larger part: it is left out of the copy, not taken out of it
         vars(cfg)["_content"] = {key: node for key, node in content.items() if key != "hydra"}
-        own = copy.deepcopy(cfg)
+        run_cfg = copy.deepcopy(cfg)
     finally:
         vars(cfg)["_content"] = content
-    OmegaConf.set_struct(own, False)
-    OmegaConf.set_readonly(own, False)
-    return own
+    OmegaConf.set_struct(run_cfg, False)
+    OmegaConf.set_readonly(run_cfg, False)
+    return run_cfg
 
 
 def refuse_dangling(cfg: DictConfig) -> None:
@@ -236,8 +236,8 @@ def typed(cfg: DictConfig) -> RunConfig:
     missing = missing_keys(cfg)
     if missing:
         key = missing[0]
-        others = f" (also missing: {', '.join(missing[1:])})" if missing[1:] else ""
-        raise ConfigError(f"{key} is missing: give {key}=VALUE{others}.")
+        rest = f" (also missing: {', '.join(missing[1:])})" if missing[1:] else ""
+        raise ConfigError(f"{key} is missing: give {key}=VALUE{rest}.")
     try:
         config = OmegaConf.to_object(cfg)
     except ConfigError:

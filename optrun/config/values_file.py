@@ -42,7 +42,7 @@ def find_values_file(config_name: str) -> Path | None:
     path = Path(config_name).expanduser()
     if path.is_file():
         return path
-    beside = [str(other) for other in path.parent.glob("*.y*ml")]
+    beside = [str(file) for file in path.parent.glob("*.y*ml")]
     near = did_you_mean(config_name, beside)
     raise ConfigError(f"-cn {config_name}: no such file (looked from {Path.cwd()}). {near}".strip())
 

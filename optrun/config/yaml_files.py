@@ -231,10 +231,10 @@ def location(message: str) -> str | None:
     Args:
         message: Such as `lr=-1: expected ...`.
     """
-    found = _KEY.match(message)
-    if found is None:
+    key_match = _KEY.match(message)
+    if key_match is None:
         return None
-    key, group = found[1], found[1].split(".")[0]
+    key, group = key_match[1], key_match[1].split(".")[0]
     for name, path in users_files().items():
         line = line_of(path, key, name)
         if line is not None:

@@ -81,15 +81,15 @@ def explain(
         spec = model_spec(config, notes) if spec is None else spec
         model, sizes, model_notes = _shapes(config, spec)
         notes += model_notes
-    said = (config.default_lr_note(), config.factors_note(), config.schedule_note())
-    notes += [*filter(None, said), *data_notes, *discarded()]
+    config_notes = (config.default_lr_note(), config.factors_note(), config.schedule_note())
+    notes += [*filter(None, config_notes), *data_notes, *discarded()]
     micro, count = config.training.step_over(rank_count(config))
     if count > 1 or config.training.global_batch_size is not None:
         notes.append(
             f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over"
             " all ranks"
         )
-    known, steps_from = _steps(config, sampled)
+    known_steps, steps_from = _steps(config, sampled)
     decay = getattr(config.optimizer, "weight_decay", None)
     ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
     groups = build_param_groups(
@@ -103,7 +103,7 @@ def explain(
     groups = transferred(
         groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
     )
-    steps = assumed_steps(config.scheduler) if known is None else known
+    steps = assumed_steps(config.scheduler) if known_steps is None else known_steps
     if trunk is not None:
         refuse_ended_fork(
             trunk.folder,
@@ -125,7 +125,7 @@ def explain(
     climb = num_warmup_steps_of(config.scheduler, steps)
     sharded = config.distributed.name == "fsdp"
     params = dict(model.named_parameters())
-    held = tensor_bytes(model)
+    weight_sizes = tensor_bytes(model)
     notes += _tied(model, params)
     branch = None if trunk is None else _fork_facts(trunk, optimizer, scheduler, steps)
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -151,18 +151,18 @@ def explain(
         clip=_clip_in_words(config),
         steps=steps,
         steps_from=steps_from,
-        in_steps=known is not None or bool(named_steps(config.scheduler)),
+        in_steps=known_steps is not None or bool(named_steps(config.scheduler)),
         tensors=tensors,
         frozen=list(frozen),
         frozen_parameters=sum(param.numel() for param in frozen.values()),
         curve=curve,
         weight_dtype=weight_dtype(config),
-        weight_bytes=sum(held.values()),
+        weight_bytes=sum(weight_sizes.values()),
         gradient_bytes=sum(
             param.numel() * param.itemsize for param in params.values() if param.requires_grad
         ),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
-        rank_memory=rank_memory(config, params, held, states),
+        rank_memory=rank_memory(config, params, weight_sizes, states),
         data=sampled,
         branch=branch,
         options=options,
@@ -190,12 +190,12 @@ def weight_dtype(config: RunConfig) -> str:
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
     """Write one note for each tensor with several names."""
     first = {id(param): name for name, param in params.items()}
-    others = defaultdict(list)
+    aliases = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
         if name not in params:
-            others[first[id(param)]].append(name)
+            aliases[first[id(param)]].append(name)
     return [
-        f"{name} is also {listed(more, 2)}: tied, counted once." for name, more in others.items()
+        f"{name} is also {listed(more, 2)}: tied, counted once." for name, more in aliases.items()
     ]
 
 
@@ -209,11 +209,15 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
         )
     if task.PROCESSOR != "AutoTokenizer":
         return ModelSpec(task.AUTO_CLASS, task.model_values())
-    own = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
-    tokenizer = None if own else load_tokenizer(config.model)
+    trains_tokenizer = isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None
+    tokenizer = None if trains_tokenizer else load_tokenizer(config.model)
     max_length = task.positions(config.data.max_length)
     spec = ModelSpec.of_tokenizer(task.AUTO_CLASS, task.model_values(), max_length, tokenizer)
-    return replace(spec, vocab_size=getattr(config.model, "vocab_size", None)) if own else spec
+    return (
+        replace(spec, vocab_size=getattr(config.model, "vocab_size", None))
+        if trains_tokenizer
+        else spec
+    )
 
 
 def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:
@@ -231,8 +235,8 @@ def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]
         accumulation=count,
         seed=config.seed,
     )
-    whole = config.training.num_train_epochs * plan.steps_per_epoch
-    return max(1, -int(-whole // 1)), "data"
+    total_steps = config.training.num_train_epochs * plan.steps_per_epoch
+    return max(1, -int(-total_steps // 1)), "data"
 
 
 def _tensors(
@@ -304,7 +308,7 @@ def _fork_facts(
         for name, (dtype, shape) in trunk.tensors.items()
     }
     _, state = inherit_state(optimizer, tensors, trunk.optimizer)
-    words = schedule_in_words(
+    schedule = schedule_in_words(
         scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps
     )
-    return ForkFacts(trunk.folder, trunk.step, state, words, float(max(lrs)))
+    return ForkFacts(trunk.folder, trunk.step, state, schedule, float(max(lrs)))

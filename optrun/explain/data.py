@@ -95,27 +95,27 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     # A label that the sample has in its evaluation rows alone is one that all of the training rows
     # may have.
     eval_sets = {name: _some(split) for name, split in source.eval_sets.items()}
-    some = replace(
+    sample = replace(
         source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[]
     )
-    looked_at = _sizes(some)
+    looked_at = _sizes(sample)
     if any(size and not count for size, count in zip(sizes, looked_at, strict=True)):
         return unread  # a single text of more characters than that
-    whole = looked_at == sizes
-    looked_into = source if whole else some
+    is_complete = looked_at == sizes
+    looked_into = source if is_complete else sample
     notes_of_loading = len(looked_into.notes)
     try:
         tokenizer, task = _read(config, looked_into)
         facts = data_facts(task, looked_into, tokenizer)
     except ConfigError as error:
-        if whole:
+        if is_complete:
             raise
         notes.append(f"Of a sample of the data: {error}")
         return unread
     notes += looked_into.notes[notes_of_loading:]
     spec = _spec(config, task, tokenizer)
     examples: int | None = len(task.train)
-    if not whole:
+    if not is_complete:
         read, examples = len(task.train) / min(looked_at[0], most), rows
         if rows is not None and read != 1:
             examples = round(rows * read)
@@ -173,14 +173,16 @@ def _some(split: Split) -> Split:
         return split  # to look at them reads nothing
     count = len(split.rows)
     order = generator(0, "explain").permutation(count)[:MOST_ROWS]
-    kept: list[int] = []
+    indices: list[int] = []
     characters = 0
     for index, row in zip(order, split.rows.select(order), strict=True):
         characters += sum(map(_characters, row.values()))
         if characters > MOST_CHARACTERS:
             break
-        kept.append(index)
-    return split if len(kept) == count else split.take(np.sort(np.array(kept, dtype=np.int64)))
+        indices.append(index)
+    return (
+        split if len(indices) == count else split.take(np.sort(np.array(indices, dtype=np.int64)))
+    )
 
 
 def _characters(value: object) -> int:

@@ -240,10 +240,10 @@ class GroupFacts:
 
 def groups_of(facts: Facts) -> list[GroupFacts]:
     """List the groups in the optimizer's order."""
-    found = defaultdict(list)
+    tensors_of = defaultdict(list)
     for tensor in facts.tensors:
-        found[tensor.group].append(tensor)
-    return [GroupFacts(index, tensors) for index, tensors in found.items()]
+        tensors_of[tensor.group].append(tensor)
+    return [GroupFacts(index, tensors) for index, tensors in tensors_of.items()]
 
 
 def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
@@ -261,8 +261,8 @@ def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
 
 def total(sizes: Iterable[int | None]) -> int | None:
     """Add up sizes; None if one is unknown."""
-    known = [*sizes]
-    return None if None in known else sum(filter(None, known))
+    amounts = [*sizes]
+    return None if None in amounts else sum(filter(None, amounts))
 
 
 def listed(names: Sequence[str], most: int) -> str:

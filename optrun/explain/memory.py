@@ -55,10 +55,10 @@ def rank_memory(
     if isinstance(distributed, FsdpConfig):
         _, shards = data_parallel_degrees(distributed, ranks)
 
-    def held(whole: Iterable[tuple[Tensor, int]]) -> int:
-        return sum(_piece(param, size, shards) for param, size in whole)
+    def held(tensors: Iterable[tuple[Tensor, int]]) -> int:
+        return sum(_piece(param, size, shards) for param, size in tensors)
 
-    known = {name: size for name, size in states.items() if size is not None}
+    known_states = {name: size for name, size in states.items() if size is not None}
     return RankMemory(
         distributed=distributed.name,
         ranks=ranks,
@@ -67,8 +67,8 @@ def rank_memory(
         gradient_bytes=held(
             (param, sizes[name]) for name, param in params.items() if param.requires_grad
         ),
-        state_bytes=held((params[name], size) for name, size in known.items())
-        if len(known) == len(states)
+        state_bytes=held((params[name], size) for name, size in known_states.items())
+        if len(known_states) == len(states)
         else None,
     )
 

@@ -42,8 +42,12 @@ def named_steps(config: SchedulerConfig) -> list[int]:
         >>> named_steps(choice("scheduler", SCHEMAS, "multistep", options))
         [30, 80]
     """
-    found = [*(getattr(config, key, None) for key in _LENGTHS), *_listed(config), _values(config)]
-    return [steps for steps in found if steps]
+    candidates = [
+        *(getattr(config, key, None) for key in _LENGTHS),
+        *_listed(config),
+        _values(config),
+    ]
+    return [steps for steps in candidates if steps]
 
 
 def assumed_steps(config: SchedulerConfig) -> int:
@@ -52,13 +56,13 @@ def assumed_steps(config: SchedulerConfig) -> int:
     Long enough for the steps that the schedule names, and where some lengths would be refused, one
     that is not.
     """
-    steps = max(ASSUMED_STEPS, *(2 * named for named in named_steps(config)), 0)
+    steps = max(ASSUMED_STEPS, *(2 * step for step in named_steps(config)), 0)
     if _values(config):
         steps = min(steps, _values(config))
-    listed = _listed(config)
-    if listed and config.warmup_ratio:
-        steps = min(steps, int(listed[0] / config.warmup_ratio))
-        while steps > 1 and num_warmup_steps_of(config, steps) >= listed[0]:
+    milestones = _listed(config)
+    if milestones and config.warmup_ratio:
+        steps = min(steps, int(milestones[0] / config.warmup_ratio))
+        while steps > 1 and num_warmup_steps_of(config, steps) >= milestones[0]:
             steps -= 1  # so that the climb has its peak
     return max(steps, 1)
 
@@ -76,8 +80,8 @@ def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFact
     at |= {near for turn in turns for near in (turn - 1, turn, turn + 1) if 0 <= near < steps}
     # Of one multiplier a step any may be the highest.
     peak = max(range(steps), key=curve) if _values(config) else _peak(curve, sorted(at))
-    kept = sorted(at | {peak})
-    return CurveFacts(kept, [curve(step) for step in kept], curve(peak))
+    points = sorted(at | {peak})
+    return CurveFacts(points, [curve(step) for step in points], curve(peak))
 
 
 def _spread(first: int, last: int) -> list[int]:

@@ -103,24 +103,24 @@ def _headline(facts: Facts) -> RenderableType:
     )
     for index, rule in enumerate(facts.rules):
         grid.add_row("" if index else "rules", rule)
-    held = facts.rank_memory
-    if held is not None:
+    memory = facts.rank_memory
+    if memory is not None:
         shared = (
-            f"a model in {held.shards} shards"
-            if held.distributed == "fsdp"
+            f"a model in {memory.shards} shards"
+            if memory.distributed == "fsdp"
             else "each with the whole model"
         )
-        ranks = "1 rank" if held.ranks == 1 else f"{held.ranks} ranks"
-        grid.add_row("ranks", Text.assemble((held.distributed, "bold"), f": {ranks}, {shared}"))
+        ranks = "1 rank" if memory.ranks == 1 else f"{memory.ranks} ranks"
+        grid.add_row("ranks", Text.assemble((memory.distributed, "bold"), f": {ranks}, {shared}"))
     grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
     if facts.branch is not None:
-        left = facts.branch
+        fork = facts.branch
         grid.add_row(
-            "branch", Text.assemble(printable(left.folder), (f", step {left.step:,}", "bold"))
+            "branch", Text.assemble(printable(fork.folder), (f", step {fork.step:,}", "bold"))
         )
         grid.add_row("", "its weights, generators and place in the data")
-        grid.add_row("", printable(f"optimizer state: {left.optimizer_state}"))
-        grid.add_row("", f"schedule: {left.schedule}; lr of the first step {rate(left.first_lr)}")
+        grid.add_row("", printable(f"optimizer state: {fork.optimizer_state}"))
+        grid.add_row("", f"schedule: {fork.schedule}; lr of the first step {rate(fork.first_lr)}")
     return grid
 
 
@@ -129,13 +129,13 @@ def _resolved(options: Mapping[str, object]) -> str:
 
     Those that are off are left out.
     """
-    shown = {
+    active = {
         key: value
         for key, value in options.items()
         if key != "dialect" and value is not None and value is not False
     }
     return ", ".join(
-        f"{key}={str(value).lower() if value is True else value}" for key, value in shown.items()
+        f"{key}={str(value).lower() if value is True else value}" for key, value in active.items()
     )
 
 
@@ -206,7 +206,7 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         return Text(rule.split(" ")[0] if rule.startswith("rules[") else "", style="dim")
 
     number = ("shape", shape, "") if all_tensors else ("tensors", tensors, str(len(facts.tensors)))
-    found: dict[str, _Column | bool] = {
+    columns: dict[str, _Column | bool] = {
         "layer": varies("layer") and _Column("layer", lambda row: Text(row.first.layer)),
         "name": (
             all_tensors and _Column("tensor", lambda row: Text(_folded(row.first.name, widest)))
@@ -238,7 +238,7 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
         ),
         "own rule": varies("rule") and _Column("rule", own_rule),
     }
-    return {name: column for name, column in found.items() if isinstance(column, _Column)}
+    return {name: column for name, column in columns.items() if isinstance(column, _Column)}
 
 
 def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
@@ -255,21 +255,21 @@ def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
     if all_tensors:
         choices.append(choices[-1] | {"layer"})
     unbounded = console.options.update(width=10_000)
-    whole = (
+    longest_name = (
         max((len(tensor.name) for tensor in facts.tensors), default=0) if all_tensors else FOLDED
     )
-    for widest in (max(whole, FOLDED), FOLDED):
+    for widest in (max(longest_name, FOLDED), FOLDED):
         for without in choices:
             table = _table(facts, without, all_tensors=all_tensors, widest=widest)
-            left = console.width - Measurement.get(console, unbounded, table).maximum
-            if left >= 0:
-                return _table(facts, without, all_tensors=all_tensors, widest=widest + left)
-    return _table(facts, choices[-1], all_tensors=all_tensors, widest=max(FOLDED + left, 10))
+            spare = console.width - Measurement.get(console, unbounded, table).maximum
+            if spare >= 0:
+                return _table(facts, without, all_tensors=all_tensors, widest=widest + spare)
+    return _table(facts, choices[-1], all_tensors=all_tensors, widest=max(FOLDED + spare, 10))
 
 
 def _table(facts: Facts, without: Set[str], *, all_tensors: bool, widest: int) -> Table:
-    found = _columns(facts, all_tensors=all_tensors, widest=widest)
-    columns = {name: column for name, column in found.items() if name not in without}
+    all_columns = _columns(facts, all_tensors=all_tensors, widest=widest)
+    columns = {name: column for name, column in all_columns.items() if name not in without}
     table = Table(
         box=box.SIMPLE_HEAD,
         show_footer=True,
@@ -333,11 +333,13 @@ def _memory(facts: Facts) -> Table:
         ("gradients", facts.gradient_bytes),
         ("optimizer", facts.state_bytes),
     ]
-    known = [amount for _, amount in parts if amount is not None]
-    total = sum(known)
-    held = facts.rank_memory
+    amounts = [amount for _, amount in parts if amount is not None]
+    total = sum(amounts)
+    per_rank = facts.rank_memory
     of_rank = (
-        [None] * 3 if held is None else [held.weight_bytes, held.gradient_bytes, held.state_bytes]
+        [None] * 3
+        if per_rank is None
+        else [per_rank.weight_bytes, per_rank.gradient_bytes, per_rank.state_bytes]
     )
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
@@ -345,11 +347,13 @@ def _memory(facts: Facts) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
     for (name, amount), piece in zip(parts, of_rank, strict=True):
-        beside = Text("" if held is None else f"{size(piece)} per rank")
+        beside = Text("" if per_rank is None else f"{size(piece)} per rank")
         grid.add_row(name, size(amount), "", beside)
-    whole = "" if held is None else f"{size(sum(piece or 0 for piece in of_rank))} per rank"
+    rank_total = (
+        "" if per_rank is None else f"{size(sum(piece or 0 for piece in of_rank))} per rank"
+    )
     note = Text(f"{facts.weight_dtype}, without activations", style="dim")
-    grid.add_row("memory", Text(size(total), style="bold"), note, Text(whole, style="bold"))
+    grid.add_row("memory", Text(size(total), style="bold"), note, Text(rank_total, style="bold"))
     return grid
 
 

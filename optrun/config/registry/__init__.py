@@ -142,11 +142,11 @@ def add(choice: Choice) -> None:
             f"{choice.kind}: nothing of this kind can be registered."
             f" {did_you_mean(choice.kind, KINDS)}"
         )
-    taken = _ROWS[choice.kind].get(choice.name)
-    if taken is not None:
+    existing = _ROWS[choice.kind].get(choice.name)
+    if existing is not None:
         raise ConfigError(
             f"{_by(choice.origin)}{choice.kind}={choice.name}: the name is taken by"
-            f" {taken.origin or 'optrun itself'}. Choose another name."
+            f" {existing.origin or 'optrun itself'}. Choose another name."
         )
     _ROWS[choice.kind][choice.name] = choice
 
@@ -236,10 +236,10 @@ def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
     """Collect the entry points of installed packages by kind and name, without importing them."""
     from importlib.metadata import entry_points
 
-    found = entry_points()
+    points = entry_points()
     declared: dict[str, dict[str, list[EntryPoint]]] = {kind: {} for kind in KINDS}
     for kind, group in ENTRY_POINTS.items():
-        for point in found.select(group=group):
+        for point in points.select(group=group):
             declared[kind].setdefault(point.name, []).append(point)
     return declared
 
@@ -306,9 +306,9 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
         where = _origin[-1] if _origin else target.__module__
         _check(kind, name, schema, where)
         _check_meaning(kind, name, schema, target, where)
-        taken = _ROWS[kind].get(name)
+        existing = _ROWS[kind].get(name)
         if (
-            taken is not None and taken.origin == where == "__main__"
+            existing is not None and existing.origin == where == "__main__"
         ):  # a cell of a notebook that is run again
             del _ROWS[kind][name]
         add(Choice(kind, name, schema, target, where))
@@ -334,13 +334,13 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
         or not is_dataclass(schema)
         or (base is not None and not issubclass(schema, base))
     ):
-        shown = schema.__name__ if isinstance(schema, type) else repr(schema)
+        schema_name = schema.__name__ if isinstance(schema, type) else repr(schema)
         hint = (
             f" from {base.__module__}, decorated with @dataclass(kw_only=True)"
             if base is not None
             else ""
         )
-        raise ConfigError(f"{prefix}: schema={shown}: expected {expected}{hint}.")
+        raise ConfigError(f"{prefix}: schema={schema_name}: expected {expected}{hint}.")
     if "__dataclass_fields__" not in vars(schema):
         raise ConfigError(
             f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would"

@@ -49,9 +49,9 @@ def position_behind(error: OptrunError) -> str | None:
         File, line and function; None: no such file had a part in it, or the message is the plugin's
         own.
     """
-    own = traceback.extract_tb(error.__traceback__)
-    files = _files() if error.__cause__ is not None and own else {}
-    return None if not files or own[-1].filename in files else _last(error, files)[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    files = _files() if error.__cause__ is not None and frames else {}
+    return None if not files or frames[-1].filename in files else _last(error, files)[0]
 
 
 def _last(
@@ -65,8 +65,8 @@ def _last(
     if not frames:
         return None, []
     _, line, function = frames[-1]
-    shown, names = files[frames[-1][0]]
-    return f"{shown}, line {line}, in {function}", names
+    label, names = files[frames[-1][0]]
+    return f"{label}, line {line}, in {function}", names
 
 
 def _frames(error: BaseException | None) -> Iterator[Frame]:
@@ -96,18 +96,18 @@ def _description(error: BaseException) -> str:
 def _files() -> dict[str, tuple[str, list[str]]]:
     """Map each file of foreign rows to a label and its registered names."""
     plugins = sys.modules.get("optrun.config.registry.plugins")
-    given = (
+    plugin_names = (
         {record["path"]: record["plugin"] for record in plugins.LOADED.values()}
         if plugins is not None
         else {}
     )
-    found: dict[str, tuple[str, list[str]]] = {}
+    labels: dict[str, tuple[str, list[str]]] = {}
     for row in registry.of_others():
         file = getattr(sys.modules.get(row.target.__module__), "__file__", None)
         if file is not None:
             path = str(Path(file).resolve())
             names = [f"{row.kind}={row.name}"]
             for name in {file, path}:
-                shown, known = found.get(name, (given.get(path, path), []))
-                found[name] = (shown, known + names)
-    return found
+                label, registered = labels.get(name, (plugin_names.get(path, path), []))
+                labels[name] = (label, registered + names)
+    return labels

@@ -38,13 +38,13 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
         file, or of all files of a package, and `names`, the registered ones that are used.
     """
     used = _texts(values)
-    found: dict[str, PlainDict] = {}
+    by_origin: dict[str, PlainDict] = {}
     for row in registry.of_others():
         if row.name in used:
             origin = str(row.origin)
-            found[origin] = found.get(origin) or {**_source(row), "names": []}
-            found[origin]["names"].append(f"{row.kind}={row.name}")
-    return list(found.values())
+            by_origin[origin] = by_origin.get(origin) or {**_source(row), "names": []}
+            by_origin[origin]["names"].append(f"{row.kind}={row.name}")
+    return list(by_origin.values())
 
 
 def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[str]:
@@ -65,12 +65,12 @@ def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[s
             isinstance(section, Mapping) and "kind" not in section
         ):  # else a name of the user's for a choice of ours
             chosen.append((kind, section.get("name")))
-    known = {name for record in recorded for name in record["names"]}
+    recorded_names = {name for record in recorded for name in record["names"]}
     rows = [registry.choices(kind).get(str(name)) for kind, name in chosen]
-    others = [
+    foreign = [
         f"{row.kind}={row.name}" for row in rows if row is not None and row.origin is not None
     ]
-    return [name for name in others if name not in known]
+    return [name for name in foreign if name not in recorded_names]
 
 
 def require(recorded: object, where: str) -> list[str]:
@@ -130,11 +130,11 @@ def digest_of(path: Path) -> str:
     """
     if path.name != "__init__.py":
         return hashlib.sha256(read_bytes(path, follow=True)).hexdigest()
-    whole = hashlib.sha256()
+    joint_hash = hashlib.sha256()
     for file in sorted(path.parent.rglob("*.py")):
-        whole.update(f"{file.relative_to(path.parent)}\0".encode())
-        whole.update(hashlib.sha256(read_bytes(file, follow=True)).digest())
-    return whole.hexdigest()
+        joint_hash.update(f"{file.relative_to(path.parent)}\0".encode())
+        joint_hash.update(hashlib.sha256(read_bytes(file, follow=True)).digest())
+    return joint_hash.hexdigest()
 
 
 def _source(row: registry.Choice) -> PlainDict:

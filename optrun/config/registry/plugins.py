@@ -49,7 +49,7 @@ def take(argv: Sequence[str]) -> list[str]:
         ConfigError: A plugin cannot be loaded, is given twice, or `--plugin` stands alone.
     """
     rest: list[str] = []
-    given: list[str] = []
+    names: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
         option, joined, value = argument.partition("=")
@@ -63,11 +63,11 @@ def take(argv: Sequence[str]) -> list[str]:
             raise ConfigError(
                 f"{OPTION} {value}".rstrip() + f": expected {OPTION} FILE.py or {OPTION} MODULE."
             )
-        if value in given:
+        if value in names:
             raise ConfigError(f"{OPTION} {value} is given twice.")
-        given.append(value)
+        names.append(value)
     allow_changes(ALLOW in argv)
-    for value in given:
+    for value in names:
         load(value)
     return rest
 
@@ -77,11 +77,11 @@ def options(records: Iterable[PlainMapping]) -> list[str]:
     return [word for record in records if "plugin" in record for word in (OPTION, record["plugin"])]
 
 
-def load(given: str, path: str | None = None) -> PlainDict:
+def load(plugin: str, path: str | None = None) -> PlainDict:
     """Load a plugin, unless it is loaded and unchanged.
 
     Args:
-        given: A file by its path, or an importable module by its name.
+        plugin: A file by its path, or an importable module by its name.
         path: The file, where the current folder may be another than when it was given.
 
     Returns:
@@ -90,9 +90,9 @@ def load(given: str, path: str | None = None) -> PlainDict:
     Raises:
         ConfigError: There is none, it fails, it registers nothing, or a name that is taken.
     """
-    refuse_url(OPTION, given)
-    is_file = given.endswith(".py") or "/" in given
-    name, file = _file_module(given, path or given) if is_file else _module(given)
+    refuse_url(OPTION, plugin)
+    is_file = plugin.endswith(".py") or "/" in plugin
+    name, file = _file_module(plugin, path or plugin) if is_file else _module(plugin)
     digest = digest_of(file)
     if name in LOADED:
         if LOADED[name]["sha256"] == digest:
@@ -101,19 +101,19 @@ def load(given: str, path: str | None = None) -> PlainDict:
     imported = name in sys.modules
     try:
         with registry.origin(str(file)):  # not `given`, which means another file in another folder
-            _import(name, given, file)
+            _import(name, plugin, file)
         registry.adopt(name, str(file))
         names = registry.names_of(str(file))
         if not names:
             raise ConfigError(
-                f"{OPTION} {given}: it registers nothing. Expected a decorator such as "
+                f"{OPTION} {plugin}: it registers nothing. Expected a decorator such as "
                 '@optrun.register_optimizer("my_lion", schema=MyLionConfig).'
             )
     except BaseException:
         if not imported:  # else it belongs to who imported it
             sys.modules.pop(name, None)
         raise
-    LOADED[name] = {"plugin": given, "path": str(file), "sha256": digest, "names": names}
+    LOADED[name] = {"plugin": plugin, "path": str(file), "sha256": digest, "names": names}
     return LOADED[name]
 
 
@@ -140,7 +140,7 @@ def load_again(
             )
 
 
-def _file_module(given: str, where: str) -> tuple[str, Path]:
+def _file_module(plugin: str, where: str) -> tuple[str, Path]:
     try:
         path = Path(where).expanduser().resolve()
         quoted = quote(str(path), safe="/").replace(".", "%2E")
@@ -149,46 +149,46 @@ def _file_module(given: str, where: str) -> tuple[str, Path]:
         RuntimeError,
         ValueError,
     ) as error:  # a circle of links, no such home, bytes that are no text
-        raise ConfigError(f"{OPTION} {given}: cannot be read as a path: {error}") from error
+        raise ConfigError(f"{OPTION} {plugin}: cannot be read as a path: {error}") from error
     if path.suffix != ".py" or not path.is_file():
         why = "no such file" if not path.exists() else "expected a Python file, FILE.py"
-        raise ConfigError(f"{OPTION} {given}: {why}.")
+        raise ConfigError(f"{OPTION} {plugin}: {why}.")
     return f"{__name__}.{quoted}", path
 
 
-def _module(given: str) -> tuple[str, Path]:
+def _module(plugin: str) -> tuple[str, Path]:
     try:
-        spec = importlib.util.find_spec(given)
+        spec = importlib.util.find_spec(plugin)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{OPTION} {given}: no such module: {error}.") from error
+        raise ConfigError(f"{OPTION} {plugin}: no such module: {error}.") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of the package that it lies in
-        raise _failure(given, error) from error
+        raise _failure(plugin, error) from error
     if spec is None or spec.origin is None or not spec.has_location:
         hint = (
-            f" There is a file of that name: {OPTION} {given}.py."
-            if Path(f"{given}.py").is_file()
+            f" There is a file of that name: {OPTION} {plugin}.py."
+            if Path(f"{plugin}.py").is_file()
             else ""
         )
-        raise ConfigError(f"{OPTION} {given}: no such module, or none with a file.{hint}")
-    return given, Path(spec.origin).resolve()
+        raise ConfigError(f"{OPTION} {plugin}: no such module, or none with a file.{hint}")
+    return plugin, Path(spec.origin).resolve()
 
 
-def _import(name: str, given: str, path: Path) -> ModuleType:
+def _import(name: str, plugin: str, path: Path) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ConfigError as error:
-        raise ConfigError(f"{OPTION} {given}{_line(error, path)}: {error}") from error
+        raise ConfigError(f"{OPTION} {plugin}{_line(error, path)}: {error}") from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit, too: a run that was never begun is no success
-        raise _failure(f"{given}{_line(error, path)}", error) from error
+        raise _failure(f"{plugin}{_line(error, path)}", error) from error
 
 
 def _failure(where: str, error: BaseException) -> ConfigError:
-    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return ConfigError(f"{OPTION} {where}: it fails at import: {what}.")
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return ConfigError(f"{OPTION} {where}: it fails at import: {reason}.")
 
 
 def _line(error: BaseException, path: Path) -> str:

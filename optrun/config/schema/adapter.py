@@ -89,11 +89,14 @@ class LoraConfig(AdapterConfig):
         _expect_names("adapter.target_modules", self.target_modules, pattern=True)
         _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
         _expect_names("adapter.exclude_modules", self.exclude_modules, pattern=True)
-        layers, given = self.layers_to_transform, self.init_lora_weights
-        listed = [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
-        numbers = isinstance(listed, list | tuple) and bool(listed)
+        layers, beginning = self.layers_to_transform, self.init_lora_weights
+        layer_numbers = (
+            [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
+        )
+        numbers = isinstance(layer_numbers, list | tuple) and bool(layer_numbers)
         self.expect(
-            layers is None or (numbers and all(type(one) is int and one >= 0 for one in listed)),
+            layers is None
+            or (numbers and all(type(number) is int and number >= 0 for number in layer_numbers)),
             "layers_to_transform",
             "the number of a layer, a list of them, or null",
         )
@@ -102,14 +105,14 @@ class LoraConfig(AdapterConfig):
         for name, alpha in self.alpha_pattern.items():
             expect_positive(f"adapter.alpha_pattern.{name}", alpha)
         self.expect(
-            isinstance(given, bool) or bool(re.fullmatch(_BEGINNINGS, str(given))),
+            isinstance(beginning, bool) or bool(re.fullmatch(_BEGINNINGS, str(beginning))),
             "init_lora_weights",
             "true, false, gaussian, orthogonal, olora, pissa or pissa_niter_N",
             "Not offered are those that look at data or a quantised base first: eva, corda,"
             " lora_ga, loftq.",
         )
         self.expect(
-            given != "orthogonal" or self.r % 2 == 0,
+            beginning != "orthogonal" or self.r % 2 == 0,
             "r",
             "an even rank with init_lora_weights=orthogonal",
         )

@@ -51,10 +51,10 @@ def _typed(name: str, values: object) -> Any:
         raise ConfigError(
             f"{key}={values}: expected a mapping of its keys, such as {key}={_example(schema)}."
         )
-    known = [field.name for field in fields(schema)]
+    keys = [field.name for field in fields(schema)]
     for option in values or ():
-        if option not in known:
-            raise ConfigError(f"{key}.{option}: no such key. {did_you_mean(str(option), known)}")
+        if option not in keys:
+            raise ConfigError(f"{key}.{option}: no such key. {did_you_mean(str(option), keys)}")
     return build(schema, values or {}, key)
 
 

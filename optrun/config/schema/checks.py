@@ -92,8 +92,10 @@ def build(schema: type[T], values: Mapping[str, object], key: str) -> T:
     try:
         built: T = OmegaConf.to_object(typed)  # type: ignore[assignment]
     except (TypeError, ValueError) as error:  # of the schema's own check of ranges
-        told = str(error)
-        raise ConfigError(told if told.startswith(f"{key}.") else f"{key}: {told}") from error
+        message = str(error)
+        raise ConfigError(
+            message if message.startswith(f"{key}.") else f"{key}: {message}"
+        ) from error
     return built
 
 

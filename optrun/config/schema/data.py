@@ -21,10 +21,10 @@ TOKEN_TYPES = ("uint16", "uint32", "int32", "int64")
 def _encoding(name: str, value: str) -> str:
     """Check for a text encoding known to Python."""
     try:
-        good = getattr(codecs.lookup(value), "_is_text_encoding", True)
+        is_text = getattr(codecs.lookup(value), "_is_text_encoding", True)
     except (LookupError, ValueError):
-        good = False
-    if not good:
+        is_text = False
+    if not is_text:
         raise ValueError(f"{name}={value}: expected utf-8, cp1252, gb18030 or the like.")
     return value
 
@@ -216,8 +216,10 @@ class FilesConfig(PathsConfig, StreamableConfig):
         """Refuse a stream without rows to evaluate on, and columns without a name of their own."""
         super().__post_init__()
         names = self.column_names
-        good = names is None or (len(names) > 0 and len(set(names)) == len(names) and all(names))
-        self.expect(good, "column_names", "a name for each column, each once, or null")
+        is_valid = names is None or (
+            len(names) > 0 and len(set(names)) == len(names) and all(names)
+        )
+        self.expect(is_valid, "column_names", "a name for each column, each once, or null")
         self.expect(
             not self.streaming or self.eval is not None or self.eval_fraction == 0,
             "streaming",
@@ -242,15 +244,19 @@ class MixtureConfig(DataConfig):
     def __post_init__(self) -> None:
         """Refuse invalid sources and probabilities."""
         super().__post_init__()
-        one = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
-        good = isinstance(self.mixture, Mapping) and bool(self.mixture)
+        example = "{code: {train: code.jsonl}, prose: {train: prose.jsonl}}"
+        is_valid = isinstance(self.mixture, Mapping) and bool(self.mixture)
         self.expect(
-            good, "mixture", f"a mapping from names to the keys of data=files, such as {one}"
+            is_valid,
+            "mixture",
+            f"a mapping from names to the keys of data=files, such as {example}",
         )
         for name in self.mixture:
-            named = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+            has_plain_name = (
+                isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+            )
             expect(
-                named,
+                has_plain_name,
                 "data.mixture",
                 f"{{{name}: ...}}",
                 "names of letters, digits, _ and -, as in train/loss/NAME",
@@ -259,24 +265,24 @@ class MixtureConfig(DataConfig):
         self._expect_apart(self.parts())
 
     def _expect_probabilities(self) -> None:
-        given = self.probabilities
-        if given is None:
+        shares = self.probabilities
+        if shares is None:
             return
         key = "data.probabilities"
         expect(
-            isinstance(given, Mapping),
+            isinstance(shares, Mapping),
             key,
-            given,
+            shares,
             "a mapping from the names of data.mixture to numbers, or null",
         )
-        for name in given:
+        for name in shares:
             if name not in self.mixture:
                 raise ConfigError(
                     f"{key}.{name}: there is no such source."
                     f" {did_you_mean(str(name), list(self.mixture))}"
                 )
         for name in self.mixture:
-            value = given.get(name)
+            value = shares.get(name)
             if value is None:
                 raise ConfigError(
                     f"{key}: data.mixture.{name} has none. Give each source one, 0 to leave it out."
@@ -287,9 +293,12 @@ class MixtureConfig(DataConfig):
                     f"{key}.{name}=0: with data.stopping_strategy=all_exhausted an epoch would"
                     " never end. Leave the source out."
                 )
-        total = math.fsum(given.values())
+        total = math.fsum(shares.values())
         expect(
-            abs(total - 1) <= 1e-6, key, given, f"numbers with the sum 1, and theirs is {total:.6g}"
+            abs(total - 1) <= 1e-6,
+            key,
+            shares,
+            f"numbers with the sum 1, and theirs is {total:.6g}",
         )
 
     def _expect_apart(self, parts: Mapping[str, FilesConfig]) -> None:
@@ -299,18 +308,18 @@ class MixtureConfig(DataConfig):
         """
         seen: dict[str, str] = {}
         for name, part in parts.items():
-            held = [""] if part.eval is None and part.eval_fraction else []  # cut from its rows
-            for own in [*held, *(own for own, _ in part.eval_files())]:
-                key = f"data.mixture.{name}.eval.{own}" if own else f"data.mixture.{name}"
-                found = mixed_eval_name(name, own)
-                other = seen.setdefault(
-                    found.lower(), key
+            cut_sets = [""] if part.eval is None and part.eval_fraction else []  # cut from its rows
+            for set_name in [*cut_sets, *(set_name for set_name, _ in part.eval_files())]:
+                key = f"data.mixture.{name}.eval.{set_name}" if set_name else f"data.mixture.{name}"
+                metric_name = mixed_eval_name(name, set_name)
+                first_key = seen.setdefault(
+                    metric_name.lower(), key
                 )  # as of the sets of one source: not by case alone
-                if other != key:
+                if first_key != key:
                     raise ConfigError(
-                        f"{key}: it is evaluated as eval/{found}, and so is {other}. Expected"
-                        " evaluation sets of different names (SOURCE, or SOURCE_SET), by more than"
-                        " upper and lower case: rename one source, or one set."
+                        f"{key}: it is evaluated as eval/{metric_name}, and so is {first_key}."
+                        " Expected evaluation sets of different names (SOURCE, or SOURCE_SET), by"
+                        " more than upper and lower case: rename one source, or one set."
                     )
 
     @property
@@ -338,13 +347,13 @@ class MixtureConfig(DataConfig):
         Raises:
             ConfigError: A key that is none of data=files; whatever is wrong with a source.
         """
-        own = {entry.name for entry in fields(FilesConfig)} - {"name"}
+        file_keys = {entry.name for entry in fields(FilesConfig)} - {"name"}
         common = {
             entry.name: getattr(self, entry.name)
             for entry in fields(DataConfig)
             if entry.name != "name"
         }
-        found = {}
+        sources = {}
         for name, values in self.mixture.items():
             key = f"data.mixture.{name}"
             expect(
@@ -354,10 +363,10 @@ class MixtureConfig(DataConfig):
                 "the keys of data=files, such as {train: FILE}",
             )
             for inner in values:
-                if inner not in own:
+                if inner not in file_keys:
                     raise ConfigError(
                         f"{key}.{inner}: there is no such key."
-                        f" {did_you_mean(str(inner), sorted(own))}"
+                        f" {did_you_mean(str(inner), sorted(file_keys))}"
                     )
             expect(
                 values.get("train") is not None,
@@ -366,12 +375,12 @@ class MixtureConfig(DataConfig):
                 "a path, a list of paths, or a glob",
             )
             try:
-                found[name] = build(
+                sources[name] = build(
                     FilesConfig, {"name": "files", "eval": None, **common, **values}, "data"
                 )
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
-        return found
+        return sources
 
 
 @dataclass(kw_only=True)
@@ -425,9 +434,9 @@ def eval_set_names(names: Iterable[object]) -> list[str]:
     """
     seen: dict[str, str] = {}
     for name in names:
-        good = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
+        is_plain = isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]+", name) is not None
         key, value = "data.eval", f"{{{name}: ...}}"
-        expect(good, key, value, "names of letters, digits, _ and -, as in eval/NAME/accuracy")
+        expect(is_plain, key, value, "names of letters, digits, _ and -, as in eval/NAME/accuracy")
         text = str(name)
         expect(
             text.lower() != "train",
@@ -435,28 +444,28 @@ def eval_set_names(names: Iterable[object]) -> list[str]:
             value,
             "another name: tables would show its metrics as train/loss",
         )
-        other = seen.setdefault(text.lower(), text)
+        first_spelling = seen.setdefault(text.lower(), text)
         expect(
-            other == text,
+            first_spelling == text,
             key,
             value,
-            f"a name that differs from {other} by more than upper and lower case",
+            f"a name that differs from {first_spelling} by more than upper and lower case",
         )
     return list(seen.values())
 
 
-def mixed_eval_name(source: str, own: str) -> str:
+def mixed_eval_name(source: str, set_name: str) -> str:
     """Name an evaluation set of a mixture's source.
 
     Args:
         source: The name of the source.
-        own: The name of the set in it; empty for the only one.
+        set_name: The name of the set in it; empty for the only one.
 
     Example:
         >>> mixed_eval_name("code", ""), mixed_eval_name("code", "py")
         ('code', 'code_py')
     """
-    return f"{source}_{own}" if own else source
+    return f"{source}_{set_name}" if set_name else source
 
 
 SCHEMAS: Mapping[str, type[DataConfig]] = registry.own(

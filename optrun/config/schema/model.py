@@ -64,9 +64,9 @@ class PretrainedConfig(ModelConfig):
             bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder"
         )
         for key, default in (("bnb_4bit_quant_type", "nf4"), ("bnb_4bit_use_double_quant", False)):
-            good = self.quantization == "4bit" or getattr(self, key) == default
+            has_effect = self.quantization == "4bit" or getattr(self, key) == default
             beside = "It has an effect with model.quantization=4bit alone."
-            self.expect(good, key, f"{in_yaml(default)}, its default", beside)
+            self.expect(has_effect, key, f"{in_yaml(default)}, its default", beside)
 
 
 @dataclass(kw_only=True)

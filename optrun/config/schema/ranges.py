@@ -35,10 +35,10 @@ def _refused(name: str, value: object, expected: str, *, kind: bool = False) -> 
     A dotted name is a key of the configuration, whose value is written as there; another one is a
     keyword of Python's.
     """
-    given = f"{name}={in_yaml(value)}" if "." in name else f"{name}={value!r}"
+    assignment = f"{name}={in_yaml(value)}" if "." in name else f"{name}={value!r}"
     if kind:
-        return TypeError(f"{given}: expected {expected}, got {type(value).__name__}.")
-    return ValueError(f"{given}: expected {expected}.")
+        return TypeError(f"{assignment}: expected {expected}, got {type(value).__name__}.")
+    return ValueError(f"{assignment}: expected {expected}.")
 
 
 def number(
@@ -130,7 +130,9 @@ def several(expected: str, *checks: Check) -> Check:
         if len(value) != len(checks):
             raise _refused(name, value, expected)
         try:
-            return tuple(own(name, entry) for own, entry in zip(checks, value, strict=True))
+            return tuple(
+                entry_check(name, entry) for entry_check, entry in zip(checks, value, strict=True)
+            )
         except (TypeError, ValueError) as error:
             raise type(error)(str(_refused(name, value, expected))) from error
 
@@ -149,8 +151,8 @@ def one_of(*words: str) -> Check:
     def check(name: str, value: object) -> str:
         if value in words:
             return str(value)
-        listed = ", ".join(words if "." in name else map(repr, words))
-        raise _refused(name, value, f"one of {listed}", kind=not isinstance(value, str))
+        choices = ", ".join(words if "." in name else map(repr, words))
+        raise _refused(name, value, f"one of {choices}", kind=not isinstance(value, str))
 
     return check
 
@@ -170,14 +172,14 @@ def patterns(name: str, value: object) -> list[str]:
         )
     if not isinstance(value, Iterable) or isinstance(value, dict):
         raise _refused(name, value, "a list of patterns or None", kind=True)
-    listed = list(value)
-    for entry in listed:
+    entries = list(value)
+    for entry in entries:
         if not isinstance(entry, str):
             raise TypeError(
-                f"{name}={listed!r}: expected patterns as strings, got {type(entry).__name__}"
+                f"{name}={entries!r}: expected patterns as strings, got {type(entry).__name__}"
                 f" {entry!r}."
             )
-    return listed
+    return entries
 
 
 def optional(check: Check, said: str = "") -> Check:
@@ -231,32 +233,32 @@ def ranges(schema: type) -> Mapping[str, Check]:
     A class that says a field again without a range leaves that of its base. Flags and Enums, whose
     values are words to a caller from Python, are in `checks`.
     """
-    found: dict[str, Check] = {}
+    checkers: dict[str, Check] = {}
     for base in reversed(schema.__mro__):
         if is_dataclass(base):
             hints = get_type_hints(base, include_extras=True)
-            found |= {key: check for key, hint in hints.items() if (check := _of_hint(hint))}
-    return found
+            checkers |= {key: check for key, hint in hints.items() if (check := _of_hint(hint))}
+    return checkers
 
 
 def _of_hint(hint: object) -> Check | None:
     if get_origin(hint) is Annotated:
         return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
-    inner = [one for one in get_args(hint) if one is not NoneType]
+    inner = [argument for argument in get_args(hint) if argument is not NoneType]
     check = _of_hint(inner[0]) if len(inner) == 1 and NoneType in get_args(hint) else None
     return optional(check, ", or null") if check else None
 
 
 def checks(schema: type) -> dict[str, Check]:
     """Map fields to checkers, as `ranges`, with flags and Enums for callers from Python."""
-    found: dict[str, Check] = {}
+    checkers: dict[str, Check] = {}
     for key, hint in get_type_hints(schema).items():
-        kinds = [one for one in get_args(hint) or (hint,) if one is not NoneType]
+        kinds = [argument for argument in get_args(hint) or (hint,) if argument is not NoneType]
         if kinds == [bool]:
-            found[key] = optional(flag) if NoneType in get_args(hint) else flag
+            checkers[key] = optional(flag) if NoneType in get_args(hint) else flag
         elif isinstance(kinds[0], type) and issubclass(kinds[0], Enum):
-            found[key] = one_of(*(member.value for member in kinds[0]))
-    return {**found, **ranges(schema)}
+            checkers[key] = one_of(*(member.value for member in kinds[0]))
+    return {**checkers, **ranges(schema)}
 
 
 def defaults(schema: type) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def defaults(schema: type) -> dict[str, Any]:
 
     Without fields that have none.
     """
-    given = {
+    values = {
         field.name: field.default for field in fields(schema) if not callable(field.default_factory)
     }
-    return {key: value.value if isinstance(value, Enum) else value for key, value in given.items()}
+    return {key: value.value if isinstance(value, Enum) else value for key, value in values.items()}

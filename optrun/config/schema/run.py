@@ -156,21 +156,24 @@ class RunConfig(Checked):
             "float32 with distributed=fsdp",
             "distributed.param_dtype=bfloat16 computes in bfloat16 from float32 shards.",
         )
-        others = [str(rule["optimizer"]) for rule in self.param_groups.rules if "optimizer" in rule]
-        kept = getattr(self.optimizer, "master_weights", False) and not others
+        rule_optimizers = [
+            str(rule["optimizer"]) for rule in self.param_groups.rules if "optimizer" in rule
+        ]
+        keeps_copy = getattr(self.optimizer, "master_weights", False) and not rule_optimizers
+        name = rule_optimizers[0] if rule_optimizers else self.optimizer.name
         has = hasattr(self.optimizer, "master_weights")
-        way = (
+        advice = (
             "optimizer.master_weights=true"
             if has
             else "optimizer=lamb optimizer.master_weights=true"
         )
         self.model.expect(
-            kept or isinstance(self.adapter, LoraConfig),
+            keeps_copy or isinstance(self.adapter, LoraConfig),
             "dtype",
-            f"float32 with optimizer={others[0] if others else self.optimizer.name}, which keeps no"
-            " float32 copy of what it steps: a step below 1/256 of a weight would be lost",
-            f"Give {way} (adamwdl and schedule_free have it, too), or adapter=lora, whose factors"
-            " are float32.",
+            f"float32 with optimizer={name}, which keeps no float32 copy of what it steps: a step"
+            " below 1/256 of a weight would be lost",
+            f"Give {advice} (adamwdl and schedule_free have it, too), or adapter=lora, whose"
+            " factors are float32.",
         )
 
     def _expect_reader_of_streams(self, key: str) -> None:

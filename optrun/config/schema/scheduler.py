@@ -51,10 +51,10 @@ class SchedulerConfig(Checked):
 
     def _expect_one_of(self, steps: str, share: str) -> None:
         """Refuse a length in steps beside the same length as a share."""
-        given = getattr(self, steps)
-        one = given is None or getattr(self, share) is None
+        value = getattr(self, steps)
+        is_single = value is None or getattr(self, share) is None
         self.expect(
-            one, share, f"null, because scheduler.{steps}={given} is set", "Give one of them."
+            is_single, share, f"null, because scheduler.{steps}={value} is set", "Give one of them."
         )
 
 
@@ -97,8 +97,8 @@ class CosineConfig(FloorConfig):
         """Refuse restarts without cycles."""
         super().__post_init__()
         for key in ("cycle_mult", "cycle_decay"):
-            good = getattr(self, key) == 1 or (self.restarts and self.num_cycles > 1)
-            self.expect(good, key, "1 without restarts of two or more cycles")
+            has_effect = getattr(self, key) == 1 or (self.restarts and self.num_cycles > 1)
+            self.expect(has_effect, key, "1 without restarts of two or more cycles")
 
 
 @dataclass(kw_only=True)

@@ -75,29 +75,29 @@ class SweeperConfig(Checked):
     def _check_devices(self) -> None:
         if self.devices is None:
             return
-        key, found = "hydra.sweeper.devices", self.devices
+        key, value = "hydra.sweeper.devices", self.devices
         expected = "auto, or a list of indices and names such as [0,1] or [GPU-UUID,MIG-UUID]"
         expect(
-            found == "auto" or (isinstance(found, list) and len(found) > 0), key, found, expected
+            value == "auto" or (isinstance(value, list) and len(value) > 0), key, value, expected
         )
-        for device in found if isinstance(found, list) else ():
+        for device in value if isinstance(value, list) else ():
             index = isinstance(device, int) and not isinstance(device, bool) and device >= 0
             expect(
                 index or (isinstance(device, str) and device.startswith(("GPU-", "MIG-"))),
                 key,
-                found,
+                value,
                 expected,
             )
             expect(
-                found.count(device) == 1,
+                value.count(device) == 1,
                 key,
-                found,
+                value,
                 f"each device once; {device} stands there twice",
             )
         if self.max_batch_size is not None:
             raise ConfigError(
                 f"hydra.sweeper.max_batch_size={self.max_batch_size}: has no effect with"
-                f" {key}={found}, where each device is given one job at a time. Leave one of them"
+                f" {key}={value}, where each device is given one job at a time. Leave one of them"
                 " out."
             )
 

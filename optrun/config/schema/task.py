@@ -232,8 +232,8 @@ class EmbeddingConfig(TaskConfig):
     def __post_init__(self) -> None:
         """Refuse invalid ranks of recall, and metrics of numbers without scores."""
         super().__post_init__()
-        good = bool(self.recall_at) and all(k >= 1 for k in self.recall_at)
-        self.expect(good, "recall_at", "numbers of 1 or more, such as [1, 10]")
+        is_valid = bool(self.recall_at) and all(k >= 1 for k in self.recall_at)
+        self.expect(is_valid, "recall_at", "numbers of 1 or more, such as [1, 10]")
         self.expect(
             self.of_numbers or not self.metrics,
             "metrics",

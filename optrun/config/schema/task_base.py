@@ -60,8 +60,8 @@ class TaskConfig(Checked):
     @property
     def kind(self) -> str:
         """The registered choice, even under a name of the user's own."""
-        found = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
-        return self.name if self.name in found or not found else found[0]
+        names = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
+        return self.name if self.name in names or not names else names[0]
 
     @classmethod
     def usage(cls, config: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003
@@ -127,12 +127,12 @@ class ClassesConfig(TaskConfig):
     def __post_init__(self) -> None:
         """Refuse weights of another form, or none above 0."""
         super().__post_init__()
-        given = self.class_weights
+        weights = self.class_weights
         expected = "balanced, a list of numbers by class number, or a mapping from label to number"
-        if given is None or given == "balanced":
+        if weights is None or weights == "balanced":
             return
         self.expect(
-            isinstance(given, list | tuple | Mapping) and bool(given), "class_weights", expected
+            isinstance(weights, list | tuple | Mapping) and bool(weights), "class_weights", expected
         )
-        for key, weight in given.items() if isinstance(given, Mapping) else enumerate(given):
+        for key, weight in weights.items() if isinstance(weights, Mapping) else enumerate(weights):
             expect_positive(f"task.class_weights.{key}", weight)

@@ -128,14 +128,14 @@ class TrainingConfig(Checked):
             ConfigError: `training.global_batch_size` cannot be made by so many ranks.
         """
         micro, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
-        whole = self.global_batch_size
-        if whole is None:
+        global_batch = self.global_batch_size
+        if global_batch is None:
             return micro or most, accumulation * ranks
         sizes = range(most, 0, -1) if micro is None else [micro]
-        for size in sizes if whole % ranks == 0 else ():
-            each, left = divmod(whole // ranks, size)
-            if not left and accumulation in (1, each):
-                return size, each * ranks
+        for size in sizes if global_batch % ranks == 0 else ():
+            micro_batches, remainder = divmod(global_batch // ranks, size)
+            if not remainder and accumulation in (1, micro_batches):
+                return size, micro_batches * ranks
         factors = [] if micro is None else [f"training.per_device_train_batch_size={micro}"]
         factors += [f"{ranks} ranks"] if ranks > 1 else []
         factors += (
@@ -147,7 +147,7 @@ class TrainingConfig(Checked):
             else ""
         )
         raise ConfigError(
-            f"training.global_batch_size={whole}: expected a multiple of"
+            f"training.global_batch_size={global_batch}: expected a multiple of"
             f" {' times '.join(factors)}{bound}. Accumulation follows from it: leave"
             " training.gradient_accumulation_steps at 1."
         )

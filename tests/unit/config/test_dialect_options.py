@@ -90,7 +90,8 @@ def test_a_saved_run_holds_values_and_keeps_its_dialect() -> None:
     same = changed(hydra, saved, ["optimizer.dialect=optax", "optimizer.eps=1e-4"])
     assert same.optimizer.eps == 1e-4
     with pytest.raises(
-        ConfigError, match=r"optimizer.dialect=timm: the options of optimizer.dialect=optax stand"
+        ConfigError,
+        match=r"timm: the run's configuration holds the options of optimizer.dialect=optax",
     ):
         changed(hydra, saved, ["optimizer.dialect=timm"])
     other = changed(hydra, saved, ["optimizer=adamax", "optimizer.dialect=torch"])
