@@ -68,7 +68,7 @@ def options_of(config: OptimizerConfig) -> PlainDict:
 
 
 def require_optimizer(config: OptimizerConfig) -> None:
-    """Refuse an optimizer of another library that is not installed or not offered.
+    """Refuse an optimizer of another library if it is not installed or not offered.
 
     Called before anything is read.
 
@@ -82,7 +82,7 @@ def require_optimizer(config: OptimizerConfig) -> None:
 def refuse_unshardable(
     config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()
 ) -> None:
-    """Refuse an optimizer that does not step sharded parameters, before ranks are started.
+    """Refuse an optimizer that cannot step sharded parameters, before ranks are started.
 
     optrun's own are held to it by tests. A class of others has to say `TAKES_SHARDS = True`
     itself; `optrun.testing.check_optimizer(..., ranks=2)` shows whether it may.
@@ -102,11 +102,11 @@ def refuse_unshardable(
             f"optimizer.class_name={config.class_name}: the optimizers of pytorch_optimizer step"
             f" whole parameters, and distributed=fsdp shards them. {_NO_SHARDS}"
         )
-    named = {f"optimizer={choice_of(config)}": choice_of(config)}
+    names = {f"optimizer={choice_of(config)}": choice_of(config)}
     for index, rule in enumerate(rules):
         if "optimizer" in rule:
-            named[f"param_groups.rules[{index}].optimizer={rule['optimizer']}"] = rule["optimizer"]
-    for key, name in named.items():
+            names[f"param_groups.rules[{index}].optimizer={rule['optimizer']}"] = rule["optimizer"]
+    for key, name in names.items():
         cls = class_of(name)
         reason = f"{key}: {cls.__name__} steps whole parameters, and distributed=fsdp shards them."
         if is_own(name) and not getattr(cls, "TAKES_SHARDS", False):
@@ -118,7 +118,7 @@ def refuse_unshardable(
 def build_optimizer(
     config: OptimizerConfig | str, param_groups: Sequence[Group], *, lr: float, **options: Any
 ) -> Optimizer:
-    """Build what `config` names.
+    """Build the optimizer of a configuration or a name.
 
     Args:
         config: A configuration, or the name of a choice to be built with its class's defaults.
@@ -144,27 +144,30 @@ def build_optimizer(
     """
     if isinstance(config, str):
         class_of(config)
-        choice, given = config, options
-        if "dialect" in given:
-            given = dialect_options(choice, **given)
+        choice = config
+        keywords: Options = dialect_options(choice, **options) if "dialect" in options else options
     else:
-        choice, given = choice_of(config), options_of(config) | options
+        choice = choice_of(config)
+        keywords = options_of(config) | options
     try:
         if isinstance(config, PytorchOptimizerConfig):
-            decay, kwargs = config.weight_decay, config.kwargs
             return build_pytorch_optimizer(
-                config.class_name, param_groups, lr=lr, weight_decay=decay, **kwargs
+                config.class_name,
+                param_groups,
+                lr=lr,
+                weight_decay=config.weight_decay,
+                **config.kwargs,
             )
         cls = class_of(choice)
         if not issubclass(cls, NamedOptimizer):
-            return build_plain(choice, cls, param_groups, lr=lr, **given)
-        groups, members = divided(choice, given, param_groups)
+            return build_plain(choice, cls, param_groups, lr=lr, **keywords)
+        groups, members = divide_groups(choice, keywords, param_groups)
         build: Build = partial(Composite, lr=lr, members=members)
         if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
             for group in groups:
                 del group["optimizer"]
             constructor: Callable[..., NamedOptimizer] = cls
-            build = partial(constructor, lr=lr, **given)
+            build = partial(constructor, lr=lr, **keywords)
         names = {*members, *(group.get("optimizer", choice) for group in groups)}
         if all(is_own(name) for name in names if class_of(name)):
             return build(groups)
@@ -177,10 +180,10 @@ def build_optimizer(
         raise ConfigError(f"optimizer={choice}: {error}") from error
 
 
-def divided(
+def divide_groups(
     choice: str, options: Options, param_groups: Sequence[Group]
 ) -> tuple[list[ParamGroup], dict[str, dict[str, Any]]]:
-    """Decide who steps what.
+    """Decide which optimizer steps which group.
 
     Args:
         choice: The optimizer chosen for the run.
@@ -196,8 +199,8 @@ def divided(
     muon = {k: v for k, v in options.items() if k not in ("betas", "eps", "companion_lr_scale")}
     companion = {k: v for k, v in options.items() if k in ("betas", "eps", "weight_decay")}
     scale = options.get("companion_lr_scale", 1.0)
-    asked = [group.get("optimizer") == "muon" for group in param_groups]
-    return _split_for_muon(groups, asked, scale), {"muon": muon, COMPANION: companion}
+    by_name = [group.get("optimizer") == "muon" for group in param_groups]
+    return _split_for_muon(groups, by_name, scale), {"muon": muon, COMPANION: companion}
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
@@ -226,7 +229,7 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def hidden_and_rest(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
-    """Split a group into what Muon steps and the others.
+    """Split a group into the parameters for Muon and the others.
 
     LoRA's factors are stepped if asked for.
     """
@@ -235,10 +238,12 @@ def hidden_and_rest(group: Group, *, factors: bool = False) -> tuple[list[Any], 
     for pair in group["params"]:
         name, param = given_names([pair], 0)[0]
         role = _role(group, name)
-        takes = (factors and role == LORA) or (
-            is_hidden_matrix(param, role) and group.get("layer") != "head"
-        )
-        (hidden if takes and param.dim() == 2 else rest).append(pair)
+        is_factor = factors and role == LORA and param.dim() == 2
+        is_hidden = is_hidden_matrix(param, role) and group.get("layer") != "head"
+        if is_factor or is_hidden:
+            hidden.append(pair)
+        else:
+            rest.append(pair)
     return hidden, rest
 
 
@@ -247,36 +252,34 @@ def _role(group: Group, name: str) -> str | None:
 
 
 def _split_for_muon(
-    groups: Sequence[Group], asked: Sequence[bool], scale: float
+    groups: Sequence[Group], by_name: Sequence[bool], scale: float
 ) -> list[ParamGroup]:
     """Split hidden matrices for Muon from the rest for its companion.
 
-    LoRA's factors as their group asks.
+    by_name: of each group, whether it names Muon itself: then LoRA's factors are for Muon, too.
     """
     split: list[ParamGroup] = []
     factors: list[str] = []
-    for group, by_name in zip(groups, asked, strict=True):
+    for group, names_muon in zip(groups, by_name, strict=True):
         if group["optimizer"] != "muon":
             split.append(dict(group))
             continue
-        hidden, rest = hidden_and_rest(group, factors=by_name)
-        if not by_name:
+        hidden, rest = hidden_and_rest(group, factors=names_muon)
+        if not names_muon:
             names = (name for name, _ in given_names(group["params"], 0))
             factors += [name for name in names if _role(group, name) == LORA]
         if hidden:
             split.append({**group, "params": hidden})
         if rest:
             scaled = {**group, "params": rest, "optimizer": COMPANION}
-            if (
-                "lr_scale" in group or "lr" not in group
-            ):  # otherwise lr is absolute, and no scale is meant for it
+            # Otherwise lr is absolute, and no scale is meant for it.
+            if "lr_scale" in group or "lr" not in group:
                 scaled["lr_scale"] = group.get("lr_scale", 1.0) * scale
                 if "lr" in group:
                     scaled["lr"] = group["lr"] * scale
             split.append(scaled)
-    if factors and all(
-        group["optimizer"] != "muon" for group in split
-    ):  # it would only lend its name to the companion
+    # Muon would only lend its name to the companion.
+    if factors and all(group["optimizer"] != "muon" for group in split):
         raise ConfigError(
             f"optimizer=muon: the matrices that train are the factors of a LoRA, {factors[0]} and"
             f" {len(factors) - 1} more, which it leaves to {COMPANION}; so nothing is left for it."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -37,29 +38,28 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         >>> state_bytes(Lamb([("weight", torch.empty(10, 10, device="meta"))]))
         {'weight': 800}
     """
-    alike = {
-        name: (param, (index, param.shape, param.dtype))
-        for index, group in enumerate(optimizer.param_groups)
-        for name, param in zip(group["param_names"], group["params"], strict=True)
-    }
-    first = {kind: param for param, kind in reversed(alike.values())}
+    kinds: dict[str, object] = {}
+    param_of_kind: dict[object, Tensor] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for name, param in zip(group["param_names"], group["params"], strict=True):
+            kinds[name] = (index, param.shape, param.dtype)
+            param_of_kind.setdefault(kinds[name], param)
     for stand_in, size in ((_shape_alone, _nbytes), (_small, _nbytes_of_small)):
         try:
             with preserved_random_states():
                 twin, params = _twin(optimizer, stand_in)
-                for param in first.values():
+                for param in param_of_kind.values():
                     params[param].grad = torch.ones_like(params[param])
                 twin.step()
-        except (
-            Exception
-        ):  # it looks at values, of which shapes have none; or it needs what a twin has not
+        except Exception:
+            # It looks at values, of which shapes have none; or it needs what a twin has not.
             continue
         sizes = {
             kind: _total(twin.state.get(params[param], {}), param, size)
-            for kind, param in first.items()
+            for kind, param in param_of_kind.items()
         }
-        return {name: sizes[kind] for name, (_, kind) in alike.items()}
-    return dict.fromkeys(alike)
+        return {name: sizes[kind] for name, kind in kinds.items()}
+    return dict.fromkeys(kinds)
 
 
 def _shape_alone(param: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def _shape_alone(param: Tensor) -> Tensor:
 
 
 def _small(param: Tensor) -> Tensor:
-    return torch.ones([_SIDE + place for place in range(param.dim())], dtype=param.dtype)
+    return torch.ones([_SIDE + dim for dim in range(param.dim())], dtype=param.dtype)
 
 
 def _twin(
@@ -76,40 +76,39 @@ def _twin(
     """Copy an optimizer with no state and no hooks of others, over other parameters."""
     params: dict[Tensor, Tensor] = {}
     twin: Optimizer = object.__new__(type(optimizer))
-    memo: dict[int, object] = {id(optimizer): twin, id(optimizer.state): (state := _empty())}
-    for param in (param for group in optimizer.param_groups for param in group["params"]):
-        params[param] = memo[id(param)] = Parameter(stand_in(param))
-    left = {
+    state: defaultdict[Tensor, object] = defaultdict(dict)
+    memo: dict[int, object] = {id(optimizer): twin, id(optimizer.state): state}
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            params[param] = Parameter(stand_in(param))
+            memo[id(param)] = params[param]
+    attributes = {
         key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"
     }
-    vars(twin).update(copy.deepcopy(left, memo))
-    twin.__setstate__(
-        {"state": state, "param_groups": twin.param_groups}
-    )  # which makes the hooks anew
+    vars(twin).update(copy.deepcopy(attributes, memo))
+    # This also makes hooks.
+    twin.__setstate__({"state": state, "param_groups": twin.param_groups})
     return twin, params
 
 
-def _empty() -> defaultdict[Tensor, object]:
-    return defaultdict(dict)
-
-
 def _total(state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | None]) -> int | None:
-    sizes = [size(value, param) for value in _tensors(state)]
-    known = [count for count in sizes if count is not None]
-    return sum(known) if len(known) == len(sizes) else None
+    total = 0
+    for value in _tensors(state):
+        count = size(value, param)
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    inner = (
-        value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list | tuple)
-        else ()
-    )
-    return [tensor for entry in inner for tensor in _tensors(entry)]
+    if isinstance(value, dict):
+        return _tensors(list(value.values()))
+    if isinstance(value, list | tuple):
+        return list(chain.from_iterable(map(_tensors, value)))
+    return []
 
 
 def _nbytes(value: Tensor, _param: Tensor) -> int:

@@ -56,8 +56,8 @@ def by_float32(
         x = _rounded(
             torch.addmm(x, _rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a)
         )
-    found = x.to(torch.bfloat16)
-    return found.T if tall else found
+    x = x.to(torch.bfloat16)
+    return x.T if tall else x
 
 
 def _without_bfloat16(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ from optrun.base.errors import nearest
 
 
 def compiled(option: str, patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compile, or say which pattern is no regular expression.
+    """Compile patterns; refuse one that is no regular expression.
 
     Raises:
         ValueError: With the option, the pattern and what `re` says about it.
@@ -26,7 +26,7 @@ def compiled(option: str, patterns: Iterable[str]) -> list[re.Pattern[str]]:
 def matching(
     option: str, patterns: Sequence[str], names: Sequence[str], *, must_match: bool = True
 ) -> set[str]:
-    """Find names in which at least one pattern is found (`re.search`, case-sensitive).
+    """Collect the names matched by at least one pattern (`re.search`, case-sensitive).
 
     Args:
         option: The argument the patterns came from, for the message.
@@ -41,7 +41,7 @@ def matching(
         >>> sorted(matching("exclude_from_weight_decay", ["bias$"], ["fc.weight", "fc.bias"]))
         ['fc.bias']
     """
-    found: set[str] = set()
+    matched: set[str] = set()
     for text, pattern in zip(patterns, compiled(option, patterns), strict=True):
         hits = {name for name in names if pattern.search(name)}
         if not hits and must_match:
@@ -51,5 +51,5 @@ def matching(
                 f" {', '.join(close)}). Mend the pattern, take it out, or pass"
                 " unmatched_patterns='ignore'."
             )
-        found |= hits
-    return found
+        matched |= hits
+    return matched

@@ -61,10 +61,7 @@ def fusable(params: list[object]) -> bool:
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Tell whether a parameter fills its memory, each place once.
-
-    Of shards their own process knows.
-    """
+    """Tell whether a parameter fills its memory without gaps or overlaps; True for shards."""
     if isinstance(param, DTensor) or param.is_contiguous():
         return not param.is_neg()
     return not param.is_neg() and torch.empty_like(param, device="meta").stride() == param.stride()
@@ -80,9 +77,9 @@ class _OneLayout(Optimizer):
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
-        found = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
+        returned = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
         if not group.get("fused") or _all_flat([*params, *grads, *chain.from_iterable(state)]):
-            return found
+            return returned
         for i, param in enumerate(params):
             if isinstance(param, DTensor):
                 continue
@@ -100,7 +97,7 @@ class _OneLayout(Optimizer):
                     and tensors[i].shape == param.shape
                 ):
                     tensors[i].data = _laid_out(tensors[i], param)
-        return found
+        return returned
 
 
 def _all_flat(tensors: list[Any]) -> bool:
@@ -133,18 +130,17 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
-        listed = listed_params(params)
-        whole = all("params" in entry for entry in listed if isinstance(entry, dict))
-        if whole:
-            listed = [
-                {**e, "params": listed_params(e["params"], may_be_empty=True)}
-                if isinstance(e, dict)
-                else e
-                for e in listed
-            ]
-        if whole and defaults["foreach"] is None and defaults["fused"] is None:
-            defaults["fused"] = fusable(listed) or None
-        super().__init__(listed, defaults)
+        entries = listed_params(params)
+        if any(isinstance(entry, dict) and "params" not in entry for entry in entries):
+            super().__init__(entries, defaults)  # which refuses them
+            return
+        for index, entry in enumerate(entries):
+            if isinstance(entry, dict):
+                of_group = listed_params(entry["params"], may_be_empty=True)
+                entries[index] = {**entry, "params": of_group}
+        if defaults["foreach"] is None and defaults["fused"] is None:
+            defaults["fused"] = fusable(entries) or None
+        super().__init__(entries, defaults)
 
     def skips_on_device(self) -> bool:
         """Tell whether torch's fused kernels, which read `found_inf`, step all groups."""
@@ -243,7 +239,7 @@ def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None
 
 
 def _decay_of_group(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Set the decay back after a step: the group says again what it was given."""
+    """Write the decay of a group back after a step."""
     for group in optimizer.param_groups:
         group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
 
@@ -518,22 +514,23 @@ class Muon(NamedOptimizer, torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every matrix that has a gradient; returns what `closure` returned."""
+        """Update every matrix with a gradient; return the result of `closure`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         bucket: list[tuple[Tensor, Group]] = []
-        held = 0
+        numbers_in_bucket = 0
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 bucket.append((param, group))
-                held += param.numel() // sharding_of(param).ranks
-                if held >= MUON_BUCKET:
+                numbers_in_bucket += param.numel() // sharding_of(param).ranks
+                if numbers_in_bucket >= MUON_BUCKET:
                     self._step_together(bucket)
-                    bucket, held = [], 0
+                    bucket = []
+                    numbers_in_bucket = 0
         self._step_together(bucket)
         return loss
 
@@ -546,16 +543,14 @@ class Muon(NamedOptimizer, torch.optim.Muon):
 
         pieces = on_whole(orthogonal, updates, [param for param, _ in bucket])
         for (param, group), piece in zip(bucket, pieces, strict=True):
-            own = local(param)
-            own.mul_(1 - group["lr"] * group["weight_decay"])
-            own.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
+            weights = local(param)
+            weights.mul_(1 - group["lr"] * group["weight_decay"])
+            weights.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
 
     def _momentum(self, param: Tensor, group: Group) -> Tensor:
-        """Compute this process's piece of the update before it is orthogonalised.
-
-        Which torch does in bfloat16.
-        """
-        grad, state = param.grad, self.state[param]
+        """Compute this process's piece of the update to orthogonalise, in bfloat16 as in torch."""
+        grad = param.grad
+        state = self.state[param]
         assert grad is not None
         if torch.is_complex(param) or grad.is_sparse:
             kind = "sparse gradients" if grad.is_sparse else "complex parameters"
@@ -568,7 +563,8 @@ class Muon(NamedOptimizer, torch.optim.Muon):
             grad = grad.redistribute(placements=param.placements)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        piece, buffer = local(grad), local(state["momentum_buffer"])
+        piece = local(grad)
+        buffer = local(state["momentum_buffer"])
         buffer.lerp_(piece, 1 - group["momentum"])
         update = piece.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         return update.to(torch.bfloat16, copy=update is buffer)

@@ -25,7 +25,7 @@ from optrun.param_groups.growth import Growth
 
 
 def _adam(size: Growth, options: Options) -> float:
-    """Scale a step whose entries have the size of lr: 1/fan_in.
+    """Scale a step with entries of the size of lr: 1/fan_in.
 
     An entry of a matrix at a branch's end is smaller.
     """
@@ -34,7 +34,7 @@ def _adam(size: Growth, options: Options) -> float:
 
 
 def _sgd(size: Growth, options: Options) -> float:
-    """Scale a step that is the gradient.
+    """Scale a step by the gradient itself.
 
     Its entries go by 1/fan_out and, within a branch, by its factor.
     """
@@ -43,7 +43,7 @@ def _sgd(size: Growth, options: Options) -> float:
 
 
 def _lamb(size: Growth, options: Options) -> float:
-    """Scale a step that is a share of the weight's norm.
+    """Scale a step by a share of the weight's norm.
 
     1/sqrt(fan_in) for a hidden matrix, 1 for the others.
 
@@ -60,23 +60,20 @@ def _muon(size: Growth, options: Options) -> float:
     """
     if len(size.shape) < 2:
         return _adam(size, options)
-    wanted = math.sqrt(size.fan_out / size.fan_in) * size.carried
+    spectral = math.sqrt(size.fan_out / size.fan_in) * size.carried
     if "adjust_lr_fn" not in options:  # of a plugin, which steps all shapes alike
-        return wanted
-    of_base, of_model = (
-        _adjustment(shape, options["adjust_lr_fn"]) for shape in (size.base_shape, size.shape)
-    )
-    return wanted * of_base / of_model
+        return spectral
+    of_base = _adjustment(size.base_shape, options["adjust_lr_fn"])
+    of_model = _adjustment(size.shape, options["adjust_lr_fn"])
+    return spectral * of_base / of_model
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
     """Compute torch's `_adjust_lr` of a shape."""
     rows, columns = shape[:2]
-    return (
-        0.2 * math.sqrt(max(rows, columns))
-        if form == "match_rms_adamw"
-        else math.sqrt(max(1, rows / columns))
-    )
+    if form == "match_rms_adamw":
+        return 0.2 * math.sqrt(max(rows, columns))
+    return math.sqrt(max(1, rows / columns))
 
 
 RULES: dict[str, Callable[[Growth, Options], float]] = {
@@ -125,13 +122,13 @@ def transferred(
     if not sizes or not isinstance(parametrization, MupConfig):
         return [dict(group) for group in groups]
     keeps = parametrization.weight_decay is TransferDecay.independent
-    ways = _ways(build_optimizer(config, groups, lr=lr), choice_of(config))
+    steppers = _steppers(build_optimizer(config, groups, lr=lr), choice_of(config))
     out: list[ParamGroup] = []
-    told: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for group in groups:
         parts: dict[str, dict[str, Any]] = {}
         for name, param in group["params"]:
-            rule, options = ways[name]
+            rule, options = steppers[name]
             size = sizes[name]
             if size.logits != 1 and options["adapted"] and name.endswith("bias"):
                 raise ConfigError(
@@ -141,53 +138,57 @@ def transferred(
                     " model.config.tie_word_embeddings=false."
                 )
             scale = RULES[rule](size, options)
-            decay = (
-                _decay(size, options, rule, scale) if keeps and options.get("weight_decay") else 1.0
-            )
-            eps = (
-                _eps(size)
-                if rule in ("adam", "lamb") and isinstance(options.get("eps"), float)
-                else 1.0
-            )
+            decay = 1.0
+            if keeps and options.get("weight_decay"):
+                decay = _decay(size, options, rule, scale)
+            eps = 1.0
+            if rule in ("adam", "lamb") and isinstance(options.get("eps"), float):
+                eps = _eps(size)
             why = _in_words(size, rule, scale, decay, eps)
             if why not in parts:
-                parts[why] = {
-                    **group,
-                    "params": [],
-                    "rule": f"{group.get('rule', '')}; mup: {why}".removeprefix("; "),
-                }
-                for key in ("lr", "lr_scale"):
-                    if key in group or (key == "lr_scale" and "lr" not in group):
-                        parts[why][key] = group.get(key, 1.0) * scale
-                parts[why] |= (
-                    {"weight_decay": options["weight_decay"] * decay} if decay != 1 else {}
-                )
-                parts[why] |= {"eps": options["eps"] * eps} if eps != 1 else {}
+                parts[why] = _scaled_group(group, options, scale, decay, eps)
+                parts[why]["rule"] = f"{group.get('rule', '')}; mup: {why}".removeprefix("; ")
             parts[why]["params"].append((name, param))
-            told[why] = told.get(why, 0) + 1
+            counts[why] = counts.get(why, 0) + 1
         out += parts.values()
     if notes is not None:
         notes += [
             f"parametrization={parametrization.name}: {count} x {why}"
-            for why, count in told.items()
+            for why, count in counts.items()
         ]
     return out
 
 
-def _ways(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
-    """Map each parameter to the rule of what steps it, and to the options in force there."""
-    found: dict[str, tuple[str, Options]] = {}
+def _scaled_group(
+    group: Group, options: Options, scale: float, decay: float, eps: float
+) -> ParamGroup:
+    """Scale the options of a group; the copy has no parameters."""
+    scaled: ParamGroup = {**group, "params": []}
+    if "lr" in group:
+        scaled["lr"] = group["lr"] * scale
+    if "lr_scale" in group or "lr" not in group:
+        scaled["lr_scale"] = group.get("lr_scale", 1.0) * scale
+    if decay != 1:
+        scaled["weight_decay"] = options["weight_decay"] * decay
+    if eps != 1:
+        scaled["eps"] = options["eps"] * eps
+    return scaled
+
+
+def _steppers(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
+    """Map each parameter name to the rule of its optimizer and the options of its group."""
+    steppers: dict[str, tuple[str, Options]] = {}
     for group in optimizer.param_groups:
-        own = str(group.get("optimizer", choice))
-        member = getattr(optimizer, "members", {}).get(own, optimizer)
-        rule = _rule_of(own)
-        _refuse_options(own, rule, group)
+        choice_of_group = str(group.get("optimizer", choice))
+        member = getattr(optimizer, "members", {}).get(choice_of_group, optimizer)
+        rule = _rule_of(choice_of_group)
+        _refuse_options(choice_of_group, rule, group)
         for name in group["param_names"]:
-            adapted = (
-                bool(member.adapted(name, group)) if hasattr(member, "adapted") else rule == "lamb"
-            )
-            found[name] = rule, {**group, "adapted": adapted}
-    return found
+            adapted = rule == "lamb"
+            if hasattr(member, "adapted"):
+                adapted = bool(member.adapted(name, group))
+            steppers[name] = rule, {**group, "adapted": adapted}
+    return steppers
 
 
 def _rule_of(choice: str) -> str:
@@ -198,11 +199,11 @@ def _rule_of(choice: str) -> str:
     """
     rule = SCHEMAS[choice].transfer
     if rule is None:
-        known = ", ".join(name for name, schema in SCHEMAS.items() if schema.transfer is not None)
+        with_rule = [name for name, schema in SCHEMAS.items() if schema.transfer is not None]
         raise ConfigError(
-            f"parametrization=mup: nothing says how the lr of optimizer={choice} goes with the"
-            f" width. Optimizers with a rule: {known}; one of your own names it in its schema"
-            " (transfer)."
+            f"parametrization=mup: optimizer={choice} has no rule that scales its lr with the"
+            f" width. Take one of {', '.join(with_rule)}; an optimizer of your own names its rule"
+            " in its schema (transfer)."
         )
     if rule not in RULES:
         raise ConfigError(
@@ -212,18 +213,19 @@ def _rule_of(choice: str) -> str:
 
 
 def _refuse_options(choice: str, rule: str, group: Options) -> None:
-    """Refuse options that are sizes of one width.
+    """Refuse options with sizes of one width.
 
     Raises:
         ConfigError: With the key and the value to give.
     """
     bounds = {"max_param_norm": None, "min_trust": 0.0, "max_trust": None}
-    without = bounds | {"l1": 0.0, "l2": 0.0}
-    for key, value in without.items() if rule == "lamb" else ():
+    neutral = {**bounds, "l1": 0.0, "l2": 0.0} if rule == "lamb" else {}
+    for key, value in neutral.items():
         if group.get(key, value) != value:
+            text = "null" if value is None else str(value)
             raise ConfigError(
                 f"parametrization=mup: optimizer.{key}={group[key]} is a size that holds at one"
-                f" width alone. Give optimizer.{key}={'null' if value is None else value:}."
+                f" width alone. Give optimizer.{key}={text}."
             )
     coupled = SCHEMAS[choice].COUPLED_DECAY or group.get("weight_decay_mode") in ("l1", "l2")
     if (
@@ -239,20 +241,19 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
 
 
 def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
-    """Keep the share of a weight that decays in a step.
+    """Return the factor of the decay, so that a weight loses the same share of itself in a step.
 
-    The inverse of the scale, to the power of lr in it.
+    It is the inverse of the scale, to the power of lr in the decay.
     """
     mode = options.get("weight_decay_mode", "decoupled")
-    if (
-        rule == "lamb" and mode == "adapted"
-    ):  # within the trust ratio, where it counts by the weight's size
+    if rule == "lamb" and mode == "adapted":
+        # Within the trust ratio it counts by the size of the weight.
         return 1 / (scale * size.init) if options["adapted"] else 1 / scale
     return float(scale ** -_DECAYS_BY_LR.get(mode, 1))
 
 
 def _eps(size: Growth) -> float:
-    """Keep eps beside the gradient.
+    """Return the factor of eps, so that it keeps its size beside the gradient.
 
     Its entries go by 1/fan_out and, within a branch, by its factor.
     """
@@ -260,15 +261,18 @@ def _eps(size: Growth) -> float:
 
 
 def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -> str:
-    grown = [
-        f"{side} x{ratio:g}"
-        for side, ratio in (("in", size.fan_in), ("out", size.fan_out))
-        if ratio != 1
-    ]
-    grown += [f"depth x{1 / size.branch:g}"] * (size.branch != 1) + [
-        "ends a branch"
-    ] * size.ends_branch
-    grown += [f"carries logits x{size.logits:.4g}"] * (size.logits != 1)
+    """Describe how a parameter grew, and its factors."""
+    grown = []
+    if size.fan_in != 1:
+        grown.append(f"in x{size.fan_in:g}")
+    if size.fan_out != 1:
+        grown.append(f"out x{size.fan_out:g}")
+    if size.branch != 1:
+        grown.append(f"depth x{1 / size.branch:g}")
+    if size.ends_branch:
+        grown.append("ends a branch")
+    if size.logits != 1:
+        grown.append(f"carries logits x{size.logits:.4g}")
     factors = {"init": size.init, "lr": scale, "decay": decay, "eps": eps}
     changed = [f"{key} x{value:.4g}" for key, value in factors.items() if value != 1]
     growth = f" ({', '.join(grown)})" if grown else ""

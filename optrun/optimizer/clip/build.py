@@ -14,7 +14,7 @@ from optrun.optimizer.clip.clips import Clip, Rule, clip_by_global_norm, clip_by
 
 
 def build_clip(config_or_name: ClipConfig | str, **options: object) -> Clip:
-    """Build what clips the gradients of an optimizer, and measures their norm.
+    """Build the clip of a configuration or a name; it also measures the norm of the gradients.
 
     Args:
         config_or_name: A configuration, or the name of a choice: `none`, `global_norm`, `norm`,

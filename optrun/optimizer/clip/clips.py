@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -88,11 +89,11 @@ class Clip:
         """Clip parameter groups."""
         taking_part = self._taking_part(groups)
         gradients: list[Gradient] = []
-        place = 0
+        position = 0
         for group_index, group in enumerate(groups):
             for param in group["params"]:
-                entry = gradient_of(param, group_index=group_index, clipped=taking_part[place])
-                place += 1
+                entry = gradient_of(param, group_index=group_index, clipped=taking_part[position])
+                position += 1
                 if entry is not None:
                     gradients.append(entry)
         if not gradients:
@@ -111,7 +112,7 @@ class Clip:
         return total
 
     def _taking_part(self, groups: Sequence[ParamGroup]) -> list[bool]:
-        """Tell which parameters take part, in group order.
+        """Tell of each parameter whether it takes part, in group order.
 
         Patterns are searched once for a set of names.
         """
@@ -122,7 +123,7 @@ class Clip:
                 "clip.exclude: the parameters have no names to search. Build the optimizer over"
                 " named parameters."
             )
-        names = tuple(name for group in groups for name in group["param_names"])
+        names = tuple(chain.from_iterable(group["param_names"] for group in groups))
         if names not in self._seen:
             for pattern in self._exclude:
                 if not any(pattern.search(name) for name in names):
@@ -130,12 +131,11 @@ class Clip:
                         f"clip.exclude={pattern.pattern}: matches no parameter."
                         f" {near_names(pattern.pattern, names)}"
                     )
-            self._seen = {
-                names: [
-                    not any(pattern.search(name) for pattern in self._exclude) for name in names
-                ]
-            }
+            self._seen = {names: [not self._is_excluded(name) for name in names]}
         return self._seen[names]
+
+    def _is_excluded(self, name: str) -> bool:
+        return any(pattern.search(name) for pattern in self._exclude)
 
 
 def clip_by_value(min_value: float, max_value: float) -> Rule:
@@ -148,8 +148,8 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
                 " because its empty rows are 0 and would have to move. Widen the interval, or"
                 " exclude the parameter."
             )
-        for places in by_device_and_dtype(gradients):
-            values = [gradients[at].values for at in places]
+        for positions in by_device_and_dtype(gradients):
+            values = [gradients[at].values for at in positions]
             torch._foreach_clamp_min_(values, min_value)
             torch._foreach_clamp_max_(values, max_value)
 
@@ -181,8 +181,9 @@ def clip_by_global_norm(max_norm: float, eps: float, *, per_group: bool) -> Rule
         members: dict[int, list[int]] = {}
         for at, entry in enumerate(gradients):
             members.setdefault(entry.group_index, []).append(at)
-        for places in members.values():
-            total = torch.linalg.vector_norm(lengths[torch.tensor(places, device=lengths.device)])
-            scale_([gradients[at] for at in places], [(max_norm / (total + eps)).clamp(max=1.0)])
+        for positions in members.values():
+            rows = torch.tensor(positions, device=lengths.device)
+            total = torch.linalg.vector_norm(lengths[rows])
+            scale_([gradients[at] for at in positions], [(max_norm / (total + eps)).clamp(max=1.0)])
 
     return rule

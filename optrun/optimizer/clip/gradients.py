@@ -51,8 +51,8 @@ def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient |
         return None
     if isinstance(grad, DTensor):
         if any(isinstance(placement, Partial) for placement in grad.placements):
-            whole = [Replicate() if isinstance(at, Partial) else at for at in grad.placements]
-            grad = grad.redistribute(placements=whole)
+            summed = [Replicate() if isinstance(at, Partial) else at for at in grad.placements]
+            grad = grad.redistribute(placements=summed)
             param.grad = grad
         cut = tuple(
             dim
@@ -83,24 +83,22 @@ def norms(gradients: Sequence[Gradient]) -> Tensor:
         Shape (n,), float64 where a gradient is, else float32; on the device of the first gradient.
     """
     home = gradients[0].values.device
-    wide = (
-        torch.float64
-        if any(entry.values.dtype is torch.float64 for entry in gradients)
-        else torch.float32
-    )
+    wide = torch.float32
+    if any(entry.values.dtype is torch.float64 for entry in gradients):
+        wide = torch.float64
     out: list[Tensor | None] = [None] * len(gradients)
-    for places in by_device_and_dtype(gradients):
-        found = torch._foreach_norm([gradients[at].values for at in places], 2, dtype=wide)
-        elsewhere = gradients[places[0]].values.device != home
-        for at, norm in zip(places, found, strict=True):
-            out[at] = norm.to(home, non_blocking=True) if elsewhere else norm
+    for positions in by_device_and_dtype(gradients):
+        values = [gradients[at].values for at in positions]
+        norms_there = torch._foreach_norm(values, 2, dtype=wide)
+        for at, norm in zip(positions, norms_there, strict=True):
+            out[at] = norm if values[0].device == home else norm.to(home, non_blocking=True)
     lengths = torch.stack([norm for norm in out if norm is not None])
     by_shards: dict[ShardKey, list[int]] = {}
     for at, entry in enumerate(gradients):
         if entry.shards[1]:
             by_shards.setdefault(entry.shards, []).append(at)
-    for (mesh, dims), places in by_shards.items():
-        rows = torch.tensor(places, device=home)
+    for (mesh, dims), positions in by_shards.items():
+        rows = torch.tensor(positions, device=home)
         squares = lengths[rows].double().square()
         for dim in dims:
             dist.all_reduce(squares, group=mesh.get_group(dim))  # type: ignore[attr-defined]
@@ -109,7 +107,7 @@ def norms(gradients: Sequence[Gradient]) -> Tensor:
 
 
 def by_device_and_dtype(gradients: Sequence[Gradient]) -> list[list[int]]:
-    """Group the positions of the gradients that one foreach call can take together."""
+    """Group the positions of gradients by device and dtype, for one foreach call each."""
     together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for at, entry in enumerate(gradients):
         together.setdefault((entry.values.device, entry.values.dtype), []).append(at)
@@ -124,12 +122,13 @@ def scale_(gradients: Sequence[Gradient], factors: Sequence[Tensor]) -> None:
         factors: One of shape () for each, or one for all of them.
     """
     shared = len(factors) == 1
-    for places in by_device_and_dtype(gradients):
-        values = [gradients[at].values for at in places]
-        dtype = (
-            torch.float32 if values[0].dtype in (torch.float16, torch.bfloat16) else values[0].dtype
-        )
+    for positions in by_device_and_dtype(gradients):
+        values = [gradients[at].values for at in positions]
+        device = values[0].device
+        dtype = values[0].dtype
+        if dtype in (torch.float16, torch.bfloat16):
+            dtype = torch.float32
         if shared:
-            torch._foreach_mul_(values, factors[0].to(values[0].device, dtype))
+            torch._foreach_mul_(values, factors[0].to(device, dtype))
         else:
-            torch._foreach_mul_(values, [factors[at].to(values[0].device, dtype) for at in places])
+            torch._foreach_mul_(values, [factors[at].to(device, dtype) for at in positions])
