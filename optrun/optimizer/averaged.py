@@ -25,25 +25,24 @@ def averages(optimizer: Optimizer) -> bool:
 
 
 def averaged_params(optimizer: Optimizer) -> set[Tensor]:
-    """Collect the parameters for which `eval()` has other weights.
+    """Collect the parameters with other weights after `eval()`.
 
     Of a `Composite`, those of such members.
     """
-    return {
-        param
-        for one in _averaging(optimizer)
-        for group in one.param_groups
-        for param in group["params"]
-    }
+    params: set[Tensor] = set()
+    for averaging in _averaging(optimizer):
+        for group in averaging.param_groups:
+            params.update(group["params"])
+    return params
 
 
 def _averaging(optimizer: Optimizer) -> list[Any]:
     """List the optimizer, or the members of a `Composite`, with `eval()` and `train()`."""
-    each = getattr(optimizer, "members", {"": optimizer}).values()
+    members = getattr(optimizer, "members", {"": optimizer}).values()
     return [
-        one
-        for one in each
-        if callable(getattr(one, "eval", None)) and callable(getattr(one, "train", None))
+        member
+        for member in members
+        if callable(getattr(member, "eval", None)) and callable(getattr(member, "train", None))
     ]
 
 
@@ -51,9 +50,8 @@ def _averaging(optimizer: Optimizer) -> list[Any]:
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     """Put the weights to evaluate, save and publish into the model for the time of the block.
 
-    Those of training come back bit for bit, and the state with them: `train()` computes them by the
-    inverse of what
-    `eval()` did, which rounds, so that training would depend on how often it was evaluated.
+    The weights of training come back bit for bit, and the state with them. `train()` alone would
+    invert `eval()`, which rounds, so that training would depend on how often it was evaluated.
     """
     averaging = _averaging(optimizer)
     if not averaging:
@@ -64,13 +62,13 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
         key: dict(value) if isinstance(value, dict) else value
         for key, value in optimizer.state.items()
     }
-    for one in averaging:
-        _switch(one, one.eval)
+    for member in averaging:
+        _switch(member, member.eval)
     try:
         yield
     finally:
-        for one in averaging:
-            _switch(one, one.train)
+        for member in averaging:
+            _switch(member, member.train)
         with torch.no_grad():
             for param, before in weights:
                 param.copy_(before)
@@ -79,15 +77,15 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _switch(optimizer: Optimizer, change: Any) -> None:
-    """Call `eval()` or `train()` for the parameters that have a state.
+    """Call `eval()` or `train()` for the parameters with a state.
 
     SPlus fails over one without.
     """
-    whole = [group["params"] for group in optimizer.param_groups]
+    params_of_groups = [group["params"] for group in optimizer.param_groups]
     try:
-        for group, params in zip(optimizer.param_groups, whole, strict=True):
+        for group, params in zip(optimizer.param_groups, params_of_groups, strict=True):
             group["params"] = [param for param in params if optimizer.state.get(param)]
         change()
     finally:
-        for group, params in zip(optimizer.param_groups, whole, strict=True):
+        for group, params in zip(optimizer.param_groups, params_of_groups, strict=True):
             group["params"] = params

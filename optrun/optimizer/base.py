@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence, Set
+from itertools import chain
 from typing import Any, ClassVar, Self, TypeAlias
 
 from torch import Tensor
@@ -88,7 +89,7 @@ class NamedOptimizer(Optimizer):
     """Whether the step under way is counted without reading `found_inf`."""
 
     def __init_subclass__(cls, **keywords: object) -> None:
-        """Read the checkers of options from the schema that a class names."""
+        """Read the checkers of options from the schema of a class."""
         super().__init_subclass__(**keywords)
         if "OPTIONS" in cls.__dict__ and cls.OPTIONS is not None:
             cls.CHECKS = {"lr": not_negative, **checks(cls.OPTIONS), **cls.CHECKS}
@@ -116,17 +117,17 @@ class NamedOptimizer(Optimizer):
         options = dict(defaults)
         self._base_functions = self._checked(options)
         self._apart = {key: options.pop(key) for key in self.APART if key in options}
-        listed = listed_params(params)
-        self._grouped = isinstance(listed[0], dict)
-        self._has_names = has_names(listed)
+        entries = listed_params(params)
+        self._grouped = isinstance(entries[0], dict)
+        self._has_names = has_names(entries)
         torch_keywords = inspect.signature(super().__init__).parameters
         if "defaults" in torch_keywords:
-            super().__init__(listed, options)
+            super().__init__(entries, options)
         else:
             beside_torch = {
                 key: options.pop(key) for key in self.OPTIMIZER_WIDE - torch_keywords.keys()
             }
-            super().__init__(listed, **options)
+            super().__init__(entries, **options)
             for target in (self.defaults, *self.param_groups):
                 target.update(beside_torch)
         self._register_hooks()
@@ -139,7 +140,7 @@ class NamedOptimizer(Optimizer):
             self.register_step_post_hook(_after_step)
 
     def _resolve(self) -> None:
-        """Look up, by the names in the groups, what does not change from step to step."""
+        """Look up the rules of parameters by the names in the groups."""
 
     def _take_in_groups(self) -> None:
         """Look at the groups anew: they were changed, by this optimizer or by its host."""
@@ -147,27 +148,30 @@ class NamedOptimizer(Optimizer):
             functions = group.get("functions")
             if isinstance(functions, list):  # a group out of a state dict, which holds their names
                 group["functions"] = self._functions_of(functions, group)
-        named = list(self.named_params().items())
+        pairs = list(self.named_params().items())
         if not self.TAKES_SHARDS:
-            self._refuse_shards(named)
+            self._refuse_shards(pairs)
         if self.WHOLE_TENSORS:
-            refuse_flat_pieces(named, type(self).__name__)
+            refuse_flat_pieces(pairs, type(self).__name__)
         self._resolve()
         self._groups_seen = self._groups_now()
 
     def _groups_now(self) -> list[object]:
-        """List what stands in the groups that hosts exchange: tensors, names and rules."""
-        keys = ("params", "param_names", *self.RULES)
-        return [group.get(key) for group in self.param_groups for key in keys]
+        """List the entries of groups that hosts exchange: tensors, names and rules."""
+        entries: list[object] = []
+        for group in self.param_groups:
+            entries += map(group.get, ("params", "param_names", *self.RULES))
+        return entries
 
     def _look_at_groups(self) -> None:
-        """Take in groups whose tensors, names or rules are others than at the last step."""
-        now, seen = self._groups_now(), self._groups_seen
-        if len(now) != len(seen) or not all(map(operator.is_, now, seen)):
+        """Take in groups with other tensors, names or rules than at the last step."""
+        now = self._groups_now()
+        before = self._groups_seen
+        if len(now) != len(before) or not all(map(operator.is_, now, before)):
             self._take_in_groups()
 
     def _functions_of(self, options: Sequence[str], group: Group) -> dict[str, StepFunction]:
-        """Find the functions of a group that has only the names of the options.
+        """Find the functions of a group by the names of its options.
 
         Raises:
             ValueError: The optimizer was not given such a function itself.
@@ -218,15 +222,13 @@ class NamedOptimizer(Optimizer):
             if key not in param_group and key not in functions:
                 functions[key] = function
         group["params"] = listed_params(group["params"], may_be_empty=True)
-        named = given_names(group["params"], len(self.param_groups))
-        refuse_repeats([*self.named_params().items(), *named])
+        pairs = given_names(group["params"], len(self.param_groups))
+        refuse_repeats([*self.named_params().items(), *pairs])
         if not self.TAKES_SHARDS:
-            self._refuse_shards(named)
+            self._refuse_shards(pairs)
         if self.WHOLE_TENSORS:
-            refuse_flat_pieces(
-                [(name, param) for name, param in named if isinstance(param, Tensor)],
-                type(self).__name__,
-            )
+            of_tensors = [(name, param) for name, param in pairs if isinstance(param, Tensor)]
+            refuse_flat_pieces(of_tensors, type(self).__name__)
         if not group["params"] and self._has_names:
             group["param_names"] = []
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
@@ -250,11 +252,10 @@ class NamedOptimizer(Optimizer):
 
         Unnamed ones are named by their position.
         """
-        return {
-            name: param
-            for index, group in enumerate(self.param_groups)
-            for name, param in zip(names_of(group, index), group["params"], strict=True)
-        }
+        params: dict[str, Tensor] = {}
+        for index, group in enumerate(self.param_groups):
+            params.update(zip(names_of(group, index), group["params"], strict=True))
+        return params
 
     def decays(self, name: str) -> bool:
         """Tell whether weight decay applies to a parameter.
@@ -267,7 +268,7 @@ class NamedOptimizer(Optimizer):
         return name not in self._undecayed
 
     def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[str]:
-        """Collect the names that the patterns under `option` match, group by group.
+        """Collect the names matched by the patterns under `option`, group by group.
 
         A group with patterns of its own is searched with those; the optimizer's own patterns must
         each match somewhere in the groups that take them over.
@@ -327,7 +328,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
-        """Name what writes the learning rate from step to step; None if `set_lr` may."""
+        """Name the schedule or function of the learning rate; None if `set_lr` may write it."""
         scheduler = self._lr_scheduler()
         if scheduler is not None:
             return scheduler
@@ -336,7 +337,7 @@ class NamedOptimizer(Optimizer):
         return None
 
     def _lr_scheduler(self) -> str | None:
-        """Name the scheduler that drives the learning rate: optrun's, or torch's around `step`."""
+        """Name the scheduler of the learning rate: optrun's, or torch's around `step`."""
         if self._lr_driven_by is not None:
             return self._lr_driven_by
         if hasattr(self.step, "_wrapped_by_lr_sched"):
@@ -383,7 +384,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def get_config(self) -> PlainDict:
-        """Return the keywords that build this optimizer again, exclusion lists included.
+        """Return the keywords to build this optimizer again, exclusion lists included.
 
         Plain values that YAML and JSON can hold, except where the caller gave a function: then that
         function.
@@ -399,7 +400,7 @@ class NamedOptimizer(Optimizer):
 
     @classmethod
     def from_config(cls, params: Params, config: Options) -> Self:
-        """Build from what `get_config` returned.
+        """Build from the result of `get_config`.
 
         Raises:
             TypeError: For a key that is no keyword of the constructor, with the nearest one.
@@ -452,9 +453,9 @@ class NamedOptimizer(Optimizer):
             post_hook(self)
 
     def _refuse_other_formula(self, state_dict: PlainMapping) -> None:
-        """Refuse options in the groups of torch's classes that this class does not have."""
-        for key, own in (("maximize", False), ("decoupled_weight_decay", None)):
-            now = self.defaults.get(key, own)
+        """Refuse options of torch's classes that this class does not have."""
+        for key, value_here in (("maximize", False), ("decoupled_weight_decay", None)):
+            now = self.defaults.get(key, value_here)
             if now is None or key in _keywords(type(self)) or "optimizer" in state_dict:
                 continue
             for group in state_dict.get("param_groups", ()):
@@ -465,9 +466,9 @@ class NamedOptimizer(Optimizer):
                     )
 
     def __getstate__(self) -> StateDict:
-        """As torch's, with what copies need besides."""
-        kept = ("_lr_driven_by", "_base_functions", "_built", "_apart", "_grouped", "_has_names")
-        return {**super().__getstate__(), **{key: getattr(self, key) for key in kept}}
+        """As torch's, with the attributes of this class."""
+        keys = ("_lr_driven_by", "_base_functions", "_built", "_apart", "_grouped", "_has_names")
+        return {**super().__getstate__(), **{key: getattr(self, key) for key in keys}}
 
     def __setstate__(self, state: State) -> None:
         """As torch's; a copy gets its hooks back."""
@@ -476,7 +477,7 @@ class NamedOptimizer(Optimizer):
         self._take_in_groups()
 
     def _set_functions(self) -> None:
-        """Write the values of this step into the groups, for options that are functions of it.
+        """Write the values of functions of the step into the groups.
 
         A rate of 0 that somebody wrote since the last step holds for this step: torch's distributed
         checkpoint makes state by such a step.
@@ -534,6 +535,7 @@ def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
         return  # torch.amp.GradScaler lets a fused step run, which then changes nothing
     if getattr(optimizer, "_held_at_zero", False):
         return
-    if any(param.grad is not None for group in optimizer.param_groups for param in group["params"]):
+    params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    if any(param.grad is not None for param in params):
         for group in optimizer.param_groups:
             group["step"] += 1

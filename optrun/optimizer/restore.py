@@ -13,6 +13,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ _WRAPPER = re.compile(r"_orig_mod\.|_checkpoint_wrapped_module\.|_fsdp_wrapped_m
 
 
 def canonical(name: str) -> str:
-    """Strip from a parameter name what wrappers put into it.
+    """Strip the prefixes of wrappers from a parameter name.
 
     The wrappers are those of torch.compile, of checkpointing and of data parallel training.
 
@@ -41,28 +42,29 @@ def canonical(name: str) -> str:
 
 
 def refuse_difference(saved: Sequence[str], own: Sequence[str]) -> None:
-    """Raise for the first name that only one side has.
+    """Refuse the first name on one side alone.
 
     Raises:
         ValueError: Naming the parameter, with the nearest name of the other side.
     """
-    there, here = set(saved), set(own)
+    saved_names = set(saved)
+    own_names = set(own)
     for name in own:
-        if name not in there:
-            extra = [other for other in saved if other not in here]
+        if name not in saved_names:
+            extra = [saved_name for saved_name in saved if saved_name not in own_names]
             hint = f" {did_you_mean(name, extra)}" if extra else ""
             raise ValueError(
                 f"the saved state has no parameter {name!r}, which the optimizer has.{hint}"
             )
     for name in saved:
-        if name not in here:
+        if name not in own_names:
             raise ValueError(
                 f"the saved state has a parameter {name!r}, which the optimizer does not have."
             )
 
 
 def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
-    """Raise where a state tensor cannot belong to a parameter.
+    """Refuse a state tensor of another shape than its parameter.
 
     It may be a number, have the parameter's shape, or have 1 in place of some of its dimensions
     (factored moments).
@@ -83,28 +85,29 @@ def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
 
 
 def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> None:
-    """Raise where a state tensor lies on other ranks than its parameter.
+    """Refuse a state tensor sharded otherwise than its parameter.
 
     Raises:
         ValueError: Naming parameter, key and both placements.
     """
     if not isinstance(value, DTensor):
         return
-    here = (param.device_mesh, param.placements) if isinstance(param, DTensor) else None
-    if here is None or (
-        value.shape == param.shape and here != (value.device_mesh, value.placements)
-    ):
-        raise ValueError(
-            f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter"
-            f" {'is whole' if here is None else f'as {here[1]}'}: give the whole tensor,"
-            " full_tensor()."
-        )
+    sharding = "is whole"
+    if isinstance(param, DTensor):
+        same = (param.device_mesh, param.placements) == (value.device_mesh, value.placements)
+        if same or value.shape != param.shape:
+            return
+        sharding = f"as {param.placements}"
+    raise ValueError(
+        f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter"
+        f" {sharding}: give the whole tensor, full_tensor()."
+    )
 
 
 def refuse_other_state(
     optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: PlainMapping
 ) -> None:
-    """Raise where a parameter's saved state is not what its optimizer keeps.
+    """Refuse saved state with other keys than the optimizer of the parameter keeps.
 
     Other libraries' classes are not known.
 
@@ -121,8 +124,9 @@ def refuse_other_state(
     stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
     if not entries or not hasattr(stepper, "kept_state"):
         return
-    kept, optional = stepper.kept_state(param, group), set(stepper.SLOTS.values())
-    for key in sorted(kept - entries.keys()):
+    required = stepper.kept_state(param, group)
+    optional = set(stepper.SLOTS.values())
+    for key in sorted(required - entries.keys()):
         options = [
             f"{option}={group[option]}" for option, slot in stepper.SLOTS.items() if slot == key
         ]
@@ -130,7 +134,7 @@ def refuse_other_state(
         raise ValueError(
             f"parameter {name!r}: the saved state has no {key!r}, which {needed} needs."
         )
-    for key in sorted(entries.keys() - kept - optional - {"step", "master_weight"}):
+    for key in sorted(entries.keys() - required - optional - {"step", "master_weight"}):
         raise ValueError(
             f"parameter {name!r}: the saved state has {key!r}, which {type(stepper).__name__} does"
             " not keep: it was saved by another optimizer."
@@ -140,7 +144,7 @@ def refuse_other_state(
 def restored_state(
     optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, PlainMapping]
 ) -> dict[Tensor, dict[str, Any]]:
-    """State by parameter as the optimizer should hold it.
+    """Compute the state by parameter from the state by name.
 
     The one way in, from a state dict and from files.
 
@@ -203,7 +207,7 @@ def sharded_like(value: Tensor, param: Tensor) -> Tensor:
 def restored(
     optimizer: Optimizer, state_dict: PlainMapping
 ) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
-    """State and groups that `optimizer` should have after loading.
+    """Compute the state and the groups of an optimizer after loading.
 
     Args:
         optimizer: Says which parameters there are; nothing of it is changed.
@@ -224,8 +228,8 @@ def restored(
                 f" {list(state_dict)[:6]}."
             )
     saved_by = state_dict.get("optimizer")
-    known = {base.__name__ for base in type(optimizer).__mro__ if hasattr(base, "kept_state")}
-    if saved_by is not None and saved_by not in known:
+    classes = {base.__name__ for base in type(optimizer).__mro__ if hasattr(base, "kept_state")}
+    if saved_by is not None and saved_by not in classes:
         raise ValueError(
             f"the state was saved by {saved_by}, the optimizer is {type(optimizer).__name__}."
         )
@@ -250,9 +254,8 @@ def restored(
         groups.append(_restored_group(own_group, saved_group))
     state = defaultdict[Tensor, Any](dict, restored_state(optimizer, groups, saved))
     for group, names in zip(groups, own_names, strict=True):
-        if (
-            names and "step" not in saved_groups[_only_group(names, sources)]
-        ):  # torch counts for each parameter alone
+        # Torch counts for each parameter alone.
+        if names and "step" not in saved_groups[_only_group(names, sources)]:
             steps = [
                 int(state[param]["step"])
                 for param in group["params"]
@@ -273,12 +276,12 @@ def _restored_group(own: Group, saved: Group) -> dict[str, Any]:
 
     Which has keys that torch's optimizers know nothing of.
     """
-    kept = dict(own)
+    merged = dict(own)
     if "step" in saved:
-        kept.pop("lr_ratio", None)  # a group of ours without a ratio has an absolute lr
+        merged.pop("lr_ratio", None)  # a group of ours without a ratio has an absolute lr
     described = {key: own[key] for key in ("params", "param_names", "functions") if key in own}
     options = {key: deepcopy(value) for key, value in saved.items() if key != "functions"}
-    return kept | options | described
+    return merged | options | described
 
 
 def _sources(
@@ -286,46 +289,40 @@ def _sources(
 ) -> dict[str, tuple[int, Any]]:
     """Map each own parameter's name to its saved group and its key in the saved state."""
     saved_names = _saved_names(saved_groups)
-    flat_own = [name for names in own_names for name in names]
+    flat_own = list(chain.from_iterable(own_names))
     unnamed = any(
         group["params"] and "param_names" not in group for group in optimizer.param_groups
     )
     if saved_names is None or unnamed:
         _refuse_other_sizes(own_names, saved_groups)
-        saved_names, lookup = own_names, {name: name for name in flat_own}
-    else:
-        flat_saved = [name for names in saved_names for name in names]
-        lookup = {name: name for name in flat_own}
-        if set(flat_saved) != set(flat_own):
-            saved_names = [[canonical(name) for name in names] for names in saved_names]
-            lookup = {name: canonical(name) for name in flat_own}
-            refuse_difference(
-                [name for names in saved_names for name in names], list(lookup.values())
-            )
-    by_saved_name = {
-        name: (index, key)
-        for index, (names, group) in enumerate(zip(saved_names, saved_groups, strict=True))
-        for name, key in zip(names, group["params"], strict=True)
-    }
-    return {name: by_saved_name[lookup[name]] for name in flat_own}
+        saved_names = own_names
+    lookup = {name: name for name in flat_own}
+    if set(chain.from_iterable(saved_names)) != set(flat_own):
+        saved_names = [list(map(canonical, names)) for names in saved_names]
+        lookup = {name: canonical(name) for name in flat_own}
+        refuse_difference(list(chain.from_iterable(saved_names)), list(lookup.values()))
+    source_of: dict[str, tuple[int, Any]] = {}
+    for index, (names, group) in enumerate(zip(saved_names, saved_groups, strict=True)):
+        for name, key in zip(names, group["params"], strict=True):
+            source_of[name] = (index, key)
+    return {name: source_of[lookup[name]] for name in flat_own}
 
 
 def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
     """List the names of the saved parameters by group; None if the state dict carries none."""
-    named = []
+    names_of_groups = []
     for group in groups:
         ids = list(group["params"])
-        if ids and all(
-            isinstance(entry, str) for entry in ids
-        ):  # torch.distributed.checkpoint has names for numbers
-            named.append(ids)
+        # torch.distributed.checkpoint has names in place of numbers.
+        if ids and all(isinstance(entry, str) for entry in ids):
+            names_of_groups.append(ids)
         elif group.get("param_names") is not None:
-            named.append(list(group["param_names"]))
+            names_of_groups.append(list(group["param_names"]))
         elif not ids:
-            named.append([])
+            names_of_groups.append([])
         else:
             return None
-    return named
+    return names_of_groups
 
 
 def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) -> int:

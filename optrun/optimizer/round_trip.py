@@ -21,7 +21,8 @@ from optrun.optimizer.state import load_named_state, named_state
 
 Build = Callable[[list[ParamGroup]], Optimizer]
 
-_SAVED_AT, _LAST = 11, 24
+_SAVED_AT = 11
+_LAST = 24
 """Steps. Some optimizers move nothing before the tenth."""
 
 _LONGEST_SIDE = 12
@@ -41,7 +42,7 @@ class SmallCopy:
             self.params |= zip(group["param_names"], group["params"], strict=True)
 
     def steps(self, first: int, last: int) -> None:
-        """Step; refuse an optimizer that writes its own learning rate."""
+        """Step; refuse an optimizer with a learning rate of its own."""
         for step in range(first, last):
             generator = torch.Generator().manual_seed(step)
             for param in self.params.values():
@@ -63,7 +64,7 @@ class SmallCopy:
 def build_checked(
     build: Build, groups: Sequence[Group], *, key: str, owner: str, hint: str
 ) -> Optimizer:
-    """Build an optimizer whose state survives a round trip through a checkpoint.
+    """Build an optimizer, and check a round trip of its state through a checkpoint.
 
     Args:
         build: Makes the optimizer over groups of (name, parameter) pairs.
@@ -152,7 +153,7 @@ def _small_group(group: Group, index: int) -> ParamGroup:
     pairs = []
     for name, param in group["params"]:
         # Sides differ, so that a transposed state is noticed.
-        shape = [min(side, _LONGEST_SIDE - place) for place, side in enumerate(param.shape)]
+        shape = [min(side, _LONGEST_SIDE - dim) for dim, side in enumerate(param.shape)]
         pairs.append((f"{index}.{name}", Parameter(0.02 * torch.randn(shape, dtype=param.dtype))))
     return {**group, "params": pairs}
 
@@ -177,21 +178,26 @@ def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCo
 
 
 def _remember_random_states() -> Callable[[], None]:
-    """Return what puts the random states of this moment back."""
-    of_torch, python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    """Return a function to restore the random states of this moment."""
+    of_torch = torch.get_rng_state()
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()
 
     def restore() -> None:
         torch.set_rng_state(of_torch)
-        random.setstate(python)
+        random.setstate(of_python)
         np.random.set_state(of_numpy)
 
     return restore
 
 
 def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
-    one, other = first.tensors(), second.tensors()
-    for name in sorted(one.keys() | other.keys()):
-        if name not in one or name not in other or not same_bits(one[name], other[name]):
+    of_first = first.tensors()
+    of_second = second.tensors()
+    for name in sorted(of_first.keys() | of_second.keys()):
+        if name not in of_first or name not in of_second:
+            return name
+        if not same_bits(of_first[name], of_second[name]):
             return name
     counters_agree = named_state(first.optimizer)[1] == named_state(second.optimizer)[1]
     return None if counters_agree else "what it counts"

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.base.errors import refuse_format
-from optrun.base.options import Group, ParamGroup
+from optrun.base.options import Group, ParamGroup, State
 from optrun.base.plain import PlainMapping
 from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
@@ -55,14 +55,13 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
     """
     tensors: dict[str, Tensor] = {}
     params = _params(optimizer)
-    state = {
-        name: {
-            key: _packed(value, f"{name}/{key}", tensors)
-            for key, value in optimizer.state[param].items()
-        }
-        for name, param in params.items()
-        if param in optimizer.state
-    }
+    state: dict[str, State] = {}
+    for name, param in params.items():
+        if param in optimizer.state:
+            state[name] = {
+                key: _packed(value, f"{name}/{key}", tensors)
+                for key, value in optimizer.state[param].items()
+            }
     shared = [
         [key, _packed(value, f"optimizer/{key}", tensors)]
         for key, value in optimizer.state.items()
@@ -99,7 +98,7 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
 def load_named_state(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping
 ) -> None:
-    """Give an optimizer the state that `named_state` returned; nothing is changed where it refuses.
+    """Load the result of `named_state` into an optimizer, wholly or not at all.
 
     The order of parameters and their division into groups may differ. Dtypes are kept. The groups'
     options stay as they were built, see `group_differences`; what a group counts is restored.
@@ -118,10 +117,9 @@ def load_named_state(
     params = _params(optimizer)
     _refuse_other_params(params, meta)
     unused = set(tensors)
-    saved = {
-        name: {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
-        for name, entries in meta["state"].items()
-    }
+    saved: dict[str, State] = {}
+    for name, entries in meta["state"].items():
+        saved[name] = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
     loaded: dict[Any, Any] = {**restored_state(optimizer, optimizer.param_groups, saved)}
     for key, value in meta["shared"]:
         loaded[key] = placed(
@@ -192,7 +190,7 @@ def _load_attributes(optimizer: Optimizer, saved: PlainMapping) -> None:
 
 
 def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
-    """Describe what the groups were saved with and are not built with now, one sentence each.
+    """Describe each option of a group that differs from the saved one, one sentence each.
 
     Args:
         optimizer: As built from the configuration in force.
@@ -202,8 +200,10 @@ def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
         Empty where all options agree. `lr` and `weight_decay` are compared as they were before any
         schedule where both sides know it, and not at all where only one does.
     """
-    saved = {name: group for group in meta["groups"] for name in group["param_names"]}
-    found: dict[str, list[str]] = {}
+    saved = {}
+    for group in meta["groups"]:
+        saved.update(dict.fromkeys(group["param_names"], group))
+    names_of_difference: dict[str, list[str]] = {}
     for group in optimizer.param_groups:
         for name in group["param_names"]:
             if name not in saved:
@@ -213,12 +213,14 @@ def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
                 compared = initial if initial in group or initial in saved[name] else key
                 if compared not in group or compared not in saved[name]:
                     continue
-                before, now = saved[name][compared], _described(group[compared])
+                before = saved[name][compared]
+                now = _described(group[compared])
                 if before != now:
-                    found.setdefault(f"{key} was {_plain(before)}, is {_plain(now)}", []).append(
-                        name
-                    )
-    return [f"{what} ({_listing(names)})" for what, names in found.items()]
+                    difference = f"{key} was {_plain(before)}, is {_plain(now)}"
+                    names_of_difference.setdefault(difference, []).append(name)
+    return [
+        f"{difference} ({_listing(names)})" for difference, names in names_of_difference.items()
+    ]
 
 
 def _params(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -227,40 +229,38 @@ def _params(optimizer: Optimizer) -> dict[str, Tensor]:
             f"{type(optimizer).__name__} was built without parameter names: pass"
             " model.named_parameters() or groups of (name, parameter) pairs."
         )
-    return {
-        name: param
-        for group in optimizer.param_groups
-        for name, param in zip(group["param_names"], group["params"], strict=True)
-    }
+    params: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        params.update(zip(group["param_names"], group["params"], strict=True))
+    return params
 
 
 def _options(optimizer: Optimizer, group: Group) -> list[str]:
-    """List the keys of a group that its builder gave, not what the optimizer counts."""
+    """List the options of a group, without the keys in which an optimizer counts."""
     if isinstance(optimizer, NamedOptimizer):
-        given = set(optimizer.defaults).union(
-            *(member.defaults for member in getattr(optimizer, "members", {}).values())
-        )
+        members = getattr(optimizer, "members", {}).values()
+        options = set(optimizer.defaults).union(*(member.defaults for member in members))
     else:
-        given = set(inspect.signature(type(optimizer)).parameters)
-    return [key for key in group if key in given and key not in _NOT_OPTIONS]
+        options = set(inspect.signature(type(optimizer)).parameters)
+    return [key for key in group if key in options and key not in _NOT_OPTIONS]
 
 
 def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
     """Collect numbers and objects with a state from an optimizer of another library."""
     if isinstance(optimizer, NamedOptimizer):
         return {}
-    given = inspect.signature(type(optimizer)).parameters
+    keywords = inspect.signature(type(optimizer)).parameters
     return {
         key: value
         for key, value in vars(optimizer).items()
         if (type(value) in (int, float) or hasattr(value, "load_state_dict"))
-        and key not in given
+        and key not in keywords
         and not key.startswith("_")
     }
 
 
 def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: set[str]) -> Tensor:
-    """Return the weights to go on training from if the model was saved with those to evaluate."""
+    """Return the training weights of a model saved with its evaluation weights."""
     key = f"{name}/{TRAINED}"
     packed = {"tensor": [key, list(param.shape)]}
     value: Tensor = _unpacked(packed, tensors, unused)
@@ -270,52 +270,53 @@ def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: se
 def _counters(
     optimizer: Optimizer, meta: PlainMapping, tensors: Mapping[str, Tensor], unused: set[str]
 ) -> list[ParamGroup]:
-    """Return what each group counts besides its options: for ours, the steps."""
-    saved = {name: i for i, group in enumerate(meta["groups"]) for name in group["param_names"]}
-    known = {"optimizer", *_NOT_OPTIONS}.union(
+    """Return the counters of each group: for ours, the steps."""
+    options = {"optimizer", *_NOT_OPTIONS}.union(
         *(_options(optimizer, group) for group in optimizer.param_groups)
     )
-    unpacked = [
-        {
-            key: value if key in known else _unpacked(value, tensors, unused)
-            for key, value in group.items()
-            if key != "param_names"
-        }
-        for group in meta["groups"]
-    ]
+    saved_index: dict[str, int] = {}
+    saved_counters: list[ParamGroup] = []
+    for index, group in enumerate(meta["groups"]):
+        saved_index.update(dict.fromkeys(group["param_names"], index))
+        saved_counters.append(
+            {
+                key: _unpacked(value, tensors, unused)
+                for key, value in group.items()
+                if key not in options
+            }
+        )
     out = []
     for group in optimizer.param_groups:
-        sources = dict.fromkeys(saved[name] for name in group["param_names"])
-        found = [
-            {key: value for key, value in unpacked[i].items() if key not in known} for i in sources
-        ]
-        for name, i in ((name, saved[name]) for name in group["param_names"]):
-            before, now = unpacked[i].get("optimizer"), group.get("optimizer")
+        for name in group["param_names"]:
+            saved_group = meta["groups"][saved_index[name]]
+            before = saved_group.get("optimizer")
+            now = group.get("optimizer")
             if before != now:
                 raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
-            _refuse_other_form(optimizer, group, meta["groups"][saved[name]], name)
-        if any(other != found[0] for other in found[1:]):
-            raise ValueError(
-                f"the group of {group['param_names'][0]!r} joins saved groups that counted"
-                f" differently: {found[0]} and"
-                f" {next(other for other in found[1:] if other != found[0])}."
-            )
-        out.append(found[0] if found else {})
+            _refuse_other_form(optimizer, group, saved_group, name)
+        sources = dict.fromkeys(saved_index[name] for name in group["param_names"])
+        counters = [saved_counters[index] for index in sources]
+        for other_counters in counters[1:]:
+            if other_counters != counters[0]:
+                raise ValueError(
+                    f"the group of {group['param_names'][0]!r} joins saved groups that counted"
+                    f" differently: {counters[0]} and {other_counters}."
+                )
+        out.append(counters[0] if counters else {})
     return out
 
 
 def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
-    """Refuse state that was made with another switch, word or count.
+    """Refuse state made with another switch, word or count by another library's optimizer.
 
-    Only optimizers of other libraries are looked at.
-
-    Whether its state fits, only that library could say, and it says so by a traceback at the next
+    Whether such state fits, only that library could say, and it says so by a traceback at the next
     step or not at all.
     """
     if isinstance(optimizer, NamedOptimizer):
         return
     for key in _options(optimizer, group):
-        before, now = saved.get(key), _described(group[key])
+        before = saved.get(key)
+        now = _described(group[key])
         plain = isinstance(before, int | str | None) and isinstance(now, int | str | None)
         if plain and key in saved and before != now:
             raise ValueError(
@@ -359,17 +360,19 @@ def _order(value: Tensor) -> list[list[int]]:
     Over another order products round otherwise.
     """
     strides = value.stride()
-    order = sorted(range(value.dim()), key=lambda place: -strides[place])
-    return [order] if not value.is_contiguous() and value.permute(order).is_contiguous() else []
+    order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
+    if value.is_contiguous() or not value.permute(order).is_contiguous():
+        return []
+    return [order]
 
 
 def _in_order(value: Tensor, order: list[int]) -> Tensor:
-    inverse = [order.index(place) for place in range(len(order))]
+    inverse = [order.index(dim) for dim in range(len(order))]
     return value.permute(order).contiguous().permute(inverse)
 
 
 def _described(value: object) -> Any:
-    """Describe a group's option for comparison: what no file can hold, by its text."""
+    """Describe an option of a group for comparison, by its text if no file can hold it."""
     try:
         return _packed(value, "", {})
     except TypeError:
@@ -411,4 +414,5 @@ def _plain(value: object) -> Any:
 
 
 def _listing(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    listing = ", ".join(names[:3])
+    return f"{listing} and {len(names) - 3} more" if len(names) > 3 else listing
