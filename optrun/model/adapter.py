@@ -73,13 +73,13 @@ class Injected:
 
 
 def injected(model: nn.Module) -> Injected | None:
-    """Return what was put into a model; None for one that trains whole."""
+    """Return the adapter of a model; None if it has none."""
     mark = getattr(model, _MARK, None)
     return mark if isinstance(mark, Injected) else None
 
 
 def require_adapter(config: AdapterConfig) -> None:
-    """Refuse an adapter whose package is missing, before anything is loaded.
+    """Refuse an adapter with a missing package, before anything is loaded.
 
     Raises:
         ConfigError: With the command that installs it.
@@ -248,7 +248,7 @@ def merge(model: nn.Module) -> None:
 def _modules_to_save(
     config: LoraConfig, model: PreTrainedModel, auto_class: str, new: list[str]
 ) -> list[str]:
-    """List the modules that train whole.
+    """List the modules trained in full.
 
     Those that were asked for, or the task's head and whatever else is new.
     """
@@ -297,7 +297,7 @@ def _targets(
     saved: Sequence[str],
     auto_class: str,
 ) -> list[str]:
-    """List the modules that get factors, without the excluded ones.
+    """List the modules to get factors, without the excluded ones.
 
     Raises:
         ConfigError: A name, a layer or a pattern that fits none of them.
@@ -351,7 +351,8 @@ def _asked_targets(
         if not targets:
             wanted_shown = "null" if wanted_names is None else wanted_names
             raise ConfigError(
-                f"{key}={wanted_shown}: {type(model).__name__} has no linear module besides its head. Name"
+                f"{key}={wanted_shown}: {type(model).__name__} has no linear module besides its"
+                " head. Name"
                 " others."
             )
         return targets
@@ -363,7 +364,8 @@ def _asked_targets(
     ]
     if not paths:
         raise ConfigError(
-            f"{key}={wanted_names}: matches only modules that train whole ({', '.join(saved)}): factors"
+            f"{key}={wanted_names}: matches only modules that train whole ({', '.join(saved)}):"
+            " factors"
             " would stand beside nothing that is frozen. Name others, or take them out by"
             " adapter.modules_to_save."
         )
@@ -371,7 +373,8 @@ def _asked_targets(
     for path in paths:
         if path in shared:
             raise ConfigError(
-                f"{key}={wanted_names}: {path} shares its weight with {shared[path]}: factors beside one"
+                f"{key}={wanted_names}: {path} shares its weight with {shared[path]}: factors"
+                " beside one"
                 " of them would make two weights of one."
             )
     return paths
@@ -396,7 +399,7 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 
 def _places(model: nn.Module) -> Places:
-    """Find where peft put its layers, under the names from before."""
+    """Find peft's layers in a model, by their original names."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
@@ -410,7 +413,7 @@ def _places(model: nn.Module) -> Places:
 
 
 def _refuse_other_places(found: Places, wanted: Places) -> None:
-    """Refuse an end of a name that peft takes for more modules than it was meant for.
+    """Refuse name endings that peft matches to unintended modules.
 
     Raises:
         ConfigError: With the first of them.
@@ -422,13 +425,14 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
         differing = set(injected_paths) ^ set(wanted_paths)
         if differing:
             raise ConfigError(
-                f"adapter.{key}: peft takes {min(differing)} for one of {', '.join(list(wanted_paths)[:4])},"
+                f"adapter.{key}: peft takes {min(differing)} for one of"
+                f" {', '.join(list(wanted_paths)[:4])},"
                 " by the end of its name. Give names that no other module ends with."
             )
 
 
 def _names(model: nn.Module, places: Places) -> frozenset[str]:
-    """Name what the adapter holds.
+    """List the adapter's parameters and buffers.
 
     All that trains now, and the buffers of modules that train whole.
     """

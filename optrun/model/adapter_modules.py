@@ -43,7 +43,7 @@ class Places:
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
-    """List all linear maps that are called as modules and share no weight.
+    """List all linear modules without a shared weight, as far as factors can stand beside them.
 
     transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of
     `nn.MultiheadAttention` are none,
@@ -84,7 +84,7 @@ def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """List the modules that a task puts on a model.
+    """List the head modules of a model.
 
     Those beside the model without head, and its output layer.
     """
@@ -116,7 +116,7 @@ def head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def shared_modules(model: nn.Module) -> dict[str, str]:
-    """Map each module with a parameter that another module also has to the name it has there."""
+    """Map each module with a shared parameter to the parameter's other name."""
     names: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(param), []).append(name)
@@ -139,7 +139,7 @@ def matched(
     modules: Iterable[str],
     shown: Iterable[str] | None = None,
 ) -> list[str]:
-    r"""List the modules that names or one regular expression stand for, as peft reads them.
+    r"""List the modules matched by names or one regular expression, as peft reads them.
 
     Args:
         key: For messages.

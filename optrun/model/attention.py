@@ -30,7 +30,7 @@ _INSTEAD = f"Take {KEY}=sdpa, or leave it null."
 
 
 def device_type(name: str) -> str:
-    """Tell the type of device that `training.device` means here, without starting one."""
+    """Return the device type of `training.device`, without starting the device."""
     if name != "auto":
         return name.partition(":")[0]
     return (
@@ -43,7 +43,7 @@ def device_type(name: str) -> str:
 
 
 def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
-    """Refuse an implementation that cannot run, before anything is loaded.
+    """Refuse an attention implementation without its package or device.
 
     Args:
         config: The model choice.
@@ -62,7 +62,8 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
     implementations = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
     if chosen not in implementations:
         raise ConfigError(
-            f"{KEY}={chosen}: transformers has no such attention. {did_you_mean(chosen, implementations)}"
+            f"{KEY}={chosen}: transformers has no such attention."
+            f" {did_you_mean(chosen, implementations)}"
         )
     if chosen == _FLEX and kind != "cuda":
         raise ConfigError(
@@ -94,7 +95,7 @@ def attention_of(model: PreTrainedModel) -> str:
 
 
 def refuse_attention_dropout(model: PreTrainedModel) -> None:
-    """Refuse dropout of attention that FlexAttention does not have.
+    """Refuse attention dropout with FlexAttention.
 
     Raises:
         ConfigError: With the value of the model's configuration.
@@ -111,7 +112,7 @@ def refuse_attention_dropout(model: PreTrainedModel) -> None:
 
 
 def needs_device(model: PreTrainedModel) -> bool:
-    """Tell whether the attention in force cannot run on the CPU, where models are built."""
+    """Tell whether the attention implementation needs a GPU."""
     return attention_of(model) in (_FLEX, *_FLASH)
 
 
@@ -121,7 +122,7 @@ def one_row(model: PreTrainedModel) -> bool:
 
 
 def separation(model: PreTrainedModel, key: str) -> str:
-    """Say by what documents of a block are kept apart.
+    """Write a note on how documents of a block are kept apart.
 
     Args:
         model: Built.

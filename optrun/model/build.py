@@ -123,7 +123,7 @@ def _inject(
     *,
     meta: bool,
 ) -> list[str]:
-    """Put an adapter into a model; what is new trains whole beside it. Returns notes."""
+    """Put an adapter into a model; new weights train in full. Returns notes."""
     base = _origin(config)
     quantization = quantization_of(config)
     names = _parameters(model, new)
@@ -177,7 +177,7 @@ def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
 def _renew_head(
     auto: Any, model: PreTrainedModel, config: ModelConfig, spec: ModelSpec, new: list[str]
 ) -> list[str]:
-    """Draw a head anew whose classes mean something else, also if there are as many of them.
+    """Redraw a head with other classes, even if their number is the same.
 
     Weights are normal with the model's `initializer_range`, biases 0, as transformers draws them.
     `new` takes the names. Returns notes.
@@ -238,7 +238,7 @@ def _load_mapped(
 def _grow_vocabulary(
     model: PreTrainedModel, values: TransformersConfig, new: list[str]
 ) -> list[str]:
-    """Enlarge the embedding as `model.config.vocab_size` says; the rows that are there stay.
+    """Enlarge the embedding to `model.config.vocab_size`; existing rows stay.
 
     New rows are drawn around the mean of the old ones, as transformers does. `new` takes the names
     of what grew. Returns notes.
@@ -261,7 +261,7 @@ def _grow_vocabulary(
 def weights_of(
     config: ModelConfig, kind: type[Any], values: TransformersConfig
 ) -> tuple[PreTrainedModel, str | None]:
-    """Build a model whose class and configuration are known, with the weights that it started with.
+    """Build a model of a given class and configuration with its start weights.
 
     Args:
         config: The model choice.
@@ -302,7 +302,7 @@ def _dtype(config: ModelConfig) -> torch.dtype:
 
 
 def _origin(config: ModelConfig) -> str | None:
-    """Name where others find the weights that a model starts with; None from scratch."""
+    """Return the public location of a model's start weights; None from scratch."""
     if not isinstance(config, PretrainedConfig):
         return None
     folder = Path(config.path).expanduser()
@@ -369,13 +369,13 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
 
 
 def _refuse_seer_of_task(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Refuse a model that sees what it predicts, if the task is to predict the next token."""
+    """Refuse a non-causal model for next-token prediction."""
     if spec.auto_class == CAUSAL:
         refuse_seer(config, model)
 
 
 def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
-    """Refuse a model whose prediction depends on later tokens.
+    """Refuse a model with predictions that depend on later tokens.
 
     It learns nothing from predicting the next one.
     """
@@ -409,7 +409,7 @@ def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
 
 
 def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Report) -> None:
-    """Refuse weights of which most are new.
+    """Refuse a file without most of the model's weights.
 
     A head may be new, but such a model was not loaded at all.
     """

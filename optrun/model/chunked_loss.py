@@ -43,7 +43,7 @@ class TargetLosses(NamedTuple):
     """Most probable token in the place of each target; shape (batch, targets)."""
 
     def values(self) -> list[Tensor]:
-        """List what every trained parameter has a part in."""
+        """List the tensors with gradients to every trained parameter."""
         return [self.losses]
 
 
@@ -68,7 +68,7 @@ class ChunkedForward:
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(self, *args: object, labels: Tensor | None = None, **inputs: object) -> object:
-        """Compute `TargetLosses` of a batch; what the model returns where there are no labels."""
+        """Compute `TargetLosses` of a batch; without labels call the model as it is."""
         if labels is None:
             return self.whole(*args, **inputs)
         self.hands_on = True

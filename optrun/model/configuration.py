@@ -109,7 +109,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
 
 
 def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
-    """List the classes by number that the head of a pretrained model tells apart.
+    """List the classes of a pretrained model's head, by number.
 
     None: its weights have no such head, or it is one of a single number.
     """
@@ -125,7 +125,7 @@ def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
 
 
 def router_loss_coef(model: PreTrainedModel) -> float | None:
-    """Return what a model multiplies the loss of its experts by; None: it returns no such loss."""
+    """Return the coefficient of a model's router loss; None: it returns no such loss."""
     values = model.config.get_text_config()
     if not getattr(values, "output_router_logits", False):
         return None
@@ -138,7 +138,7 @@ def stored_vocab_size(config: PretrainedConfig) -> int | None:
 
 
 def called(config: ModelConfig) -> str:
-    """Name the model in a message, by the key that chose it."""
+    """Name the model in a message, by its key."""
     return (
         f"model.path={config.path}"
         if isinstance(config, PretrainedConfig)
@@ -149,7 +149,7 @@ def called(config: ModelConfig) -> str:
 def refuse_unknown(
     config: ModelConfig, auto_class: str, base: Mapping[str, object] = MappingProxyType({})
 ) -> None:
-    """Refuse what no data can make right, so that nobody waits for data to be read first.
+    """Refuse wrong model keys before any data is read.
 
     Args:
         config: The model choice.
@@ -356,7 +356,7 @@ def _few(name: str, known: list[str]) -> str:
 
 
 def _set(values: TransformersConfig, name: str, value: object) -> None:
-    """Set a value where the architecture has it, directly or in its text part."""
+    """Set a value of the configuration, or of its text part."""
     target = values if hasattr(values, name) else getattr(values, "text_config", None)
     if target is not None and hasattr(target, name):
         setattr(target, name, value)
@@ -419,7 +419,8 @@ def _refuse_other_direction(
     task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
     raise ConfigError(
         f"{called(config)}: {values.model_type} is {kind}. For task={task} take {_FOR_TASK[task]},"
-        f" or {other_task}; model.config.is_decoder={str(not decodes).lower()} makes it one knowingly."
+        f" or {other_task}; model.config.is_decoder={str(not decodes).lower()} makes it one"
+        " knowingly."
     )
 
 

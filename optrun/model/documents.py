@@ -25,7 +25,7 @@ def expect_apart(
     key: str = "task.document_masking=true",
     autocast: AbstractContextManager[object] | None = None,
 ) -> None:
-    """Refuse a model whose tokens see another document, or know their place in a block.
+    """Refuse a model that mixes the documents of a block.
 
     transformers builds a block-diagonal mask where position ids that begin anew come without an
     attention mask; not every architecture takes part. So it is tried: two short documents in one

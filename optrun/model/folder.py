@@ -17,7 +17,7 @@ _LONGEST_HEADER = 100_000_000
 
 
 def refuse_no_model(path: str) -> None:
-    """Refuse a local path that holds no transformers model.
+    """Refuse a local path without a transformers model.
 
     Args:
         path: As configured; a folder, or nothing.
@@ -35,7 +35,7 @@ def refuse_no_model(path: str) -> None:
 
 
 def refuse_broken_weights(path: str) -> None:
-    """Refuse a local folder whose weights are missing or incomplete.
+    """Refuse a local folder with missing or incomplete weights.
 
     The headers of the files say so.
 
@@ -94,13 +94,14 @@ def _no_weights(folder: Path) -> str | None:
     if not other_files:
         return "this folder has no weights: no *.safetensors file in it."
     return (
-        f"its weights are {other_files[0]}, which is not opened: only safetensors are read. Convert them"
+        f"its weights are {other_files[0]}, which is not opened: only safetensors are read."
+        " Convert them"
         " where you trust their origin: load with transformers and save_pretrained(DIR)."
     )
 
 
 def weight_files(folder: Path) -> Iterable[Path]:
-    """List the files of weights, also those that an index names."""
+    """List the weight files of a folder and of its index."""
     files = dict.fromkeys(sorted(folder.glob("*.safetensors")))
     for index in folder.glob("*.safetensors.index.json"):
         try:
@@ -114,7 +115,7 @@ def weight_files(folder: Path) -> Iterable[Path]:
 
 
 def _broken(path: Path) -> str | None:
-    """Explain what is wrong with a safetensors file by its header; None: nothing."""
+    """Describe the damage of a safetensors file by its header; None if it is intact."""
     if not path.is_file():
         return f"its index names {path.name}, which is not there."
     size = path.stat().st_size
@@ -149,6 +150,7 @@ def _broken(path: Path) -> str | None:
         return None
     word = "cut short" if size < expected_size else "too long"
     return (
-        f"{path.name} is {word}: {size:,} bytes, where its header says {expected_size:,}. Fetch or write it"
+        f"{path.name} is {word}: {size:,} bytes, where its header says {expected_size:,}. Fetch or"
+        " write it"
         " again."
     )

@@ -50,7 +50,7 @@ class ScratchPreparation:
         return np.ascontiguousarray(scaled.transpose(2, 0, 1))
 
     def save_pretrained(self, folder: str) -> None:
-        """Write `preprocessor_config.json`, which `AutoImageProcessor` reads."""
+        """Write `preprocessor_config.json` for `AutoImageProcessor`."""
         values = {
             "image_processor_type": "ViTImageProcessor",
             "do_resize": True,
@@ -102,7 +102,7 @@ class PretrainedPreparation:
 
 
 def in_8_bits(image: Image.Image) -> Image.Image:
-    """Scale the grey values of an image that has more than 8 bits of them to 0 to 255.
+    """Scale the grey values of an image with more than 8 bits to 0 to 255.
 
     Pillow's own `convert` cuts them off at 255, which makes an image of 16 bits white.
 
@@ -130,7 +130,7 @@ def in_8_bits(image: Image.Image) -> Image.Image:
 
 
 def saved_preparation(folder: Path) -> PretrainedPreparation:
-    """Load the preparation that a run saved beside its model.
+    """Load the image processor saved with a run.
 
     Args:
         folder: Where `save_pretrained` put it.
@@ -150,7 +150,7 @@ def saved_preparation(folder: Path) -> PretrainedPreparation:
 
 
 def load_image_preparation(config: ModelConfig) -> ScratchPreparation | PretrainedPreparation:
-    """Load the preparation that the configuration names.
+    """Load the image processor of the configured model.
 
     Args:
         config: The model choice.

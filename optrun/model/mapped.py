@@ -30,7 +30,7 @@ Report = Mapping[str, Iterable[object]]
 
 
 def new_names(report: Report) -> list[str]:
-    """List what starts from scratch because the weights do not have it, or in another shape."""
+    """List the parameters missing from the weights, or there in another shape."""
     mismatched = (
         str(entry[0] if isinstance(entry, tuple) else entry)
         for entry in report.get("mismatched_keys", ())
@@ -138,7 +138,7 @@ def put_in(model: nn.Module) -> None:
 
 
 def mapped_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype that a model with mapped weights is to have.
+    """Return the final dtype of a model with mapped weights.
 
     None: it has no such weights.
     """

@@ -32,7 +32,7 @@ _BLOCK, _BLOCKS = 64, 256
 
 
 def quantization_of(config: ModelConfig) -> Quantization | None:
-    """Return the quantisation that a configuration asks for, by its own names; None: none."""
+    """Return the configured quantisation options by name; None if there are none."""
     bits = getattr(config, "quantization", None)
     if bits is None:
         return None
@@ -41,7 +41,7 @@ def quantization_of(config: ModelConfig) -> Quantization | None:
 
 
 def require_quantization(config: ModelConfig) -> None:
-    """Refuse quantised weights whose package is missing, before anything is loaded.
+    """Refuse quantised weights without bitsandbytes, before anything is loaded.
 
     Raises:
         ConfigError: With the command that installs it.
@@ -90,7 +90,8 @@ def quantize(
     after = sum(tensor_bytes(model).values())
     kind = f"4 bits ({_kind(asked)})" if bits == "4bit" else "8 bits"
     return (
-        f"model.quantization={bits}: {len(linear_paths)} linear modules of the base in {kind}: its weights"
+        f"model.quantization={bits}: {len(linear_paths)} linear modules of the base in {kind}: its"
+        " weights"
         f" take {after / 2**20:,.1f} MiB in place of {before / 2**20:,.1f}"
     )
 
@@ -139,7 +140,7 @@ def tensor_bytes(model: nn.Module) -> dict[str, int]:
 
 
 def tensor_sizes(model: nn.Module) -> dict[str, int]:
-    """Count the elements of each parameter; of one in 4 bits those that it stands for."""
+    """Count the elements of each parameter; packed 4-bit ones by their unpacked size."""
     sizes = {name: param.numel() for name, param in model.named_parameters()}
     return sizes | {
         f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)

@@ -52,7 +52,7 @@ _TEMPLATES = {
 
 
 def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer that the configuration names.
+    """Load the configured tokenizer.
 
     Args:
         config: The model choice.
@@ -96,7 +96,7 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
 
 
 def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Keep the truncation and padding of a tokenizer's file, which each call of it changes."""
+    """Remember the truncation and padding of a tokenizer's file for `save_tokenizer`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         setattr(tokenizer, _LIMITS, (backend.truncation, backend.padding))
@@ -121,7 +121,7 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the rows that an embedding needs.
+    """Count the embedding rows needed by a tokenizer.
 
     More than the tokenizer's entries if some ids are left out.
     """
@@ -147,12 +147,13 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
     raise ConfigError(
         f"{key}={name}: there is no tokenizer: {type(tokenizer).__name__} found {len(tokenizer)}"
         " entries, all of them special tokens, so every text would be lost. It is read from"
-        f" {', '.join(file_names)}{beside}. Put the files there, or name another with model.tokenizer."
+        f" {', '.join(file_names)}{beside}. Put the files there, or name another with"
+        " model.tokenizer."
     )
 
 
 def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Warn if a tokenizer that was named gives its tokens other ids than the model's own."""
+    """Warn if the ids of `model.tokenizer` differ from the model's own tokenizer."""
     if config.tokenizer is None or not isinstance(config, PretrainedConfig):
         return []
     try:
@@ -172,7 +173,7 @@ def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer that was trained here and saved with its run, as it was in use there.
+    """Load the tokenizer saved with a run.
 
     Args:
         folder: Where `save_pretrained` put it.

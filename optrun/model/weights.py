@@ -12,7 +12,7 @@ from optrun.model.adapter import injected
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Collect what a checkpoint holds.
+    """Collect the tensors of a checkpoint.
 
     All tensors, or those of an adapter, whose frozen base lies where it came from.
 

@@ -157,14 +157,14 @@ class Task(ABC):
 
     @property
     def eval(self) -> ExampleSource:
-        """The first evaluation set, which the main metric is of.
+        """The first evaluation set; the main metric is computed on it.
 
         Without an example where none are wanted.
         """
         return next(iter(self.eval_sets.values()))
 
     def join(self, others: Sequence[Task]) -> None:
-        """Take from the tasks of a mixture's sources what batches of all need.
+        """Adopt settings of the other tasks of a mixture.
 
         This task is that of the first source.
         """
@@ -180,7 +180,7 @@ class Task(ABC):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the training texts that a tokenizer made for this task learns from.
+        """Yield the training texts for a new tokenizer.
 
         Raises:
             ConfigError: A missing column.
@@ -189,7 +189,7 @@ class Task(ABC):
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """List the columns that an example is made of, without its target.
+        """List the input columns of an example.
 
         Rows that agree in them are equal.
 
@@ -223,11 +223,11 @@ class Task(ABC):
         """
 
     def needs(self) -> ModelNeeds:
-        """Return what the data asks of the model."""
+        """Return the requirements of the data on the model."""
         return ModelNeeds(self.config.model_values(), self.config.positions(self.max_length))
 
     def adapt(self, model: PreTrainedModel) -> None:  # noqa: B027  # most tasks take it as it is
-        """Change a model that was just built, before anything trains."""
+        """Change a newly built model before training."""
 
     def expect_step(self, examples: int) -> None:  # noqa: B027
         """Refuse an optimizer step of too few examples.
@@ -254,23 +254,23 @@ class Task(ABC):
     # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
-        """Run a model over a batch; what comes of it is what `loss` and metrics are given."""
+        """Run a model over a batch; `loss` and metrics get its outputs."""
         return model(**batch)
 
     def measure(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Sum over a batch what `measured` names; shape (names,)."""
+        """Sum the quantities in `measured` over a batch; shape (names,)."""
         raise NotImplementedError
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        """Return the labels that a loss is over; `IGNORED` marks positions without one."""
+        """Return the labels of the loss; `IGNORED` marks positions without one."""
         return batch["labels"][:, 1:] if self.shift else batch["labels"]
 
     def count(self, batch: Batch) -> int:
-        """Count the targets of a batch: what the model's own mean loss is over."""
+        """Count the targets of a batch, the denominator of the model's own mean loss."""
         return int((self.targets(batch) != IGNORED).sum())
 
     def weight(self, batch: Batch) -> float:
-        """Return what the mean of `loss` is over.
+        """Return the denominator of the mean in `loss`.
 
         The number of targets, or the sum of their class weights.
         """
@@ -317,7 +317,7 @@ class Task(ABC):
         return loss + self.router_loss(outputs)
 
     def router_loss(self, outputs: Any) -> torch.Tensor | float:
-        """Return the weighted loss that balances the experts of a model; 0: it has none.
+        """Return the weighted load-balancing loss of the experts; 0 without experts.
 
         The model's own loss holds it, if labels are given.
         """
@@ -365,7 +365,7 @@ class Task(ABC):
         )
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make empty metrics that count batch by batch, whatever `task.metrics` says.
+        """Make empty metrics to be updated batch by batch, besides those of `task.metrics`.
 
         The mean loss by default.
         """
@@ -387,7 +387,7 @@ class Task(ABC):
         return TokenMetrics(shift=shift, router_loss=router)
 
     def metric_names(self) -> list[str]:
-        """List what `evaluation().compute()` will report."""
+        """List the names in `evaluation().compute()`."""
         return self.evaluation().names
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
@@ -400,7 +400,7 @@ class Task(ABC):
     def sample(
         self, model: PreTrainedModel, tokenizer: Any, *, seed: int
     ) -> tuple[str, str] | None:
-        """Sample a prompt and its continuation, to show what was learnt.
+        """Sample a continuation of a prompt for people to read.
 
         None: the task has no such thing.
         """
@@ -408,7 +408,7 @@ class Task(ABC):
         return None
 
     def answers(self, model: PreTrainedModel, tokenizer: Any) -> Iterator[Answer]:  # noqa: ARG002
-        """Yield what a model makes of some evaluation rows, without chance.
+        """Yield the model's answers to some evaluation rows, decoded greedily.
 
         Random states stay as they were.
         """

@@ -31,7 +31,7 @@ def task_class(config: TaskConfig) -> type[Task]:
 
 
 def predictor_class(config: TaskConfig) -> Any:
-    """Return the class that predicts rows for a task.
+    """Return the predictor class of a task.
 
     Its `predictor`, an `optrun.plugin.Predictor`.
 
@@ -125,7 +125,7 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
 
 
 def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
-    """Yield the training texts that a tokenizer learns from; of several sources by turns.
+    """Yield the training texts for a new tokenizer, alternating between sources.
 
     Raises:
         ConfigError: A missing column.

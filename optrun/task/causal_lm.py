@@ -38,7 +38,7 @@ class CausalLm(LanguageModel):
     predictor = "optrun.runner.prediction.generation:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find what stands between documents, and the prompt."""
+        """Find the separator of documents, and the prompt."""
         separator = (
             tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         )
@@ -120,7 +120,7 @@ class CausalLm(LanguageModel):
     def sample(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int
     ) -> tuple[str, str] | None:
-        """Sample the prompt, if there is one, and what the model makes of it."""
+        """Sample a continuation of the prompt, if there is one."""
         if not self.prompt or not self.config.sample_tokens:
             return None
         begin, _ = around(tokenizer)

@@ -117,7 +117,7 @@ class ChatEncoder:
     def _told_apart(
         self, texts: list[str], spans: list[list[Span]]
     ) -> tuple[list[list[int]], list[np.ndarray]]:
-        """Return ids, and 1 for each token that has a character of a span."""
+        """Return ids, and 1 for each token with a character inside a span."""
         if not self.tokenizer.is_fast:
             raise ConfigError(
                 f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where"
@@ -140,7 +140,7 @@ class ChatEncoder:
 def unwritten(
     template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed
 ) -> ConfigError:
-    """Make the refusal of a row that the template cannot write.
+    """Build the error for a row outside of the template's reach.
 
     A row whose answers cannot be found in its text is refused likewise.
     """
@@ -148,5 +148,5 @@ def unwritten(
 
 
 def place(split: Split, row: Chat | Plain) -> str:
-    """Name a row for a person who looks for it; for a stream the reader says the place."""
+    """Name a row in a message; the reader of a stream adds file and row itself."""
     return "this row" if row.row is None else f"row {split.number(row.row)} of {split.key}"

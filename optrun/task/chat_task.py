@@ -68,11 +68,11 @@ class ChatTask(Task):
 
     @property
     def roles(self) -> frozenset[str]:
-        """Roles that rows may have."""
+        """Roles allowed in rows."""
         return ROLES if self.template is None else self.template.roles
 
     def alike(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
-        """Yield rows, each of a side or several, all of one kind, of roles that the template knows.
+        """Yield rows, checking that all are of one kind with roles known to the template.
 
         Raises:
             ConfigError: The first row of another kind; a role of which nothing is written.
@@ -117,7 +117,7 @@ class ChatTask(Task):
         )
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find a template where neither the configuration nor the tokenizer has one.
+        """Find a template if neither the configuration nor the tokenizer has one.
 
         A tokenizer with the marks of chatml, as those have that are made here, is used with chatml.
 
@@ -134,7 +134,7 @@ class ChatTask(Task):
         )
 
     def settle_ends(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the token that ends an answer, and make it the end of the tokenizer's texts.
+        """Find the token behind an answer, and make it the tokenizer's end of text.
 
         The tokenizer's own end stays if its own template is in use, or writes it.
 
@@ -181,7 +181,7 @@ class ChatTask(Task):
         )
 
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Say what is odd about the template."""
+        """Note oddities of the template."""
         template = self.template
         if template is None:
             return
@@ -189,7 +189,8 @@ class ChatTask(Task):
             other_names = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
             self.notes.append(
                 f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer,"
-                f" which takes them apart; {other_names} end a turn with its own {tokenizer.eos_token}"
+                f" which takes them apart; {other_names} end a turn with its own"
+                f" {tokenizer.eos_token}"
             )
         if "strftime_now" in template.source:
             self.notes.append(
@@ -197,7 +198,7 @@ class ChatTask(Task):
             )
 
     def expect_known_keys(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a key of a turn that says what is learnt, and that the template does not read.
+        """Refuse a turn with learnt content under a key unknown to the template.
 
         Others that it does not read are told once.
         """
@@ -216,7 +217,7 @@ class ChatTask(Task):
                 self.notes.append(f"{template.origin} does not read {key} of the turns")
 
     def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a role of which the template writes nothing.
+        """Refuse a role ignored by the template.
 
         Each is tried in the first row that has it.
         """
@@ -242,7 +243,7 @@ class ChatTask(Task):
         split: Split,
         rows_of: Callable[[], Sequence[int]] | None = None,
     ) -> list[Examples | Selected]:
-        """Refuse, or leave out, rows of which nothing is learnt on one side of several.
+        """Refuse, or leave out, rows without a target on one of their sides.
 
         Args:
             sides: The same rows, each with targets of its own.
@@ -296,7 +297,7 @@ class ChatTask(Task):
         return [Selected(side, np.delete(np.arange(rows), empty)) for side in sides]
 
     def overlong(self, who: str, tokens: int, more: str = "") -> ConfigError:
-        """Make the refusal of a row whose prompt is as long as a row may be."""
+        """Build the error for a row whose prompt leaves no room for an answer."""
         return ConfigError(
             f"data.max_length={self.max_length}: {who} has {tokens:,} tokens, and all that carry"
             f" loss are cut off: its prompt is longer.{more} Raise data.max_length, or leave such"
@@ -304,7 +305,7 @@ class ChatTask(Task):
         )
 
     def all_overlong(self, split: Split, more: str) -> ConfigError:
-        """Make the refusal of a split without a row that is short enough."""
+        """Build the error for a split without a short enough row."""
         return ConfigError(
             f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt:"
             f" nothing is left. Raise data.max_length{more}"
@@ -329,12 +330,12 @@ def kind_of(row: Chat | Plain | None) -> str:
 
 
 def why_bare(tokens: int) -> str:
-    """Explain why nothing of a row that is not cut carries loss."""
+    """Explain why no token of an uncut row carries loss."""
     return "too short" if tokens < 2 else "the template writes nothing of its answer"
 
 
 def _more(count: int, rows: int) -> str:
-    """Tell how many rows are like the one that is named; nothing if it is the only one."""
+    """Write how many more rows have the same problem; empty if none has."""
     if count == 1:
         return ""
     return (

@@ -66,22 +66,22 @@ class ChatTemplate:
 
     @cached_property
     def marked(self) -> bool:
-        """Whether it says itself what the assistant generates."""
+        """Whether it has generation marks around answers."""
         return bool(_MARK.search(self._of(None)))
 
     @property
     def roles(self) -> frozenset[str]:
-        """Roles that rows may have: the usual ones, and what it names in quotes."""
+        """Roles allowed in rows: the usual ones, and every quoted word of it."""
         return ROLES | frozenset(_QUOTED.findall(self._of(None)))
 
     def key(self) -> str:
-        """Digest everything that decides the text of a conversation."""
+        """Digest template and special tokens, the determinants of a conversation's text."""
         return digest(
             self.source, json.dumps({key: str(token) for key, token in self._tokens().items()})
         )
 
     def unknown_tokens(self) -> list[str]:
-        """List the control tokens of its text that the tokenizer takes apart."""
+        """List its control tokens missing from the tokenizer's vocabulary."""
         vocabulary = self.tokenizer.get_vocab()
         control_tokens = dict.fromkeys(_CONTROL.findall(self._of(None)))
         return [token for token in control_tokens if token not in vocabulary]
@@ -100,7 +100,7 @@ class ChatTemplate:
         return self._rendered(turns, tools, opening=opening)[0]
 
     def answers(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
-        """Render a conversation, and say which of its characters the assistant makes.
+        """Render a conversation, and find the spans of the assistant's answers.
 
         By the template's generation marks. Where it has none, an answer is what the text up to and
         with its turn has
@@ -131,7 +131,7 @@ class ChatTemplate:
         return rendered, spans
 
     def last_answer(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
-        """Render a conversation when its last turn is answered, and find that answer.
+        """Render a conversation with its last turn as the answer, and find its span.
 
         The answer begins where the text before it, with the opening of an answer, and the whole
         diverge: most often behind that opening, in which a template may begin the thinking that
@@ -174,7 +174,7 @@ class ChatTemplate:
         return []
 
     def behind_answers(self) -> str | None:
-        """Return what it writes behind the text of an answer.
+        """Return the text behind an answer.
 
         None: it writes no answer to a question alone.
         """
@@ -187,7 +187,7 @@ class ChatTemplate:
         return text.rpartition(_PROBE)[2].strip()
 
     def end_of_answers(self) -> int | None:
-        """Return the token that it writes behind an answer; None: it is not a single one."""
+        """Return the token behind an answer; None: it is not a single one."""
         behind = self.behind_answers()
         if not behind:
             return None
@@ -195,7 +195,7 @@ class ChatTemplate:
         return int(ids[0]) if len(ids) == 1 else None
 
     def knows(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
-        """Tell whether what a role says in a conversation stands in its text."""
+        """Tell whether it writes the content of a role's turns."""
         alpaca_keys = (
             "instruction",
             "input",
@@ -293,7 +293,7 @@ def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> ChatTemplate | None:
-    """Put the wanted template into a tokenizer, which is saved with it.
+    """Put the wanted template into a tokenizer; it is saved with the tokenizer.
 
     Args:
         tokenizer: Of the model.
@@ -342,7 +342,7 @@ def _read(wanted: str) -> str:
 
 
 def ending_ids(tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
-    """List the tokens that end an answer: the tokenizer's, and the one behind an answer."""
+    """List the ends of an answer: the tokenizer's, and the template's."""
     ends = [tokenizer.eos_token_id, end]
     return list(dict.fromkeys(int(token) for token in ends if token is not None))
 

@@ -60,7 +60,7 @@ def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
 
 
 def table_of_labels(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
-    """Tabulate counts if each example has any number of labels, so that none is taken for another.
+    """Tabulate counts of multi-label examples, without confusions between labels.
 
     Args:
         labels: Names by number.

@@ -21,7 +21,7 @@ def cosines(vectors: Tensor) -> Tensor:
 def multiple_negatives_ranking(
     vectors: Tensor, texts: Tensor, *, scale: float, symmetric: bool = False
 ) -> Tensor:
-    """Compute the cross-entropy of each text's own one among those of all rows.
+    """Compute the cross-entropy of each text's positive among the texts of all rows.
 
     A text that stands in the batch twice is never a negative of itself: `false_negatives` are left
     out of the sum.
@@ -48,7 +48,7 @@ def multiple_negatives_ranking(
 
 
 def false_negatives(texts: Tensor) -> Tensor:
-    """Mark what is no negative of a row.
+    """Mark texts of the batch to be excluded from a row's negatives.
 
     Its first text wherever it stands, and every second text that some row has beside the same first
     text, also where it is another row's third text.
@@ -73,7 +73,7 @@ def cosine_similarity(vectors: Tensor, scores: Tensor) -> Tensor:
 
 
 def cosent(vectors: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """Compute how far pairs with a lower score are above those with a higher one.
+    """Compute how far the cosines of lower-scored pairs exceed those of higher-scored ones.
 
     Source: Huang et al. 2024, doi:10.1109/TASLP.2024.3402087.
     L = log(1 + sum exp(s (cos_k - cos_i))), over all i, k with score_i > score_k.

@@ -18,7 +18,7 @@ MOST_LETTERS = 24
 
 
 def data_check(facts: DataFacts) -> list[str]:
-    """Write a line for each split, and one for what a person should look at before it trains."""
+    """Write a line for each split, and one for each doubt about it."""
     evals = {f"eval/{name}" if name else "eval": split for name, split in facts.eval_sets.items()}
     sources = {f"train/{name}": split for name, split in facts.sources.items()}
     every = {"train": facts.train, **sources, **evals}

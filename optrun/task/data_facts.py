@@ -180,7 +180,7 @@ def _split_facts(
 
 
 def _in_both(examples: object, trained: object) -> int | None:
-    """Count texts that stand among those trained on, too, remembered by both.
+    """Count evaluation texts also in the training set; the count is cached.
 
     None if that is not known.
     """
@@ -250,7 +250,7 @@ def _unknown(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
 
 
 def _labels(task: Task, examples: object) -> tuple[dict[str, int], Span | None]:
-    """Count how often each label occurs, or return the span of labels that are numbers."""
+    """Count each label, or return the span of numeric labels."""
     classes = task.labels
     values = getattr(examples, "labels", None)
     if isinstance(examples, Examples) and task.unit == "examples":

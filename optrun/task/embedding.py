@@ -49,7 +49,7 @@ class Embedding(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the texts of every column that has texts."""
+        """Yield the texts of every text column."""
         split = source.train
         text_columns = [
             name
@@ -60,7 +60,7 @@ class Embedding(Task):
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """List the column of the first text: rows that ask the same are evaluated or trained on."""
+        """List the column of the first text: rows with equal first texts share a split."""
         split = source.train
         return [pair_columns(source.columns, split, negative_columns(source.columns, split))[0]]
 
@@ -107,7 +107,7 @@ class Embedding(Task):
         return scores
 
     def join(self, others: Sequence[Task]) -> None:
-        """Refuse several sources: what one row loses depends on the others of its step.
+        """Refuse several sources, since the loss of a row depends on its whole step.
 
         Raises:
             ConfigError: Always.
@@ -167,7 +167,7 @@ class Embedding(Task):
         self.notes.append(f"embeddings: {self.pooling.mode} of the last states, {scaled}, {where}")
 
     def expect_step(self, examples: int) -> None:
-        """Refuse a step of one row that has nothing to be compared with.
+        """Refuse a step of one row if the loss needs in-batch negatives.
 
         Raises:
             ConfigError: With the keys that make it larger.
@@ -202,7 +202,7 @@ class Embedding(Task):
     # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
-        """Run a model over the texts of a batch, without what only the loss reads."""
+        """Run a model over the texts of a batch, without the keys for the loss."""
         return model(**inputs_of(batch))
 
     def represent(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
@@ -211,7 +211,7 @@ class Embedding(Task):
         return vectors.reshape(*batch[TEXTS].shape, vectors.shape[-1])
 
     def compare(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Compute the loss of vectors, whose batch may be several joined; shape ().
+        """Compute the loss of the vectors of one batch, or of several joined; shape ().
 
         Args:
             vectors: Shape (batch, texts, width).
@@ -283,7 +283,7 @@ class ComparedTexts:
 
     @property
     def lost(self) -> np.ndarray | None:
-        """Tokens that each row lost to its greatest length; shape (rows,), int64."""
+        """Tokens cut off each row; shape (rows,), int64."""
         return None if self.examples.lost is None else self._sum_by_row(self.examples.lost)
 
     def _sum_by_row(self, values: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ _NEGATIVE = re.compile(r"negative(_\d+)?")
 def compared_columns(
     config: EmbeddingConfig, source: Source, split: Split
 ) -> tuple[list[str], str | None]:
-    """Find the columns of texts, and that of scores where the loss reads them.
+    """Find the columns of texts, and the scores if the loss reads them.
 
     Args:
         config: The loss.
@@ -75,12 +75,12 @@ def compared_columns(
 
 
 def _there(names: Sequence[str], split: Split) -> list[str]:
-    """Return the first of these names that the split has, alone; a score comes before a label."""
+    """List the first usual name among the split's columns; scores come before labels."""
     return [name for name in names if name in split.rows.column_names][:1]
 
 
 def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
-    """Refuse scores that a loss would not read, unless the texts' columns are named."""
+    """Refuse scores the loss would ignore, unless the text columns are named."""
     score_column = columns.label_column if columns is not None else None
     score_columns = [score_column] if score_column is not None else _there(USUAL_SCORES[:3], split)
     if score_columns and (
@@ -90,13 +90,14 @@ def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> No
     ):
         raise ConfigError(
             f"{loss} takes every pair for texts that belong together, and {split.key} has scores in"
-            f" column {score_columns[0]}. Take task.loss=cosent, which reads them; or name data.text_column"
+            f" column {score_columns[0]}. Take task.loss=cosent, which reads them; or name"
+            " data.text_column"
             " and data.text_pair_column alone."
         )
 
 
 def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
-    """List the columns of texts that do not belong to the first one.
+    """List the columns of negatives.
 
     As named, else `negative`, `negative_1`, ...
 

@@ -29,7 +29,7 @@ _ENDS = ("E", "S", "L", "U")
 
 
 def scheme_of(labels: Sequence[str]) -> str | None:
-    """Name the scheme of a set of labels; None where they are no prefixes and types.
+    """Name the scheme of a set of labels; None if they are no prefixes with types.
 
     Args:
         labels: All that there are; `O` may be missing.
@@ -48,7 +48,7 @@ def scheme_of(labels: Sequence[str]) -> str | None:
 
 
 def continuations(labels: Sequence[str]) -> list[int]:
-    """Map each class to the one that later pieces of a word carry.
+    """Map each class to the class of a word's later pieces.
 
     Itself, but `I-...` for `B-...` if there is one.
 

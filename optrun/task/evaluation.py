@@ -76,11 +76,11 @@ class MetricAccumulator(ABC):
         return None
 
     def partial(self) -> Any:
-        """Return what was counted so far, as `merge` takes it from other ranks."""
+        """Return the counts so far, in the form taken by `merge`."""
         raise NotImplementedError
 
     def merge(self, partials: Sequence[Any]) -> None:
-        """Count in place of what was counted here what all ranks counted.
+        """Replace the counts of this rank by those of all ranks.
 
         Args:
             partials: What `partial` returned, by rank, this one's among them.
@@ -89,7 +89,7 @@ class MetricAccumulator(ABC):
 
 
 def _scalar(loss: object) -> object:
-    """Refuse a loss that a task computed unless it is one number.
+    """Refuse a task's loss unless it is one number.
 
     Raises:
         OptrunError: It is none.
@@ -124,7 +124,7 @@ class SummedMetrics(MetricAccumulator):
         self.sums: Sums = [0.0, 0, *zeros]
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[Any]:  # noqa: ARG002
-        """Count what else is summed, in the order of `zeros`."""
+        """Compute the additional sums of a batch, in the order of `zeros`."""
         return ()
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
@@ -138,7 +138,7 @@ class SummedMetrics(MetricAccumulator):
         return self.sums
 
     def merge(self, partials: Sequence[Sums]) -> None:
-        """Add those of all ranks."""
+        """Add the sums of all ranks."""
         self.sums = [reduce(operator.add, values) for values in zip(*partials, strict=True)]
 
     def compute(self) -> dict[str, float]:
@@ -216,7 +216,7 @@ class TokenMetrics(SummedMetrics):
 
 
 def by_turns(lists: Iterable[Iterable[Item]]) -> list[Item]:
-    """Join what ranks kept of their batches, in the order of these batches."""
+    """Interleave the batches kept by each rank, in their global order."""
     return [item for together in zip_longest(*lists) for item in together if item is not None]
 
 
@@ -266,15 +266,15 @@ class EvaluationMetrics(MetricAccumulator):
 
     @property
     def mergeable(self) -> bool:
-        """Whether what is counted batch by batch is."""
+        """Whether the metrics counted batch by batch can be merged."""
         return self.running.mergeable
 
     def partial(self) -> Seen:
-        """Return what was counted, and the predictions of each batch."""
+        """Return the counts, and the predictions of each batch."""
         return self.running.partial(), self.kept
 
     def merge(self, partials: Sequence[Seen]) -> None:
-        """Count those of all ranks, the predictions in the order of their batches."""
+        """Merge the counts of all ranks, with predictions in the order of their batches."""
         self.running.merge([running for running, _ in partials])
         self.kept = by_turns(batches for _, batches in partials)
 
@@ -297,7 +297,7 @@ class EvaluationMetrics(MetricAccumulator):
         return values
 
     def table(self) -> ClassTable | None:
-        """Return what the metrics counted by class, else what the kept predictions say."""
+        """Return the metrics' table by class, else one of the kept predictions."""
         counted = self.running.table()
         if counted is not None or not self.labels or not self.kept:
             return counted
@@ -342,7 +342,7 @@ def _function(row: registry.Choice) -> MetricFunction:
 
 
 def number_of(value: Any, what: str) -> float:
-    """Read what a metric gave as a number; NaN is one.
+    """Convert a metric's result to a number; NaN is one.
 
     Raises:
         OptrunError: It is none, with what it is.

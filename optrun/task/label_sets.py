@@ -39,7 +39,7 @@ _YES, _NO = (
 
 
 def label_columns(source: Source, split: Split) -> list[str]:
-    """List the columns of labels of a split: those of `data.label_columns`, else the single one.
+    """List the label columns of a split: `data.label_columns`, else the single one.
 
     Raises:
         ConfigError: One is not there, or both keys are given.
@@ -61,7 +61,7 @@ def label_columns(source: Source, split: Split) -> list[str]:
 
 
 def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
-    """Return the labels, and which of them each row of every split has.
+    """Return the labels, and 0 or 1 for each label of each row of every split.
 
     Returns:
         Names by number; 0 or 1 by split, shape (rows, labels), float32.
@@ -91,7 +91,7 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
 
 
 def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
-    """Refuse lists of 0 and 1 for each label, whose numbers would be taken for two labels.
+    """Refuse multi-hot lists, whose 0 and 1 would be read as two labels.
 
     Raises:
         ConfigError: All lists have the same two or more places, with nothing else in them.
@@ -141,7 +141,7 @@ def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
 
 
 def _indicator(split: Split, name: str) -> np.ndarray:
-    """Return 1 for each row that has the label of a column, else 0; shape (rows,), float32."""
+    """Return 1 for each row with the label of a column, else 0; shape (rows,), float32."""
 
     def find() -> dict[str, np.ndarray]:
         has = np.zeros(len(split.rows), dtype=np.float32)

@@ -104,7 +104,7 @@ def _places(
 def _kept(
     split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Keep what is found of a column for the same rows.
+    """Cache the labels of a column for the same rows.
 
     Of a stream as labels.npy and names.json.
     """
@@ -158,7 +158,7 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
 
 
 def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
-    """Refuse a missing label: a csv file may say NA, which among numbers is no class of its own."""
+    """Refuse a word such as NA among numeric labels."""
     missing = [label for label in labels if label.strip().lower() in _MISSING]
     labelled = [label for label in labels if label not in missing]
     if missing and labelled and all(_number(label) is not None for label in labelled):
@@ -170,7 +170,7 @@ def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.n
 
 
 def _refuse_unlabelled(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
-    """Refuse labels by which data sets say that there is none: -100, -1 and "-".
+    """Refuse the usual marks of unlabelled rows: -100, -1 and "-".
 
     -100 always says so; -1 beside 0, 1, 2 and no other negative number; "-" beside other texts.
 
@@ -199,7 +199,7 @@ def _refuse_unlabelled(split: Split, name: str, labels: Sequence[str], places: n
 
 
 def _no_label(split: Split, name: str, label: str, count: int) -> ConfigError:
-    """Make the refusal of labels that say that there is none."""
+    """Build the error for marks of unlabelled rows."""
     return ConfigError(
         f"{split.key}: {count:,} labels in column {name} are {label!r}, which says that there is no"
         " label, and would be a class of their own. Leave these out of the data; if it is a class,"
@@ -461,7 +461,7 @@ class ClassNumbers:
         self._by_value = {_number(name): number for number, name in enumerate(names)}
 
     def of(self, label: str, where: str) -> int:
-        """Return the number of a label; `where` says what has it, for the message."""
+        """Return the number of a label; `where` names its row in the message."""
         number = self._find(label)
         if number is not None:
             return number
@@ -490,7 +490,7 @@ class ClassNumbers:
         places: np.ndarray,
         borders: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Number the labels, of which every row has some; shape (labels,), int64.
+        """Look up the class number of each distinct label; shape (labels,), int64.
 
         Args:
             split: The rows.

@@ -90,7 +90,7 @@ class LanguageModel(Task):
         return self.token_metrics(shift=self.shift)
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
-        """Return what makes ids of texts, and a digest of what they depend on besides the texts."""
+        """Return an encoder of texts, and a digest of its settings."""
         separator, longest = self.separator, None if self.config.packing else self.max_length
         special = separator is None  # the tokenizer itself puts ids around a text
         before, after = around(tokenizer)
@@ -145,14 +145,14 @@ class LanguageModel(Task):
 
 
 def _without_ends(text: Any, begin: str, end: str) -> Any:
-    """Take the tokens off a text that will be put around it, so that it has them once."""
+    """Strip begin and end tokens from a text, so that they are not doubled."""
     if not isinstance(text, str):  # a long one, encoded in pieces
         return text
     return text.removeprefix(begin).removesuffix(end) if end else text.removeprefix(begin)
 
 
 def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """List the ids that a tokenizer puts before and after a text, such as Llama's `<s>`.
+    """List a tokenizer's ids before and after a text, such as Llama's `<s>`.
 
     GPT-2's puts none.
 
@@ -172,7 +172,7 @@ def _whole_rows(
     *,
     special: bool,
 ) -> list[Any]:
-    """Encode texts of which none is cut: long ones in pieces, others together.
+    """Encode uncut texts: long ones in pieces, others together.
 
     Args:
         texts: Of any length.

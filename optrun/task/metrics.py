@@ -13,7 +13,7 @@ import numpy as np
 
 
 def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Share of predictions that equal their label."""
+    """Share of predictions equal to their label."""
     return float((predictions == labels).mean())
 
 
@@ -50,7 +50,7 @@ def f1(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
 
 
 def mean_f1(counts: np.ndarray) -> float:
-    """Compute the mean F1 over the classes that occur or are predicted."""
+    """Compute the mean F1 over all true or predicted classes."""
     seen = (counts.sum(axis=0) + counts.sum(axis=1)) > 0
     return float(f1_scores(counts)[seen].mean()) if seen.any() else math.nan
 
@@ -87,7 +87,7 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _centred(values: np.ndarray) -> np.ndarray | None:
-    """Subtract the mean in float64 and scale to length 1; None if that is 0/0 or not finite."""
+    """Subtract the mean in float64 and scale to length 1; None if not finite."""
     wide = values.astype(np.float64)
     if not wide.size or not np.isfinite(wide).all() or (wide == wide[0]).all():
         return None

@@ -64,7 +64,7 @@ class Pooling:
         return functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def remember(self, config: object) -> None:
-        """Write it into a transformers configuration, which every checkpoint holds."""
+        """Write it into a transformers configuration, a part of every checkpoint."""
         setattr(config, KEY, asdict(self))
 
     @classmethod
@@ -75,7 +75,7 @@ class Pooling:
 
 @contextmanager
 def without_pooling(config: object) -> Iterator[None]:
-    """Take the pooling out of a configuration that is written for others, and put it back.
+    """Hide the pooling from a configuration while it is written for others.
 
     Others read the files of sentence-transformers, which say the same.
     """

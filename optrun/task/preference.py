@@ -94,7 +94,7 @@ class Preference(ChatTask):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield everything that is said in the training rows."""
+        """Yield every text of the training rows."""
         return said_in(source)
 
     @classmethod
@@ -125,7 +125,7 @@ class Preference(ChatTask):
         self.note_template(tokenizer)
 
     def rows(self, split: Split) -> Iterator[Pair]:
-        """Yield the pairs of a split, all of one kind, of roles that the template knows."""
+        """Yield the pairs of a split, checking kinds and roles."""
         return self.alike(split, preferences(split, self.columns_of[split.key], self.roles))
 
     def read(
@@ -162,13 +162,16 @@ class Preference(ChatTask):
         is_same = chosen_hashes == rejected_hashes
         if is_same.all():
             raise ConfigError(
-                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(is_same):,} of"
-                f" {len(is_same):,}, so nothing is preferred. Take rows with equal answers out of the"
+                f"{part.key}: {CHOSEN} and {REJECTED} are the same in every row, {len(is_same):,}"
+                " of"
+                f" {len(is_same):,}, so nothing is preferred. Take rows with equal answers out of"
+                " the"
                 " data, or correct the two columns."
             )
         if is_same.any():
             self.notes.append(
-                f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in {int(is_same.sum()):,}"
+                f"warning: {part.key}: {CHOSEN} and {REJECTED} are the same in"
+                f" {int(is_same.sum()):,}"
                 f" of {len(is_same):,} rows, row {part.number(int(is_same.argmax()))} the first:"
                 " nothing is learnt of them"
             )
@@ -211,11 +214,11 @@ class Preference(ChatTask):
         return pair_outputs(model, batch)
 
     def scores(self, outputs: PairOutputs, batch: Batch) -> PairScores:
-        """Compute what losses and rewards are made of."""
+        """Compute log-ratios and likelihoods for losses and rewards."""
         return pair_scores(outputs, batch, has_reference=self.has_reference)
 
     def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        """Compute the mean loss of the pairs, and that of the model's experts; shape ()."""
+        """Compute the mean loss of the pairs, plus the experts' balancing loss; shape ()."""
         losses, _ = self.loss_by_example(outputs, batch)
         loss = losses.mean()
         if self.router_loss_coef is None or outputs.aux_loss is None:
@@ -229,7 +232,7 @@ class Preference(ChatTask):
         return losses, torch.ones_like(losses, dtype=torch.int64)
 
     def measure(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        """Sum over the pairs what `MEASURES` names; shape (6,).
+        """Sum rewards and log-probabilities over the pairs, in the order of `MEASURES`; shape (6,).
 
         A reward is beta times the log-ratio; without a reference beta times the mean
         log-probability of a token, which is then what `logps` is, too.
@@ -247,7 +250,7 @@ class Preference(ChatTask):
         return torch.stack([value.float().sum() for value in by_pair])
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make the mean loss, and what is measured of pairs."""
+        """Make the mean loss and the means of `MEASURES`."""
         return PairMetrics(self)
 
     # The reference
@@ -261,7 +264,7 @@ class Preference(ChatTask):
         to_device: Callable[[Batch], Batch],
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> np.ndarray:
-        """Compute the log-probabilities that a model gives to both answers of each pair.
+        """Compute a model's log-probabilities of both answers of each pair.
 
         Which pairs share a batch is a function of the pairs alone: those of like length.
 
@@ -317,5 +320,5 @@ class PairMetrics(SummedMetrics):
         self.task = task
 
     def counted(self, outputs: object, batch: Batch) -> list[float]:
-        """Sum what is measured."""
+        """Sum the quantities in `MEASURES`."""
         return self.task.measure(outputs, batch).tolist()

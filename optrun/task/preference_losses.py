@@ -133,7 +133,7 @@ def _margin(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """Compute log(1 - exp(x)) for x below 0, in the form that keeps its digits (Mächler 2012)."""
+    """Compute log(1 - exp(x)) for x below 0 without cancellation (Mächler 2012)."""
     near = x > -0.6931471805599453
     safe = torch.where(near, x, torch.full_like(x, -1.0))
     return torch.where(near, torch.log(-torch.expm1(safe)), torch.log1p(-torch.exp(x)))

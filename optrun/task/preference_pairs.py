@@ -93,7 +93,7 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
 
 
 def _by_answer(losses: Tensor, counted: Tensor, batch: Batch) -> PairOutputs:
-    """Sum losses by target over answers, and average them over what is counted."""
+    """Sum losses over the answers, and average them over the counted targets."""
     answers = batch["labels"][:, 1:] != IGNORED
     return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (counted != IGNORED).sum(1))
 
@@ -101,7 +101,7 @@ def _by_answer(losses: Tensor, counted: Tensor, batch: Batch) -> PairOutputs:
 def chunked_pair_outputs(
     model: Callable[..., ModelOutput], batch: Batch, *, whole: bool
 ) -> PairOutputs:
-    """Compute what `pair_outputs` does from losses by target.
+    """Compute the same as `pair_outputs` from losses by target.
 
     Args:
         model: Called with labels it returns `TargetLosses`.
@@ -134,7 +134,7 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:
-    """Compute what losses and rewards are made of.
+    """Compute log-ratios and likelihoods for losses and rewards.
 
     Log-ratios, or without a reference means over tokens.
     """

@@ -68,7 +68,7 @@ class RetrievalMetrics(MetricAccumulator):
         return self.losses, self.kept
 
     def merge(self, partials: Sequence[tuple[list[float], list[Kept]]]) -> None:
-        """Take those of all ranks, in the order of their batches."""
+        """Merge the vectors of all ranks, in the order of their batches."""
         self.losses = by_turns(losses for losses, _ in partials)
         self.kept = by_turns(batches for _, batches in partials)
 
@@ -88,7 +88,7 @@ class RetrievalMetrics(MetricAccumulator):
 
 
 def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) -> dict[str, float]:
-    """Ask for each first text among all others, and see where those that belong to it rank.
+    """Rank all other texts for each first text, and score the ranks of its positives.
 
     Recall at k is the share of a text's own among the k nearest; mrr the inverse rank of the first
     of them, or 0; ndcg the sum of 1 / log2(1 + rank) over the best possible one. Means over the

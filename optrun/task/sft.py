@@ -63,17 +63,17 @@ class Sft(ChatTask):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield everything that is said in the training rows."""
+        """Yield every text of the training rows."""
         return strings(source, source.train)
 
     @classmethod
     def inputs(cls, source: Source) -> list[str]:
-        """List the columns of all that is said."""
+        """List the columns of all texts."""
         columns = chat_columns(source, source.train, None)
         return [*columns.names, *columns.more]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the columns, the template, and what carries loss."""
+        """Find the columns and the template, and check the keys for the loss."""
         self.use_template(tokenizer)
         self.columns_of: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
@@ -108,7 +108,7 @@ class Sft(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
-        """Yield the chats of a split, all of one kind, of roles that the template knows."""
+        """Yield the chats of a split, checking kinds and roles."""
         rows = ((row,) for row in chats(split, self.columns_of[split.key], self.roles))
         return (row for (row,) in self.alike(split, rows))
 
@@ -125,7 +125,7 @@ class Sft(ChatTask):
         )
 
     def _apart(self, split: Split) -> Iterator[Chat | Plain]:
-        """Yield what is one example each.
+        """Yield one chat for each example.
 
         A row, or each of its answers where later turns change how it is written.
 
@@ -146,7 +146,7 @@ class Sft(ChatTask):
                 yield row
 
     def _alone(self, chat: Chat, template: ChatTemplate) -> Chat:
-        """Take a streamed chat as its only answer where it is to be read so.
+        """Mark a streamed chat as one example with one trained answer, if needed.
 
         Such a chat is one example.
 
@@ -164,7 +164,7 @@ class Sft(ChatTask):
         return replace(chat, turns=[*parts[0]], last_alone=True) if parts else chat
 
     def _note_way(self, split: Split) -> None:
-        """Say how answers are told apart, and what the template leaves out of some of them."""
+        """Note how answers are found, and warn if the template drops a part of them."""
         template = self._by_prefix
         if template is None:
             return
@@ -186,7 +186,8 @@ class Sft(ChatTask):
         if cut:
             self.notes.append(
                 f"warning: {template.origin} leaves out a part of {cut:,} of the first"
-                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a template with"
+                f" {len(last_answers):,} answers of {split.key}, such as their thinking; a"
+                " template with"
                 " {% generation %} marks may keep it"
             )
 
@@ -225,7 +226,7 @@ class Sft(ChatTask):
     def _streamed(
         self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase
     ) -> StreamedRows:
-        """Stream rows that are looked at and written when they are read.
+        """Stream rows, each checked and encoded when it is read.
 
         What is wrong with one is told then.
         """

@@ -76,7 +76,7 @@ class TokenClassification(Task):
         return [words_column(source, source.train, _labels_column(source, source.train))]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the classes, the labels of each word, and in which scheme they are entities."""
+        """Find the classes, the labels of each word, and their scheme of entities."""
         if not tokenizer.is_fast:
             raise ConfigError(
                 f"task=token_classification: {type(tokenizer).__name__} does not say which piece is"
@@ -160,7 +160,7 @@ class TokenClassification(Task):
     def _encoder(
         self, tokenizer: PreTrainedTokenizerBase, continued: list[int] | None
     ) -> tuple[Encoder, str]:
-        """Return an encoder of words with numbers, and a digest of what decides its output."""
+        """Return an encoder of words with class numbers, and a digest of its settings."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             texts, longest = [texts for texts, _ in batch], self.max_length if cut else None
@@ -254,7 +254,7 @@ def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
 
 
 def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:
-    """Refuse the first row that has not as many words as labels.
+    """Refuse the first row with unequal numbers of words and labels.
 
     Rows that were looked at are not read again.
     """
@@ -271,7 +271,7 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
 
 
 def _labelled(examples: Examples) -> int:
-    """Count the pieces that carry a label."""
+    """Count the labelled pieces."""
 
     def count() -> int:
         marks = examples.flat("labels")

@@ -26,7 +26,7 @@ NO_TOKEN = "an empty text, and a tokenizer that adds none of its own. Leave such
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Write everything that decides which ids a tokenizer gives, as text."""
+    """Serialize the settings of a tokenizer, for cache keys."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         # How long a text may be is set anew at each call; the last call is no part of what the
@@ -39,7 +39,7 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the token that a tokenizer puts before a text, such as Llama's `<s>`; "": none.
+    """Return a tokenizer's begin-of-text token, such as Llama's `<s>`; "" if it adds none.
 
     A row that was written with a template has it already, and would begin twice.
     """
@@ -49,12 +49,12 @@ def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return one more than the largest id that a tokenizer gives."""
+    """Return the tokenizer's largest id plus one."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def rows_key(tokenizer: PreTrainedTokenizerBase, kind: str, longest: int | str, *more: str) -> str:
-    """Digest what decides the ids of rows.
+    """Digest tokenizer and settings, the determinants of row ids.
 
     The tokenizer, their kind, the length after which they are cut, and more.
     """
@@ -69,7 +69,7 @@ def tokenized(
     longest: int | None,
     **options: object,
 ) -> BatchEncoding:
-    """Encode texts, or pairs of texts of which the longer side is cut first.
+    """Encode texts, or pairs of texts; the longer side of a pair is cut first.
 
     Args:
         tokenizer: Of the model.
@@ -99,7 +99,7 @@ def encoded(
 
 
 def inputs_in(made: PlainMapping) -> PlainDict:
-    """Take what a model is given of what a tokenizer made."""
+    """Select the model inputs from a tokenizer's output."""
     return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
 
 
@@ -132,7 +132,7 @@ def encode_rows(
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
-    """Return what encodes batches of texts, or of pairs of texts."""
+    """Return an encoder of batches of texts, or of pairs of texts."""
     return lambda batch, cut: encoded(tokenizer, batch, longest if cut else None)
 
 

@@ -84,10 +84,10 @@ class Predictor(ABC):
 
     @abstractmethod
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict a batch, in its order; what is drawn comes from torch's seeded generators."""
+        """Predict a batch, in its order; draw from torch's seeded generators only."""
 
     def length(self, row: Inputs) -> int:
-        """Count the tokens of one row, by which rows share a batch."""
+        """Count the tokens of one row; rows of like length share a batch."""
         return len(row.get("input_ids", ()))
 
     def text_column(self, *others: str | None) -> str:
@@ -131,7 +131,7 @@ class Predictor(ABC):
 
 
 def plain(number: SupportsFloat) -> float:
-    """Convert a float32 to the shortest decimal that reads as the same one.
+    """Convert a float32 to its shortest exact decimal.
 
     Example:
         >>> plain(np.float32(0.1)), plain(torch.tensor(0.7))

@@ -148,7 +148,7 @@ class ChatAnswers(TextGeneration):
 
 
 def _longest_prompt(options: GenerationConfig, room: int) -> int:
-    """Count the positions that the continuation leaves.
+    """Count the positions left for a prompt.
 
     Raises:
         ConfigError: None are left.
@@ -194,7 +194,7 @@ def generation_config(changes: Mapping[str, object], base: GenerationConfig) -> 
 
 
 def _refused(changes: Mapping[str, object], error: Exception) -> ConfigError:
-    """Make the refusal of options from what transformers says of them."""
+    """Build the error for refused options from transformers' message."""
     line = " ".join(str(error).replace("`", "").split())
     options = ", ".join(f"generation.{name}={value}" for name, value in changes.items())
     return ConfigError(f"{options or 'generation'}: {line[:400]}")
