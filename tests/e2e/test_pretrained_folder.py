@@ -465,6 +465,7 @@ BASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         },
     ),
 }
+ANSWERS = {"chosen": "the fox", "rejected": "the dog"}
 DECODES = {"eos_token_id": 5, "bos_token_id": None}
 TASK_WORDS = {
     "regression": ["task=sequence_classification", "task.problem_type=regression"],
@@ -498,43 +499,39 @@ def write_base(name: str) -> None:
     transformers.ViTImageProcessor(size=size, image_mean=[0.2] * 3).save_pretrained("base")
 
 
+def pictures() -> list[dict[str, Any]]:
+    from PIL import Image
+
+    rows = []
+    for number in range(8):
+        Image.new("RGB", (9, 7), (30 * number, 9, 99)).save(f"{number}.png")
+        rows.append({"image": f"{number}.png", "label": ["dark", "light"][number // 4]})
+    return rows
+
+
 def task_rows(name: str) -> list[dict[str, Any]]:
     """Rows to train on, and to predict."""
     if name == "image_classification":
-        from PIL import Image
-
-        for number in range(8):
-            Image.new("RGB", (9, 7), (30 * number, 9, 99)).save(f"{number}.png")
-        return [
-            {"image": f"{number}.png", "label": ["dark", "light"][number // 4]}
-            for number in range(8)
-        ]
-    texts = [sentence(number)[: 20 + 3 * number].rpartition(" ")[0] for number in range(8)]
-    more: dict[str, Any] = {
-        "sequence_classification": lambda number: {"label": ["even", "odd"][number % 2]},
-        "regression": lambda number: {"label": number / 4},
-        "seq2seq_lm": lambda number: {"target": sentence(number + 1)},
-    }
-    if name in more:
-        return [{"text": text, **more[name](number)} for number, text in enumerate(texts)]
-    if name == "token_classification":
-        return [
-            {"tokens": text.split(), "tags": ["O", "B-X", "I-X"] * 5}
-            | {"tags": (["O", "B-X", "I-X"] * 20)[: len(text.split())]}
-            for text in texts
-        ]
-    if name.startswith("embedding"):
-        return [{"anchor": text, "positive": sentence(9)[:30]} for text in texts]
-    answer = [{"role": "assistant", "content": "the fox"}]
-    turn = [[{"role": "user", "content": text}] for text in texts]
-    if name == "sft":
-        return [{"messages": turns + answer} for turns in turn]
-    if name == "preference":
-        other = [{"role": "assistant", "content": "the dog"}]
-        return [{"prompt": turns, "chosen": answer, "rejected": other} for turns in turn]
-    if name == "masked_lm":
-        return [{"text": f"{text} [MASK]"} for text in texts]
-    return [{"text": text} for text in texts]
+        return pictures()
+    said = {role: [{"role": "assistant", "content": text}] for role, text in ANSWERS.items()}
+    rows: list[dict[str, Any]] = []
+    for number in range(8):
+        text = sentence(number)[: 20 + 3 * number].rpartition(" ")[0]
+        turns = [{"role": "user", "content": text}]
+        tags = (["O", "B-X", "I-X"] * 20)[: len(text.split())]
+        row: dict[str, dict[str, Any]] = {
+            "sequence_classification": {"text": text, "label": ["even", "odd"][number % 2]},
+            "regression": {"text": text, "label": number / 4},
+            "token_classification": {"tokens": text.split(), "tags": tags},
+            "masked_lm": {"text": f"{text} [MASK]"},
+            "causal_lm": {"text": text},
+            "seq2seq_lm": {"text": text, "target": sentence(number + 1)},
+            "sft": {"messages": turns + said["chosen"]},
+            "preference": {"prompt": turns, **said},
+            "embedding": {"anchor": text, "positive": sentence(9)[:30]},
+        }
+        rows.append(row[name.partition(" ")[0]])
+    return rows
 
 
 def asked(name: str, row: dict[str, Any]) -> dict[str, Any]:
@@ -546,50 +543,46 @@ def asked(name: str, row: dict[str, Any]) -> dict[str, Any]:
     return {key: row[key] for key in ("text", "tokens", "image", "messages") if key in row}
 
 
-def plain_answers(  # noqa: PLR0911
-    name: str, folder: str, rows: list[dict[str, Any]]
-) -> list[Any]:
+def plain_answers(name: str, folder: str, rows: list[dict[str, Any]]) -> list[Any]:
     """What plain transformers, or the formula of sentence-transformers, says of some rows."""
     model = getattr(transformers, BASES[name][2]).from_pretrained(folder).eval()
-    with torch.no_grad():
-        if name == "image_classification":
-            from PIL import Image
+    if name == "image_classification":
+        from PIL import Image
 
-            prepare = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-            pictures = [Image.open(row["image"]).convert("RGB") for row in rows]
-            return list(model(**prepare(pictures, return_tensors="pt")).logits.softmax(-1))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-        if name in ("sft", "preference"):
-            texts = [
-                tokenizer.apply_chat_template(
-                    asked(name, row)["messages"][:1], tokenize=False, add_generation_prompt=True
-                )
-                for row in rows
-            ]
-        else:
-            texts = [asked(name, row).get("text", row.get("tokens")) for row in rows]
-        words = name == "token_classification"
-        batch = tokenizer(texts, padding=True, return_tensors="pt", is_split_into_words=words)
-        if name in ("causal_lm", "sft", "preference"):
-            batch.pop("token_type_ids", None)
-            ids = model.generate(**batch)[:, batch.input_ids.shape[1] :]
-            return tokenizer.batch_decode(ids, skip_special_tokens=True)
-        if name == "seq2seq_lm":
-            batch.pop("token_type_ids", None)
-            return tokenizer.batch_decode(model.generate(**batch), skip_special_tokens=True)
-        batch.pop("token_type_ids", None)
-        if name.startswith("embedding"):
-            return by_modules(folder, model(**batch).last_hidden_state, batch.attention_mask)
-        logits = model(**batch).logits
+        prepare = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        images = [Image.open(row["image"]).convert("RGB") for row in rows]
+        with torch.no_grad():
+            return list(model(**prepare(images, return_tensors="pt")).logits.softmax(-1))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = [plain_text(asked(name, row), tokenizer) for row in rows]
+    words = name == "token_classification"
+    batch = tokenizer(texts, padding=True, return_tensors="pt", is_split_into_words=words)
+    batch.pop("token_type_ids", None)
+    if model.can_generate() and name != "masked_lm":
+        begin = 0 if name == "seq2seq_lm" else batch.input_ids.shape[1]
+        return tokenizer.batch_decode(model.generate(**batch)[:, begin:], skip_special_tokens=True)
+    with torch.no_grad():
+        outputs = model(**batch)
+    if name.startswith("embedding"):
+        return by_modules(folder, outputs.last_hidden_state, batch.attention_mask)
+    logits = outputs.logits
     if words:
-        places = [batch.word_ids(row).index(0) for row in range(len(rows))]
-        return [
-            logits[row, place : place + len(rows[row]["tokens"])].argmax(-1)
-            for row, place in enumerate(places)
-        ]
+        begins = [batch.word_ids(row).index(0) for row in range(len(rows))]
+        ends = [begin + len(row["tokens"]) for begin, row in zip(begins, rows, strict=True)]
+        pieces = zip(logits.argmax(-1), begins, ends, strict=True)
+        return [row[begin:end] for row, begin, end in pieces]
     if name == "masked_lm":
         return list(logits[batch.input_ids == tokenizer.mask_token_id].softmax(-1).max(-1).values)
     return list(logits if name == "regression" else logits.softmax(-1))
+
+
+def plain_text(row: dict[str, Any], tokenizer: Any) -> Any:
+    """The text of a row, or its words; of a chat what is asked, with the opening of an answer."""
+    if "messages" not in row:
+        return row.get("text", row.get("tokens"))
+    return tokenizer.apply_chat_template(
+        row["messages"][:1], tokenize=False, add_generation_prompt=True
+    )
 
 
 def by_modules(folder: str, states: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
@@ -613,16 +606,15 @@ def read_json(*path: str) -> Any:
 
 def said_of(name: str, row: dict[str, Any]) -> Any:
     """What `optrun predict` says, as `plain_answers` has it."""
-    for key in ("generation", "embedding"):
-        if key in row:
-            return row[key]
-    if name == "regression":
-        return [row["prediction"]]
-    if name == "masked_lm":
-        return row["tokens"][0][0]["probability"]
     if name == "token_classification":
         return [list(BASES[name][3]["label2id"]).index(label) for label in row["prediction"]]
-    return list(row["probabilities"].values())
+    if name == "masked_lm":
+        return row["tokens"][0][0]["probability"]
+    if name == "regression":
+        return [row["prediction"]]
+    if "probabilities" in row:
+        return list(row["probabilities"].values())
+    return row["embedding" if name.startswith("embedding") else "generation"]
 
 
 def folder_is_kept(folder: str, *changed: str) -> None:
