@@ -131,11 +131,7 @@ def inject(
     notes = []
     if quantization is not None:
         aside = [*saved, *head_modules(model)]
-        frozen = [
-            path
-            for path in linear_modules(model)
-            if not any(_inside(path, above) for above in aside)
-        ]
+        frozen = [path for path in linear_modules(model) if not _is_inside_any(path, aside)]
         notes.append(quantize(quantization, model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
@@ -252,11 +248,7 @@ def _modules_to_save(
 
     Those that were asked for, or the task's head and whatever else is new.
     """
-    modules = {
-        name
-        for name, module in model.named_modules()
-        if name and any(True for _ in module.parameters())
-    }
+    modules = {name for name, module in model.named_modules() if name and list(module.parameters())}
     key = "adapter.modules_to_save"
     if config.modules_to_save is not None:
         saved = matched(key, config.modules_to_save, modules)
@@ -267,7 +259,7 @@ def _modules_to_save(
                     f"{key}: {path} shares its weight with {shared[path]}: a copy of it would train"
                     " apart."
                 )
-        random = [name for name in new if not any(_inside(name, path) for path in saved)]
+        random = [name for name in new if not _is_inside_any(name, saved)]
         if random:
             holder = random[0].rpartition(".")[0]
             raise ConfigError(
@@ -285,9 +277,8 @@ def _modules_to_save(
             "Norm" in type(model.get_submodule(path)).__name__ and _is_end_of_others(path, modules)
         )
     ]
-    holders = dict.fromkeys(
-        name.rpartition(".")[0] for name in new if not any(_inside(name, path) for path in saved)
-    )
+    others = [name for name in new if not _is_inside_any(name, saved)]
+    holders = dict.fromkeys(name.rpartition(".")[0] for name in others)
     return [*saved, *holders]
 
 
@@ -309,7 +300,8 @@ def _targets(
     if config.layers_to_transform is not None:
         layers = config.layers_to_transform
         layer_numbers = [layers] if isinstance(layers, int) else list(layers)
-        numbers = {path: int(inside[1]) for path in targets if (inside := _LAYER.match(path))}
+        matches = {path: _LAYER.match(path) for path in targets}
+        numbers = {path: int(match[1]) for path, match in matches.items() if match}
         for layer in layer_numbers:
             if layer not in numbers.values():
                 existing = ", ".join(map(str, sorted(set(numbers.values())))) or "none"
@@ -340,27 +332,23 @@ def _asked_targets(
     saved: Sequence[str],
     auto_class: str,
 ) -> list[str]:
-    key, wanted_names = "adapter.target_modules", config.target_modules
+    key = "adapter.target_modules"
+    wanted_names = config.target_modules
     if wanted_names in (None, "all-linear"):
         aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
-        targets = [
-            path
-            for path in linear_modules(model)
-            if not any(_inside(path, above) for above in aside)
-        ]
+        targets = [path for path in linear_modules(model) if not _is_inside_any(path, aside)]
         if not targets:
             wanted_shown = "null" if wanted_names is None else wanted_names
             raise ConfigError(
                 f"{key}={wanted_shown}: {type(model).__name__} has no linear module besides its"
-                " head. Name"
-                " others."
+                " head. Name others."
             )
         return targets
     modules = {name: module for name, module in model.named_modules() if name}
     paths = [
         path
         for path in matched(key, wanted_names, modules, linear_modules(model))
-        if not any(_inside(path, above) for above in saved)
+        if not _is_inside_any(path, saved)
     ]
     if not paths:
         raise ConfigError(
@@ -384,8 +372,9 @@ def _is_end_of_others(path: str, names: Iterable[str]) -> bool:
     return any(name != path and name.endswith(path) for name in names)
 
 
-def _inside(name: str, path: str) -> bool:
-    return name == path or name.startswith(f"{path}.")
+def _is_inside_any(name: str, paths: Iterable[str]) -> bool:
+    """Tell whether a module or parameter is one of some modules, or inside of one."""
+    return any(name == path or name.startswith(f"{path}.") for path in paths)
 
 
 def _refuse_running_statistics(model: nn.Module) -> None:
@@ -450,11 +439,8 @@ def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
     beside = f"{len(places.targets)} module{plural} ({kinds_shown})"
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
     sizes = tensor_sizes(model)
-    copies = sum(
-        param.numel()
-        for path in places.saved
-        for param in model.get_submodule(f"{path}.original_module").parameters()
-    )
+    originals = [model.get_submodule(f"{path}.original_module") for path in places.saved]
+    copies = sum(param.numel() for original in originals for param in original.parameters())
     total = sum(sizes.values()) - copies
     verb = "trains" if len(places.saved) == 1 else "train"
     saved_note = f"; {', '.join(places.saved)} {verb} whole" if places.saved else ""

@@ -88,31 +88,24 @@ def head_modules(model: PreTrainedModel) -> list[str]:
 
     Those beside the model without head, and its output layer.
     """
-    children = {
-        name: child
-        for name, child in model.named_children()
-        if any(True for _ in child.parameters())
-    }
+    children = {name: child for name, child in model.named_children() if list(child.parameters())}
     base = children.get(type(model).base_model_prefix)
     if base is not None:
-        family = type(base).__name__.removesuffix(
-            "Model"
-        )  # such as `JinaEmbeddingsV3`, whose head is no embedding
-        kinds = {
-            name: type(child).__name__.removeprefix(family) for name, child in children.items()
-        }
-        return [
-            name
-            for name, child in children.items()
-            if child is not base and "Embed" not in kinds[name]
-        ]
+        # A family may be called `JinaEmbeddingsV3`, and its head is no embedding.
+        family = type(base).__name__.removesuffix("Model")
+        heads = []
+        for name, child in children.items():
+            kind = type(child).__name__.removeprefix(family)
+            if child is not base and "Embed" not in kind:
+                heads.append(name)
+        return heads
     outputs = model.get_output_embeddings()
-    return [
-        name
-        for name, child in children.items()
-        if _HEAD_NAME.search(name)
-        or (outputs is not None and any(part is outputs for part in child.modules()))
-    ]
+    heads = []
+    for name, child in children.items():
+        holds_outputs = outputs is not None and outputs in set(child.modules())
+        if _HEAD_NAME.search(name) or holds_outputs:
+            heads.append(name)
+    return heads
 
 
 def shared_modules(model: nn.Module) -> dict[str, str]:

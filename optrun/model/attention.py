@@ -33,13 +33,9 @@ def device_type(name: str) -> str:
     """Return the device type of `training.device`, without starting the device."""
     if name != "auto":
         return name.partition(":")[0]
-    return (
-        "cuda"
-        if torch.cuda.is_available()
-        else "mps"
-        if torch.backends.mps.is_available()
-        else "cpu"
-    )
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
@@ -54,7 +50,8 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
         ConfigError: It does not exist, its package is missing, or device or precision are not for
             it.
     """
-    chosen, kind = config.attn_implementation, device_type(device)
+    chosen = config.attn_implementation
+    kind = device_type(device)
     if chosen is None or "/" in chosen:  # code of the hub, which is refused elsewhere
         return
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

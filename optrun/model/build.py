@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["ModelSpec", "build_model", "special_ids"]
 
 CAUSAL = "AutoModelForCausalLM"
-_LEAST_USED, _USUALLY_USED = 0.5, 0.9
+_LEAST_USED = 0.5
+_USUALLY_USED = 0.9
 """Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256
 bytes, 33 %."""
 
@@ -413,7 +414,8 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
 
     A head may be new, but such a model was not loaded at all.
     """
-    mismatched, fresh = list(report.get("mismatched_keys", ())), set(new_names(report))
+    mismatched = list(report.get("mismatched_keys", ()))
+    fresh = set(new_names(report))
     names = [name for name, _ in model.named_parameters()]
     new = [name for name in names if name in fresh]
     if 2 * len(new) > len(names):

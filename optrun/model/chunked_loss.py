@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 CHUNK = 2**25
 """Logits that are there at once, as far as a row has no more."""
 _IGNORED = -100
-_WIDE, _NEAR, _NEAR_IN_16_BITS = 50.0, 1e-5, 3e-2
+_WIDE = 50.0
+_NEAR = 1e-5
+_NEAR_IN_16_BITS = 3e-2
 
 
 class TargetLosses(NamedTuple):
@@ -57,9 +59,12 @@ class ChunkedForward:
 
     def __init__(self, model: PreTrainedModel, *, shift: bool) -> None:
         update_wrapper(self, model.forward)  # whose arguments `generate` looks at
-        self.whole, self.shift, self.hands_on = model.forward, shift, False
+        self.whole = model.forward
+        self.shift = shift
+        self.hands_on = False
         self.head = cast("nn.Linear", model.get_output_embeddings())
-        vars(model)["forward"], vars(self.head)["forward"] = self, self._head
+        vars(model)["forward"] = self
+        vars(self.head)["forward"] = self._head
 
     def _head(self, states: Tensor) -> Tensor:
         return (
@@ -77,9 +82,11 @@ class ChunkedForward:
         finally:
             self.hands_on = False
         if self.shift:
-            states, labels = states[:, :-1], labels[:, 1:]
+            states = states[:, :-1]
+            labels = labels[:, 1:]
         is_target = labels != _IGNORED
-        kind, dtype = states.device.type, states.dtype
+        kind = states.device.type
+        dtype = states.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
         with torch.autocast(kind, enabled=False):
@@ -149,7 +156,8 @@ class _RowLosses(torch.autograd.Function):
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
     """Yield the logits of some rows at a time, in float32 at least."""
-    weight, bias = weight.to(states.dtype), None if bias is None else bias.to(states.dtype)
+    weight = weight.to(states.dtype)
+    bias = None if bias is None else bias.to(states.dtype)
     step = max(1, CHUNK // len(weight))
     for at in range(0, len(states), step):
         rows = slice(at, at + step)
@@ -172,7 +180,8 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
         return f"its output head is a {type(head).__name__}, and no plain linear map"
     ids = torch.arange(8, device=model.device).view(2, 4) % len(head.weight)
     near = _NEAR if model.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
-    training, before = model.training, {**vars(model)}
+    training = model.training
+    before = {**vars(model)}
     model.eval()
     try:
         with (

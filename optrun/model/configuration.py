@@ -410,10 +410,8 @@ def _refuse_other_direction(
         )
         other_task = "task=seq2seq_lm" if halves else "task=masked_lm"
     elif auto_class == "AutoModelForMaskedLM" and decodes and both_ways:
-        kind, other_task = (
-            "made a decoder by is_decoder=true, and sees nothing behind a mask",
-            "task=causal_lm",
-        )
+        kind = "made a decoder by is_decoder=true, and sees nothing behind a mask"
+        other_task = "task=causal_lm"
     else:
         return
     task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"

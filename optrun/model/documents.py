@@ -41,7 +41,8 @@ def expect_apart(
     Raises:
         ConfigError: With the model's class and what it does.
     """
-    name, training = type(model).__name__, model.training
+    name = type(model).__name__
+    training = model.training
     rows = 1 if one_row(model) else 2
     ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % max(
         2, model.config.get_text_config().vocab_size
@@ -74,7 +75,9 @@ def expect_apart(
     near = (
         _NEAR if first.dtype in (torch.float32, torch.float64) and not rounded else _NEAR_IN_16_BITS
     )
-    first, second, single = first.double(), second.double(), single.double()
+    first = first.double()
+    second = second.double()
+    single = single.double()
     spread = float(single.std()) or 1.0
     if float((first - second).abs().max()) > same * spread:
         raise ConfigError(

@@ -30,7 +30,8 @@ def refuse_no_model(path: str) -> None:
         raise ConfigError(
             f"model.path={path}: this is a file. Give the folder that holds config.json."
         )
-    if folder.is_dir() and (message := _no_model(folder, path)) is not None:
+    message = _no_model(folder, path) if folder.is_dir() else None
+    if message is not None:
         raise ConfigError(f"model.path={path}: {message}")
 
 

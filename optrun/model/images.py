@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 USUAL_SIZE = 224
-_MEAN, _STD = 0.5, 0.5
+_MEAN = 0.5
+_STD = 0.5
 _BILINEAR = 2
 """Pillow's number for it, as `preprocessor_config.json` writes it."""
 
@@ -114,7 +115,8 @@ def in_8_bits(image: Image.Image) -> Image.Image:
     if not image.mode.startswith(("I", "F")):
         return image
     values = np.asarray(image, dtype=np.float64)
-    least, most = float(values.min()), float(values.max())
+    least = float(values.min())
+    most = float(values.max())
     if image.mode.startswith("I;16") or (image.mode == "I" and 255 < most <= 65535):
         scale = 255 / 65535
     elif image.mode == "F" and most <= 1:

@@ -27,7 +27,8 @@ Quantization = dict[str, str | bool]
 _MARK = "_optrun_quantization"
 _OUTLIERS = 6.0
 """Activations above it are multiplied in 16 bits, as transformers has it."""
-_BLOCK, _BLOCKS = 64, 256
+_BLOCK = 64
+_BLOCKS = 256
 """Weights that share a constant; constants that share one, where they are quantised again."""
 
 
@@ -192,7 +193,8 @@ def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
                 into, out, bias=module.bias is not None, has_fp16_weights=False, threshold=_OUTLIERS
             )
             layer.register_forward_pre_hook(_bring_constants)
-            kind, options = bnb.Int8Params, {"has_fp16_weights": False}
+            kind = bnb.Int8Params
+            options = {"has_fp16_weights": False}
     if not meta:
         layer.weight = kind(weight, requires_grad=False, **options).to("cpu")
         if asked["quantization"] == "4bit" and asked["bnb_4bit_use_double_quant"]:
@@ -213,7 +215,9 @@ def _compress(weight: Any) -> None:
     state = weight.quant_state
     offset = state.absmax.double().mean().float()
     state.absmax, state.state2 = bnb.quantize_blockwise(state.absmax - offset, blocksize=_BLOCKS)
-    state.offset, state.nested, weight.compress_statistics = offset, True, True
+    state.offset = offset
+    state.nested = True
+    weight.compress_statistics = True
 
 
 def _bring_constants(module: Any, _inputs: Any) -> None:

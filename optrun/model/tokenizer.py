@@ -161,7 +161,8 @@ def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
     except ConfigError:
         return []  # the model has none
     assert model_tokenizer is not None
-    before, entries = model_tokenizer.get_vocab(), tokenizer.get_vocab()
+    before = model_tokenizer.get_vocab()
+    entries = tokenizer.get_vocab()
     share = sum(before.get(token) != number for token, number in entries.items()) / len(entries)
     if share < 0.1:
         return []
@@ -275,7 +276,8 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
     )
     tokenizer.train_from_iterator(_batches(texts), trainer)
     ids = {token: tokenizer.token_to_id(token) for token in special}
-    if templates := _TEMPLATES.get(kind):
+    templates = _TEMPLATES.get(kind)
+    if templates:
         used = [(token, ids[token]) for token in special if token in templates["single"].split()]
         tokenizer.post_processor = processors.TemplateProcessing(**templates, special_tokens=used)
     inputs = (

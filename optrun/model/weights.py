@@ -22,7 +22,8 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     Returns:
         References, detached; parameters first, in the module's order.
     """
-    tensors, adapter = all_tensors(model), injected(model)
+    tensors = all_tensors(model)
+    adapter = injected(model)
     return (
         tensors
         if adapter is None

@@ -90,7 +90,8 @@ def model_card(
 
 def _commands(summary: Mapping[str, object]) -> list[str]:
     """List the commands that give these weights: the first, then each resume that changed a key."""
-    step, resumes = summary.get("global_step"), summary.get("resumes")
+    step = summary.get("global_step")
+    resumes = summary.get("resumes")
     commands = [summary.get("command")]
     for resume in resumes if isinstance(resumes, list) else ():
         begin = lookup(resume, "from_step")
@@ -130,12 +131,13 @@ def _metadata(
                 )
             )
     names = list(dict.fromkeys(names))
+    dataset = _hub_name(config, "data", "hub")
     data = ModelCardData(
         library_name="peft" if facts.base else "transformers",
         pipeline_tag=facts.pipeline_tag or None,
         tags=[word for word in ("optrun", optimizer, task.replace("_", "-")) if word],
         base_model=_hub_name(config, "model", "pretrained") or None,
-        datasets=[name] if (name := _hub_name(config, "data", "hub")) else None,
+        datasets=[dataset] if dataset else None,
         metrics=[name for name in names if name != "loss"] or names or None,
         model_name=heading if results else None,
         eval_results=results or None,

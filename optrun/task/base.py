@@ -139,7 +139,8 @@ class Task(ABC):
         task_config: TaskConfig = config
         self.config = config
         self.name = task_config.kind
-        self.main_metric, self.mode = task_config.main_metric, task_config.MODE
+        self.main_metric = task_config.main_metric
+        self.mode = task_config.MODE
         self.metrics = metric_functions(task_config)
         self.max_length = data.max_length
         self.limits = [f"data.max_length={data.max_length}"]

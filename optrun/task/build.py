@@ -110,17 +110,15 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
         data.stopping_strategy,
         seed=seed,
     )
-    sets = {
-        mixed_eval_name(name, set_name): examples
-        for name, part_task in tasks.items()
-        for set_name, examples in part_task.eval_sets.items()
-    }
-    task.eval_sets = {name: examples for name, examples in sets.items() if len(examples)} or {
-        "": task.eval
-    }
-    task.notes = [
-        f"{name}: {note}" for name, part_task in tasks.items() for note in part_task.notes
-    ]
+    eval_sets = {}
+    notes = []
+    for name, part_task in tasks.items():
+        notes += [f"{name}: {note}" for note in part_task.notes]
+        for set_name, examples in part_task.eval_sets.items():
+            if len(examples):
+                eval_sets[mixed_eval_name(name, set_name)] = examples
+    task.eval_sets = eval_sets or {"": task.eval}
+    task.notes = notes
     return task
 
 

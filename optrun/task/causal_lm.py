@@ -96,7 +96,8 @@ class CausalLm(LanguageModel):
         return {**pad_inputs(examples, self.padding), "labels": pad(rows, IGNORED)}
 
     def _apart(self, rows: list[np.ndarray]) -> Batch:
-        ids, labels = pad(rows, self.padding), pad(rows, IGNORED)
+        ids = pad(rows, self.padding)
+        labels = pad(rows, IGNORED)
         begins = torch.zeros_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, :-1] == self.separator
         for number, row in enumerate(rows):

@@ -43,7 +43,8 @@ class ChatEncoder:
 
     def key(self) -> str:
         """Digest the tokenizer, the template and the settings."""
-        config, template = self.config, self.template
+        config = self.config
+        template = self.template
         settings = (
             f"{config.assistant_only_loss} {config.completion_only_loss} {self.tokenizer.eos_token}"
         )
@@ -81,7 +82,8 @@ class ChatEncoder:
         return row_ids, targets
 
     def _chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
-        template, config = self.template, self.config
+        template = self.template
+        config = self.config
         assert template is not None
         texts: list[str] = []
         spans: list[list[Span]] = []

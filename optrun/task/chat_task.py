@@ -106,7 +106,8 @@ class ChatTask(Task):
             what: What else decides what is yielded.
         """
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
-        content_key, size = key_of(part.content, *what), ids_below(tokenizer)
+        content_key = key_of(part.content, *what)
+        size = ids_below(tokenizer)
         return encode(
             rows,
             encoder,
@@ -274,7 +275,8 @@ class ChatTask(Task):
         empty = np.unique(np.concatenate(every))
         if not len(empty):
             return list(sides)
-        row, rows = int(empty[0]), len(sides[0])
+        row = int(empty[0])
+        rows = len(sides[0])
         full_lengths = np.max(
             [side.lengths[empty] + side.lost[empty] for side in sides if side.lost is not None],
             axis=0,
@@ -317,7 +319,8 @@ def _without_targets(examples: Examples) -> np.ndarray:
 
     Which nothing is before to predict it from.
     """
-    marks, offsets = examples.flat(TARGETS), examples.offsets
+    marks = examples.flat(TARGETS)
+    offsets = examples.offsets
     key = key_of("no-targets-1", examples.origin)
     return cached_arrays("no-targets", key, lambda: {"rows": rows_without_marks(marks, offsets)})[
         "rows"

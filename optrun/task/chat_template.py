@@ -112,7 +112,8 @@ class ChatTemplate:
         """
         if self.marked:
             return self._rendered(turns, tools, marks=True)
-        rendered, spans = self.text(turns, tools), list[Span]()
+        rendered = self.text(turns, tools)
+        spans = list[Span]()
         for at, turn in enumerate(turns):
             if turn["role"] == ASSISTANT:
                 before = self.text(turns[:at], tools, opening=True)
@@ -140,7 +141,8 @@ class ChatTemplate:
         Raises:
             TemplateFailed: Also where nothing of the answer is written.
         """
-        before, rendered = self.text(turns[:-1], tools, opening=True), self.text(turns, tools)
+        before = self.text(turns[:-1], tools, opening=True)
+        rendered = self.text(turns, tools)
         begin = shared(before, rendered)
         if begin == len(rendered):
             raise TemplateFailed("has an answer of which the chat template writes nothing")
@@ -196,14 +198,13 @@ class ChatTemplate:
 
     def knows(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
         """Tell whether it writes the content of a role's turns."""
-        alpaca_keys = (
-            "instruction",
-            "input",
-        )  # of Alpaca's rows, where a template writes them in place of the content
-        plain = [
-            {key: value for key, value in turn.items() if key not in alpaca_keys} for turn in turns
-        ]
-        probed = [turn | {"content": _PROBE} if turn["role"] == role else turn for turn in plain]
+        probed = []
+        for turn in turns:
+            # A template may write these keys of Alpaca's rows in place of the content.
+            plain = {key: turn[key] for key in turn if key not in ("instruction", "input")}
+            if turn["role"] == role:
+                plain["content"] = _PROBE
+            probed.append(plain)
         return _PROBE in self.text(probed, tools)
 
     def reads(self, key: str, tools: Tools) -> bool:

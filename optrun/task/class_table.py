@@ -53,7 +53,9 @@ def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
         labels: Names by number.
         counts: Rows are true classes, columns predicted ones; shape (classes, classes).
     """
-    right, predicted, actual = np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)
+    right = np.diag(counts)
+    predicted = counts.sum(axis=0)
+    actual = counts.sum(axis=1)
     columns = zip(labels, right.tolist(), predicted.tolist(), actual.tolist(), strict=True)
     rows = [_figures(*column) for column in columns]
     return ClassTable("class", rows, _means(rows), list(labels), counts)
@@ -80,20 +82,20 @@ def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
 
 def _counted(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
     rows = [_figures(name, *column) for name, column in counts.items()]
-    micro = _figures(
-        "micro mean", *(sum(column[row] for column in counts.values()) for row in range(3))
-    )
+    columns = np.array(list(counts.values()), dtype=np.int64).reshape(-1, 3)
+    right, predicted, actual = columns.sum(axis=0).tolist()
+    micro = _figures("micro mean", right, predicted, actual)
     return ClassTable(noun, rows, [micro, *_means(rows)], [], None)
 
 
-def _figures(name: str, right: int, predicted: int, there: int) -> ClassFigures:
+def _figures(name: str, right: int, predicted: int, actual: int) -> ClassFigures:
     """Compute precision, recall and f1 of counts; 0/0 is 0, as in scikit-learn."""
     return ClassFigures(
         name,
         precision=right / predicted if predicted else 0.0,
-        recall=right / there if there else 0.0,
-        f1=2 * right / (predicted + there) if predicted + there else 0.0,
-        support=there,
+        recall=right / actual if actual else 0.0,
+        f1=2 * right / (predicted + actual) if predicted + actual else 0.0,
+        support=actual,
     )
 
 
@@ -103,14 +105,17 @@ def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
 
     def mean(name: str, weights: Sequence[float]) -> ClassFigures:
         total_weight = sum(weights)
-        values = [
-            sum(weight * getattr(row, key) for weight, row in zip(weights, rows, strict=True))
-            / total_weight
-            if total_weight
-            else 0.0
-            for key in ("precision", "recall", "f1")
-        ]
-        return ClassFigures(name, values[0], values[1], values[2], total)
+
+        def weighted(figures: Sequence[float]) -> float:
+            if not total_weight:
+                return 0.0
+            pairs = zip(weights, figures, strict=True)
+            return sum(weight * figure for weight, figure in pairs) / total_weight
+
+        precision = weighted([row.precision for row in rows])
+        recall = weighted([row.recall for row in rows])
+        f1 = weighted([row.f1 for row in rows])
+        return ClassFigures(name, precision, recall, f1, total)
 
     return [
         mean("macro mean", [1.0] * len(rows)),

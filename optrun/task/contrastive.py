@@ -58,7 +58,8 @@ def false_negatives(texts: Tensor) -> Tensor:
         and so on.
     """
     rows = len(texts)
-    first, second = texts[:, :1], texts[:, 1:2]
+    first = texts[:, :1]
+    second = texts[:, 1:2]
     documents = texts[:, 1:].T.reshape(-1)
     has_same_first = (first == first.T).float()
     is_second = (documents == second).float()

@@ -98,7 +98,8 @@ class Embedding(Task):
         scores = numbers(split, name)
         beyond = np.flatnonzero(np.abs(scores) > 1)
         if len(beyond) and self.config.loss is EmbeddingLoss.cosine_similarity:
-            row, largest = int(beyond[0]), float(np.abs(scores).max())
+            row = int(beyond[0])
+            largest = float(np.abs(scores).max())
             raise ConfigError(
                 f"{split.where(row)} has the score {scores[row]:g} in column {name}, and"
                 f" task.loss=cosine_similarity expects -1 to 1. Divide them by {largest:g}, or take"
@@ -131,7 +132,8 @@ class Embedding(Task):
         part = split.take(indices)
         texts = partial(interleaved, part, columns)
         examples = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
-        if len(bare := np.flatnonzero(examples.lengths == 0)):
+        bare = np.flatnonzero(examples.lengths == 0)
+        if len(bare):
             row, column = divmod(int(bare[0]), len(columns))
             raise ConfigError(
                 f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}"

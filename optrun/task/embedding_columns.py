@@ -48,7 +48,8 @@ def compared_columns(
         ConfigError: No such column, several that may be meant, or one that the loss does not read.
     """
     split = split if len(split.rows) else source.train
-    columns, loss = source.columns, f"task.loss={config.loss.value}"
+    columns = source.columns
+    loss = f"task.loss={config.loss.value}"
     score = (
         label_column(source, split, _there(USUAL_SCORES, split) or USUAL_SCORES)
         if config.of_numbers

@@ -74,13 +74,16 @@ def entities(labels: Sequence[str]) -> list[Entity]:
         [('PER', 0, 2), ('LOC', 3, 4), ('LOC', 4, 5), ('PER', 5, 6)]
     """
     spans: list[Entity] = []
-    kind, begin, before = "", 0, "O"
+    kind = ""
+    begin = 0
+    before = "O"
     for index, label in enumerate([*labels, "O"]):
         prefix, _, entity_type = label.partition("-")
         if not (kind and entity_type == kind and prefix in _GOES_ON and before not in _ENDS):
             if kind:
                 spans.append((kind, begin, index))
-            kind, begin = entity_type, index
+            kind = entity_type
+            begin = index
         before = prefix
     return spans
 
@@ -100,7 +103,8 @@ def count_entities(
     """
     counts: Counter[tuple[str, int]] = Counter()
     for predicted, actual in texts:
-        predicted_entities, actual_entities = set(entities(predicted)), set(entities(actual))
+        predicted_entities = set(entities(predicted))
+        actual_entities = set(entities(actual))
         for index, group in enumerate(
             (predicted_entities & actual_entities, predicted_entities, actual_entities)
         ):

@@ -129,7 +129,8 @@ class SummedMetrics(MetricAccumulator):
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Add one batch's; one without a target has a loss of 0/0, and is left out."""
-        if count := self.count(batch):
+        count = self.count(batch)
+        if count:
             batch_sums = [float(outputs.loss) * count, count, *self.counted(outputs, batch)]
             self.sums = list(map(operator.add, self.sums, batch_sums))
 
@@ -325,7 +326,8 @@ def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
 
 
 def _function(row: registry.Choice) -> MetricFunction:
-    function, wants_num_labels = row.load(), row.schema.WANTS_NUM_LABELS
+    function = row.load()
+    wants_num_labels = row.schema.WANTS_NUM_LABELS
 
     def compute(predictions: np.ndarray, labels: np.ndarray, num_labels: int) -> float:
         options = {"num_labels": num_labels} if wants_num_labels else {}

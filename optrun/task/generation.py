@@ -33,7 +33,8 @@ def continued(
     Returns:
         The continuation alone, without its special tokens.
     """
-    training, device = model.training, next(model.parameters()).device
+    training = model.training
+    device = next(model.parameters()).device
     room = getattr(model.config, "max_position_embeddings", None)
     padding = (
         tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -32,10 +32,8 @@ _EXPECTED = (
     'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or'
     " a column of 0 and 1 for each label: data.label_columns=[a,b]."
 )
-_YES, _NO = (
-    (True, 1, 1.0, "1", "1.0", "true", "True"),
-    (False, 0, 0.0, "0", "0.0", "false", "False"),
-)
+_YES = (True, 1, 1.0, "1", "1.0", "true", "True")
+_NO = (False, 0, 0.0, "0", "0.0", "false", "False")
 
 
 def label_columns(source: Source, split: Split) -> list[str]:
@@ -181,10 +179,8 @@ class LabelSetMetrics(SummedMetrics):
 
         Right, predicted and true ones of each label.
         """
-        predicted, actual = (
-            (outputs.logits > 0).long().cpu().numpy(),
-            batch["labels"].long().cpu().numpy(),
-        )
+        predicted = (outputs.logits > 0).long().cpu().numpy()
+        actual = batch["labels"].long().cpu().numpy()
         return int((predicted == actual).all(axis=1).sum()), np.stack(
             [(predicted * actual).sum(0), predicted.sum(0), actual.sum(0)]
         )
@@ -196,7 +192,8 @@ class LabelSetMetrics(SummedMetrics):
     def compute(self) -> dict[str, float]:
         """Compute metrics over all examples; loss and exact matches are NaN if there was none."""
         loss, count, exact, _ = self.sums
-        table, count = self.table(), count or math.nan
+        table = self.table()
+        count = count or math.nan
         macro = float(np.mean([row.f1 for row in table.rows]))
         return {
             "loss": loss / count,

@@ -71,10 +71,8 @@ def _places(
         ConfigError: The first row without a label, or without a list of labels; too many labels in
             a stream.
     """
-    declared, streamed = (
-        declared_names(split.rows.features[name]),
-        isinstance(split.rows, StreamRows),
-    )
+    declared = declared_names(split.rows.features[name])
+    streamed = isinstance(split.rows, StreamRows)
     for row, value in enumerate(present(split, name)):
         if expected is not None and not isinstance(value, list | tuple | np.ndarray):
             raise ConfigError(
@@ -108,7 +106,8 @@ def _kept(
 
     Of a stream as labels.npy and names.json.
     """
-    declared, rows = declared_names(split.rows.features[name]), split.rows
+    declared = declared_names(split.rows.features[name])
+    rows = split.rows
     if not isinstance(rows, StreamRows):
         return cached_arrays(
             "labels",

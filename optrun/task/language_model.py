@@ -47,7 +47,9 @@ class LanguageModel(Task):
         Raises:
             ConfigError: A split without a single token to predict.
         """
-        column, length, packing = text_column(source, split), self.max_length, self.config.packing
+        column = text_column(source, split)
+        length = self.max_length
+        packing = self.config.packing
         encoder, key = self._encoder(tokenizer)
         if isinstance(split.rows, StreamRows):
             filler = (
@@ -58,7 +60,8 @@ class LanguageModel(Task):
         def rows() -> Iterator[str]:
             return (text for text in texts(split, column) if text)
 
-        content_key, size = key_of(split.content, "language", column), ids_below(tokenizer)
+        content_key = key_of(split.content, "language", column)
+        size = ids_below(tokenizer)
         encoded = encode(
             rows,
             encoder,
@@ -73,7 +76,8 @@ class LanguageModel(Task):
         else:
             least = 2 if self.separator is not None else 1 + tokenizer.num_special_tokens_to_add()
             long = np.flatnonzero(encoded.lengths >= least)
-            if short := len(encoded) - len(long):
+            short = len(encoded) - len(long)
+            if short:
                 examples = Selected(encoded, long)
                 source.notes.append(
                     f"{split.key}: {short} rows left out: too short to predict a token of them"
@@ -91,7 +95,8 @@ class LanguageModel(Task):
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return an encoder of texts, and a digest of its settings."""
-        separator, longest = self.separator, None if self.config.packing else self.max_length
+        separator = self.separator
+        longest = None if self.config.packing else self.max_length
         special = separator is None  # the tokenizer itself puts ids around a text
         before, after = around(tokenizer)
         if separator is not None:
@@ -130,7 +135,7 @@ class LanguageModel(Task):
         """Stream examples: a text of no token, or of one, is an example without a target."""
 
         def block(rows: list[Row]) -> dict[str, list[Any]]:
-            row_texts = [text for row in rows if (text := cell_text(row, column))]
+            row_texts = list(filter(None, (cell_text(row, column) for row in rows)))
             return {"input_ids": list(encoder(row_texts, True)["input_ids"])} if row_texts else {}
 
         def example(row: Row) -> PlainDict:

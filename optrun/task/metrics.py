@@ -61,7 +61,8 @@ def matthews(predictions: np.ndarray, labels: np.ndarray) -> float:
     predicted, actual = (
         np.bincount(side, minlength=classes).astype(np.float64) for side in (predictions, labels)
     )
-    total, hits = float(len(labels)), float((predictions == labels).sum())
+    total = float(len(labels))
+    hits = float((predictions == labels).sum())
     covariance = hits * total - predicted @ actual
     spread = (total**2 - predicted @ predicted) * (total**2 - actual @ actual)
     return float(covariance / math.sqrt(spread)) if spread > 0 else 0.0
@@ -82,7 +83,8 @@ def pearson(predictions: np.ndarray, labels: np.ndarray) -> float:
 
     NaN if a side is constant, empty or not finite, as in scipy.
     """
-    x, y = _centred(predictions), _centred(labels)
+    x = _centred(predictions)
+    y = _centred(labels)
     return math.nan if x is None or y is None else min(max(float(x @ y), -1.0), 1.0)
 
 

@@ -69,7 +69,8 @@ class Pairs(Joined):
 
     def __getitem__(self, index: int) -> Example:
         """Return one pair."""
-        first, second = self.first[index], self.second[index]
+        first = self.first[index]
+        second = self.second[index]
         pair = {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
         return pair if self.reference is None else pair | {REFERENCE: self.reference[index]}
 

@@ -96,7 +96,8 @@ def _orpo(config: PreferenceConfig, scores: PairScores) -> Tensor:
 
     nll - beta log s(log odds w - log odds l).
     """
-    chosen, rejected = scores.chosen, scores.rejected
+    chosen = scores.chosen
+    rejected = scores.rejected
     odds = chosen - rejected - (_log1mexp(chosen) - _log1mexp(rejected))
     return scores.nll - config.beta * logsigmoid(odds)
 

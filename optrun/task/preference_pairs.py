@@ -108,7 +108,8 @@ def chunked_pair_outputs(
         batch: Of `pair_batch`.
         whole: Whether `nll` is wanted, over the prompt too; else it is over the answer.
     """
-    ids, mask = batch["input_ids"], batch["attention_mask"]
+    ids = batch["input_ids"]
+    mask = batch["attention_mask"]
     labels = ids.masked_fill(mask == 0, IGNORED) if whole else batch["labels"]
     losses: Tensor = model(input_ids=ids, attention_mask=mask, labels=labels).losses
     return _by_answer(losses, labels[:, 1:], batch)
@@ -121,7 +122,8 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
         model: Called with `input_ids` and `attention_mask`; returns `logits`.
         batch: Of `pair_batch`.
     """
-    ids, mask = batch["input_ids"], batch["attention_mask"]
+    ids = batch["input_ids"]
+    mask = batch["attention_mask"]
     outputs = model(input_ids=ids, attention_mask=mask)
     logits = outputs.logits[:, :-1]
     logits = logits if logits.dtype is torch.float64 else logits.float()

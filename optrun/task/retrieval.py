@@ -103,11 +103,10 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
     query_ids, question = np.unique(texts[:, 0], return_inverse=True)
     document_ids, document = np.unique(texts[:, 1:], return_inverse=True)
     document = document.reshape(len(texts), -1)
-    queries, corpus = (
-        np.empty((len(query_ids), vectors.shape[-1]), "f4"),
-        np.empty((len(document_ids), vectors.shape[-1]), "f4"),
-    )
-    queries[question], corpus[document] = vectors[:, 0], vectors[:, 1:]
+    queries = np.empty((len(query_ids), vectors.shape[-1]), "f4")
+    corpus = np.empty((len(document_ids), vectors.shape[-1]), "f4")
+    queries[question] = vectors[:, 0]
+    corpus[document] = vectors[:, 1:]
     relevant = np.unique(np.stack([question, document[:, 0]]), axis=1)
     most = min(max(*recall_at, _AT), len(document_ids))
     sums = np.zeros(len(recall_at) + 2)
@@ -118,7 +117,8 @@ def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) 
         relevant_here = relevant[:, (relevant[0] >= begin) & (relevant[0] < begin + len(rows))]
         belongs[relevant_here[0] - begin, relevant_here[1]] = True
         nearest = torch.from_numpy(rows @ corpus.T).topk(most).indices.numpy()
-        hits, count = np.take_along_axis(belongs, nearest, axis=1), belongs.sum(1)
+        hits = np.take_along_axis(belongs, nearest, axis=1)
+        count = belongs.sum(1)
         first = np.where(hits[:, :_AT].any(1), 1 / (1 + hits[:, :_AT].argmax(1)), 0.0)
         best = np.cumsum(gains)[np.minimum(count, _AT) - 1]
         ndcg = hits[:, :_AT] @ gains[: hits.shape[1]] / best

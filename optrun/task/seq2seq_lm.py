@@ -74,10 +74,8 @@ class Seq2SeqLm(Task):
             def encoder(batch: list[str], cut: bool) -> dict[str, list[list[int]]]:
                 return {"input_ids": _ids(tokenizer, batch, longest if cut else None, side)}
 
-            settings, content_key = (
-                rows_key(tokenizer, side, longest),
-                key_of(part.content, "seq2seq", column),
-            )
+            settings = rows_key(tokenizer, side, longest)
+            content_key = key_of(part.content, "seq2seq", column)
             examples = encode(
                 lambda: texts(part, column), encoder, settings, longest=longest, content=content_key
             )

@@ -64,7 +64,8 @@ class SequenceClassification(Task):
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the classes and the number of each row's, or the numbers to predict."""
-        self.regression, self.several = self.config.of_numbers, self.config.of_sets
+        self.regression = self.config.of_numbers
+        self.several = self.config.of_sets
         label_names = None if source.columns is None else source.columns.label_columns
         if label_names is not None and not self.several:
             raise ConfigError(
@@ -92,10 +93,8 @@ class SequenceClassification(Task):
         names = [text] if pair is None else [text, pair]
         labels = self.numbers.pop(split)
         if isinstance(split.rows, StreamRows):
-            encoder, key = (
-                text_encoder(tokenizer, self.max_length),
-                rows_key(tokenizer, "sequence", self.max_length),
-            )
+            encoder = text_encoder(tokenizer, self.max_length)
+            key = rows_key(tokenizer, "sequence", self.max_length)
 
             def example(row: Row) -> Example:
                 row_texts = tuple(cell_text(row, name) for name in names)
@@ -118,7 +117,8 @@ class SequenceClassification(Task):
                 f"{split.key}: {empty:,} of {len(part.rows):,} rows have no text in column {text}"
             )
         examples = encode_rows(part, rows, tokenizer, self.max_length, "sequence", text, str(pair))
-        if len(bare := np.flatnonzero(examples.lengths == 0)):
+        bare = np.flatnonzero(examples.lengths == 0)
+        if len(bare):
             raise ConfigError(f"{part.where(int(bare[0]))} has no token: {NO_TOKEN}")
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
 
@@ -138,9 +138,8 @@ class SequenceClassification(Task):
         own loss takes them.
         """
         labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
-        labels = (
-            labels if self.several else labels.to(torch.float32 if self.regression else torch.int64)
-        )
+        if not self.several:
+            labels = labels.to(torch.float32 if self.regression else torch.int64)
         return {**pad_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:

@@ -230,7 +230,8 @@ class Sft(ChatTask):
 
         What is wrong with one is told then.
         """
-        columns, template = self.columns_of[split.key], self.template
+        columns = self.columns_of[split.key]
+        template = self.template
         encoder = ChatEncoder(self.config, template, split, tokenizer, self.max_length)
 
         def example(row: Row) -> Example:

@@ -163,7 +163,8 @@ class TokenClassification(Task):
         """Return an encoder of words with class numbers, and a digest of its settings."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
-            texts, longest = [texts for texts, _ in batch], self.max_length if cut else None
+            texts = [texts for texts, _ in batch]
+            longest = self.max_length if cut else None
             encoding = tokenized(tokenizer, texts, longest, is_split_into_words=True)
             labels = [
                 _piece_labels(encoding.word_ids(index), numbers, continued)
@@ -207,17 +208,17 @@ class WordMetrics(SummedMetrics):
         self, outputs: ModelOutput, batch: Batch
     ) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
         """Count confusions of labels, and entities."""
-        labels, predicted = batch["labels"].cpu().numpy(), outputs.logits.argmax(-1).cpu().numpy()
+        labels = batch["labels"].cpu().numpy()
+        predicted = outputs.logits.argmax(-1).cpu().numpy()
         is_word = labels != IGNORED
-        by_text = (
-            (
-                [self.labels[number] for number in row_predicted[mask]],
-                [self.labels[number] for number in right[mask]],
-            )
-            for row_predicted, right, mask in zip(predicted, labels, is_word, strict=True)
-        )
         counts = metrics.confusion(predicted[is_word], labels[is_word], len(self.labels))
-        return counts, entities.count_entities(by_text if self.whole_entities else ())
+        if not self.whole_entities:
+            return counts, Counter()
+        names = np.array(self.labels, dtype=object)
+        texts = []
+        for row_predicted, row_labels, mask in zip(predicted, labels, is_word, strict=True):
+            texts.append((names[row_predicted[mask]].tolist(), names[row_labels[mask]].tolist()))
+        return counts, entities.count_entities(texts)
 
     def table(self) -> ClassTable:
         """Return whole entities by type, or words by label."""

@@ -126,8 +126,10 @@ def encode_rows(
         kind: What is made of them.
         columns: Where the texts stand.
     """
-    encoder, key = text_encoder(tokenizer, longest), rows_key(tokenizer, kind, longest)
-    content_key, size = key_of(part.content, kind, *columns), ids_below(tokenizer)
+    encoder = text_encoder(tokenizer, longest)
+    key = rows_key(tokenizer, kind, longest)
+    content_key = key_of(part.content, kind, *columns)
+    size = ids_below(tokenizer)
     return encode(rows, encoder, key, longest=longest, content=content_key, ids_below=size)
 
 

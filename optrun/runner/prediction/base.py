@@ -116,8 +116,8 @@ class Predictor(ABC):
         for row, ids in enumerate(arrays["input_ids"]):
             self.expect_tokens(row, ids)
         return [
-            {name: np.asarray(ids, dtype=np.int64) for name, ids in zip(arrays, row, strict=True)}
-            for row in zip(*arrays.values(), strict=True)
+            {name: np.asarray(arrays[name][row], dtype=np.int64) for name in arrays}
+            for row in range(len(rows))
         ]
 
     def expect_tokens(self, row: int, ids: object) -> None:

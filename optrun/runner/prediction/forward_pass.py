@@ -41,11 +41,11 @@ class TextClasses(Predictor):
             return [{"prediction": plain(number)} for number in logits.float().reshape(-1).cpu()]
         if not self.predicting.task.of_sets:
             return self.classes(logits)
-        rows = [self.by_label(row) for row in logits.float().sigmoid().cpu().numpy()]
-        return [
-            {"prediction": [name for name in row if row[name] > 0.5], "probabilities": row}
-            for row in rows
-        ]
+        predictions: list[Values] = []
+        for row in map(self.by_label, logits.float().sigmoid().cpu().numpy()):
+            labels = [label for label in row if row[label] > 0.5]
+            predictions.append({"prediction": labels, "probabilities": row})
+        return predictions
 
     def classes(self, logits: torch.Tensor) -> list[Values]:
         """Convert logits of shape (batch, classes) to a label with the probability of each."""
@@ -146,7 +146,8 @@ class MaskedTokens(Predictor):
 
     def encode(self) -> list[Inputs]:
         """Encode as in training, one text a row; at least one has a mask."""
-        column, mask = self.text_column(), self.tokenizer.mask_token
+        column = self.text_column()
+        mask = self.tokenizer.mask_token
         rows = self.encode_texts(column, return_token_type_ids=False)
         if not any(self.tokenizer.mask_token_id in row["input_ids"] for row in rows):
             raise ConfigError(
@@ -211,4 +212,4 @@ class Embeddings(Predictor):
         if vectors.shape[1] == 2:
             return [{"similarity": plain(cosine)} for cosine in cosines(vectors).cpu()]
         rows = vectors[:, 0].cpu().numpy()
-        return [{"embedding": [plain(value) for value in row]} for row in rows]
+        return [{"embedding": list(map(plain, row))} for row in rows]
