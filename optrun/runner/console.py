@@ -70,7 +70,8 @@ def run_log(run: RunDir) -> Iterator[None]:
         StorageError: Something else than a file stands there.
     """
     with contextlib.suppress(FileNotFoundError):
-        if kind := kind_of(run.log):
+        kind = kind_of(run.log)
+        if kind:
             raise StorageError(
                 f"{run.log}: {kind}; expected a regular file, which this run writes. Remove it."
             )
@@ -153,13 +154,11 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     rows = [
         ("written", path),
         ("resume", f"{optrun} resume={shlex.quote(path)} {longer}"),
-        *(
-            [("evaluate", f"{optrun} evaluate {shlex.quote(path)} {rows_of}".rstrip())]
-            if held_out or rows_of
-            else []
-        ),
-        ("export", f"optrun export {shlex.quote(str(Path(path) / 'checkpoints' / chosen))} DEST"),
     ]
+    if held_out or rows_of:
+        rows.append(("evaluate", f"{optrun} evaluate {shlex.quote(path)} {rows_of}".rstrip()))
+    checkpoint = shlex.quote(str(Path(path) / "checkpoints" / chosen))
+    rows.append(("export", f"optrun export {checkpoint} DEST"))
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
     for label, text in rows:
@@ -184,12 +183,8 @@ def _results(console: Console, summary: SummaryValues) -> None:
         table.add_column(name, justify="right")
     metrics = summary["metrics"]
     main = (summary.get("main_metric") or {}).get("name")
-    names = [
-        name
-        for prefix in ("train/loss", "eval/")
-        for name in metrics["last"]
-        if name.startswith(prefix)
-    ]
+    names = [name for name in metrics["last"] if name.startswith("train/loss")]
+    names += [name for name in metrics["last"] if name.startswith("eval/")]
     for name in names:
         best = metrics["best"].get(name)
         table.add_row(

@@ -75,14 +75,12 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     examples = sum(map(len, task.eval_sets.values()))
     if examples == 0:
         rows_key = config.data.EVALUATION_ROWS
+        advice = f": {config.data.name}."
+        if rows_key:
+            advice = f". Name rows it has not seen: {rows_key}."
         raise ConfigError(
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so"
-            " there are none to "
-            + (
-                f"evaluate on. Name rows it has not seen: {rows_key}."
-                if rows_key
-                else f"evaluate on: {config.data.name}."
-            )
+            f" there are none to evaluate on{advice}"
         )
     warning = not_held_back(snapshot.metadata, task.eval) if prepared.cut_from_train else None
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)

@@ -224,18 +224,12 @@ def _told_of_a_quantised_base(quantization: Mapping[str, object], *, merged: boo
             f"the factors were trained beside a base in {quantization['quantization']}: these are"
             " its weights dequantised"
         )
-    options = ", ".join(
-        ["load_in_8bit=True"]
-        if quantization["quantization"] == "8bit"
-        else [
-            "load_in_4bit=True",
-            *(
-                f"{name}={value!r}"
-                for name, value in quantization.items()
-                if name != "quantization"
-            ),
-        ]
-    )
+    options = "load_in_8bit=True"
+    if quantization["quantization"] != "8bit":
+        options = "load_in_4bit=True"
+        for name, value in quantization.items():
+            if name != "quantization":
+                options += f", {name}={value!r}"
     return (
         "the factors were trained beside a quantised base: give the base dtype=model.dtype of the"
         f" run and quantization_config=transformers.BitsAndBytesConfig({options}), whose"
@@ -298,7 +292,8 @@ def export(
         summary = {}
     step = snapshot.global_step
     counters = snapshot.metadata.train
-    if (best := best_told(summary)).startswith(f"best: step {step:,} "):
+    best = best_told(summary)
+    if best.startswith(f"best: step {step:,} "):
         note(best)
     # What is told is told of these weights, not of those the run ended with.
     told_of = {

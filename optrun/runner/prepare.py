@@ -159,7 +159,7 @@ def prepare(
     on_text = config.task.PROCESSOR == "AutoTokenizer"
     if not on_text:
         need_pillow()
-    # Before any row is read: what is wrong with it costs no one an hour.
+    # Before any row is read, so that a wrong tokenizer costs no time.
     tokenizer: Any = (
         load_tokenizer(config.model, words=kind.reads_words)
         if on_text

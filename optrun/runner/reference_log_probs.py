@@ -87,10 +87,9 @@ def _logps(
     precision = config.training.precision.value
     size = config.training.per_device_eval_batch_size
     made_by = versions("torch", "transformers")
-    settings = (
-        f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}"
-        + " chunked" * task.chunked
-    )
+    settings = f"{precision} {device.type} {size} {config.model.attn_implementation} {made_by}"
+    if task.chunked:
+        settings += " chunked"
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
     run = Precision(device, precision)
 
@@ -117,12 +116,10 @@ def _is_beside_start(config: RunConfig) -> bool:
 def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> None:
     if saved in (None, weights):
         return
-    where = getattr(config.model, "path", None)
-    name = (
-        f"model={config.model.name} with seed={config.seed}"
-        if where is None
-        else f"model.path={where}"
-    )
+    path = getattr(config.model, "path", None)
+    name = f"model.path={path}"
+    if path is None:
+        name = f"model={config.model.name} with seed={config.seed}"
     raise ConfigError(
         f"{name}: these are not the weights that the run started from, which its preferences are"
         f" measured against (digest {saved} then, {weights} now). Restore them, or start a new run."

@@ -67,7 +67,9 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
         tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values()
     )
     state_sizes = [count for count in state_bytes(optimizer).values() if count is not None]
-    trained = [param for group in optimizer.param_groups for param in group["params"]]
+    trained: list[torch.Tensor] = []
+    for group in optimizer.param_groups:
+        trained += group["params"]
     if len(state_sizes) < len(trained):
         state_sizes = [2 * param.numel() * param.element_size() for param in trained]
     return int(weights + sum(state_sizes))

@@ -47,14 +47,8 @@ class Copier:
                 continue
             buffer = self._buffers.get(name)
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                # Of a divided tensor: memory for what this rank holds of it.
-                buffer = self._buffers[name] = (
-                    torch.empty_like(
-                        tensor.detach(), device="cpu", memory_format=torch.contiguous_format
-                    )
-                    if isinstance(tensor, DTensor)
-                    else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                )
+                buffer = _empty_on_cpu(tensor)
+                self._buffers[name] = buffer
             local_part(buffer).copy_(local_part(tensor.detach()), non_blocking=tensor.is_cuda)
             if tensor.is_cuda:
                 copied_from.add(tensor.device)
@@ -64,6 +58,14 @@ class Copier:
                 device
             )  # without one it waits for the current device, which may be another
         return copies
+
+
+def _empty_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """Allocate a copy's memory on the CPU; of a DTensor for the piece of this rank."""
+    if isinstance(tensor, DTensor):
+        contiguous = torch.contiguous_format
+        return torch.empty_like(tensor.detach(), device="cpu", memory_format=contiguous)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
 
 
 class Snapshots:

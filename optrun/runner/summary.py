@@ -315,8 +315,10 @@ class SummaryCallback(Callback):
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    tensors = (value for state in optimizer.state.values() for value in state.values())
-    return sum(value.nbytes for value in tensors if isinstance(value, torch.Tensor))
+    count = 0
+    for state in optimizer.state.values():
+        count += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+    return count
 
 
 def device_name(device: torch.device) -> str:

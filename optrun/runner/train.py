@@ -268,13 +268,11 @@ def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None
     except Stopped:
         signal = run_start.signal_handler.stop_signal
         assert signal is not None
-        where = (
-            "there is nothing to save yet"
-            if opened.snapshot is None
-            else "the checkpoints are as they were"
-        )
+        saved = "the checkpoints are as they were"
+        if opened.snapshot is None:
+            saved = "there is nothing to save yet"
         raise StoppedEarly(
-            f"{signal.name} received while data and model were made ready: {where}. Go on with: "
+            f"{signal.name} received while data and model were made ready: {saved}. Go on with: "
             + run_start.summary.command("resume=auto", f"hydra.run.dir={run_start.run.path}")
         ) from None
 

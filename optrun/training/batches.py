@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 from optrun.data.loader import Batch
 from optrun.distributed.heartbeat import Phase, beat
@@ -71,9 +72,7 @@ class Batches:
         return self.setup.state.position if self._steps is None else self._position
 
     def _next_examples(self) -> str:
-        indices = [
-            index
-            for keys in next(self.setup.plan.steps(self._next_position()))
-            for _, index in keys
-        ]
-        return f"{', '.join(map(str, indices[:16]))}{', ...' if len(indices) > 16 else ''}"
+        micro_batches = next(self.setup.plan.steps(self._next_position()))
+        indices = [index for _, index in chain.from_iterable(micro_batches)]
+        text = ", ".join(map(str, indices[:16]))
+        return f"{text}, ..." if len(indices) > 16 else text

@@ -281,8 +281,6 @@ def watched(
 
 def make_display(console: Console, title: str) -> Display:
     """Make a display: live on a terminal, plain elsewhere."""
-    return (
-        LiveDisplay(console, title)
-        if console.is_terminal and console.is_interactive
-        else PlainDisplay(console)
-    )
+    if console.is_terminal and console.is_interactive:
+        return LiveDisplay(console, title)
+    return PlainDisplay(console)

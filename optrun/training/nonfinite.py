@@ -6,7 +6,9 @@ Where, in which examples, and the batch on disk to reproduce it.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -52,16 +54,11 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
         ],
         [name for name, p in parameters if not torch.isfinite(_values(p)).all()],
     )
-    bad_losses = [
-        number
-        for number, loss in enumerate(result.losses)
-        if loss != loss or abs(loss) == float("inf")
-    ]
+    bad_losses = [number for number, loss in enumerate(result.losses) if not math.isfinite(loss)]
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
-    message += (
-        f" Examples {', '.join(map(str, [index for row in examples for index in row][:8]))}, ..."
-    )
+    first_examples = list(chain.from_iterable(examples))[:8]
+    message += f" Examples {', '.join(map(str, first_examples))}, ..."
     if bad_weights:
         message += f" Weights were not finite before the step: {bad_weights[0]}."
     elif bad_losses:
@@ -105,11 +102,10 @@ def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> P
         StorageError: The disk refused.
     """
     folder = run.path / "nonfinite" / step_name(nonfinite.values["step"])
-    tensors = {
-        f"{number}/{name}": tensor.contiguous()
-        for number, batch in enumerate(micro_batches)
-        for name, tensor in batch.items()
-    }
+    tensors: Batch = {}
+    for number, micro_batch in enumerate(micro_batches):
+        for name, tensor in micro_batch.items():
+            tensors[f"{number}/{name}"] = tensor.contiguous()
     with storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(

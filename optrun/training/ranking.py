@@ -58,7 +58,8 @@ def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, floa
             evaluation["loss"] = values[beside]
         state.best[name] = _better_of(state.best.get(name), evaluation, best_mode(name, ranking))
     state.ranking[str(step)] = values[ranking.metric]
-    if (loss := values.get(loss_beside(ranking.metric))) is not None:
+    loss = values.get(loss_beside(ranking.metric))
+    if loss is not None:
         state.ranking_losses[str(step)] = loss
 
 

@@ -138,13 +138,11 @@ class Saving:
         total = self.setup.total_steps
         run_dir = self.training.run_dir
         again = self.training.command(f"resume={run_dir}")
-        why = (
-            f"{signal.Signals(request).name} received"
-            if request > 0
-            else (
-                f"the time budget is spent (training.max_seconds={self.setup.config.max_seconds:g})"
-            )
-        )
+        if request > 0:
+            why = f"{signal.Signals(request).name} received"
+        else:
+            seconds = self.setup.config.max_seconds
+            why = f"the time budget is spent (training.max_seconds={seconds:g})"
         if not self.checkpoints.enabled:
             raise StoppedEarly(
                 f"{why} after step {step}; checkpoint=none: nothing was saved. Begin again at step"

@@ -96,14 +96,13 @@ def _trainable(loss: object) -> torch.Tensor:
     Raises:
         OptrunError: It is no single number, or no parameter has a part in it.
     """
-    if isinstance(loss, torch.Tensor) and loss.dim() == 0 and loss.requires_grad:
+    if not isinstance(loss, torch.Tensor):
+        description = type(loss).__name__
+    elif loss.dim() > 0:
+        description = f"a tensor of shape {tuple(loss.shape)}"
+    elif loss.requires_grad:
         return loss
-    description = (
-        f"a tensor of shape {tuple(loss.shape)}"
-        if isinstance(loss, torch.Tensor)
-        else type(loss).__name__
-    )
-    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
+    else:
         description = "a number that no parameter has a part in (requires_grad is False)"
     raise OptrunError(
         f"the loss of the task is {description}: expected a tensor of shape () with a gradient."

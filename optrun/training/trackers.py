@@ -277,7 +277,7 @@ def build_tracker(
         field.name: getattr(config, field.name) for field in fields(config) if field.name != "name"
     }
     try:
-        tracker = registry.choices("tracker")[kind].load()(run, **options)
+        tracker: Tracker = registry.choices("tracker")[kind].load()(run, **options)
     except ConfigError:
         raise
     except Exception as error:  # each library has errors of its own
@@ -285,11 +285,9 @@ def build_tracker(
             f"tracking={kind}: cannot start: {type(error).__name__}:"
             f" {' '.join(str(error).split())[:300]}. tracking=none trains without it."
         ) from error
-    return (
-        tracker
-        if kind == "none"
-        else Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
-    )
+    if kind == "none":
+        return tracker
+    return Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
 
 
 def _need(package: str) -> Any:

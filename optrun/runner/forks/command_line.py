@@ -99,15 +99,12 @@ class Forks:
         """
         typed = self.pinned(tokens)
         overrides.refuse_names(overrides.parse(typed))
-        value, typed_words = (
-            trunk_of(typed),
-            set(typed),
-        )  # of several trunks, the first stands under those typed
-        below = (
-            []
-            if value is None
-            else [token for token in self._trunk(value).under(typed) if token not in typed_words]
-        )
+        value = trunk_of(typed)
+        below: list[str] = []
+        if value is not None:  # of several trunks the first
+            typed_words = set(typed)
+            tokens_below = self._trunk(value).under(typed)
+            below = [token for token in tokens_below if token not in typed_words]
         checked = overrides.checked(self.hydra, self.config_name, [*below, *typed], sweep=sweep)
         return checked[len(below) :]
 

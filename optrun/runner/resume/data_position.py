@@ -67,7 +67,8 @@ def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str 
     if saved is not None:
         before = saved.config.get("data", {})
         parts = saved.plan.get("parts") or {}
-        commits = {match[1] for part in parts if (match := _OF_HUB.match(part))}
+        matches = [_OF_HUB.match(part) for part in parts]
+        commits = {match[1] for match in matches if match is not None}
         if len(commits) == 1 and all(
             before.get(key) == getattr(data, key) for key in ("path", "revision")
         ):

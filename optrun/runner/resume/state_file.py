@@ -151,7 +151,8 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
 
 def _faults(state: PlainDict) -> Iterator[str]:
     """Yield what is wrong, key by key; what comes first is what the next relies on."""
-    if fault := _wrong("", state, _State):
+    fault = _wrong("", state, _State)
+    if fault:
         yield fault
         return
     yield from _wrong_tensors(state["optimizer"]["state"])
@@ -161,7 +162,8 @@ def _faults(state: PlainDict) -> Iterator[str]:
     counted = state.get("callbacks", {}).get(
         EarlyStopping.key, {"metric": "", "mode": "", "counter": 0, "best": None}
     )
-    if fault := _wrong(f"callbacks.{EarlyStopping.key}", counted, _Counted):
+    fault = _wrong(f"callbacks.{EarlyStopping.key}", counted, _Counted)
+    if fault:
         yield fault
     yield from _wrong_classes(state["model_config"].get("id2label") or {})
     for name in unrecorded(state["config"], state.get("plugins", ())):
@@ -200,19 +202,17 @@ def _wrong_classes(classes: object) -> Iterator[str]:
 
 def _wrong_counters(train: PlainDict, step: int) -> Iterator[str]:
     ended = train.get("without_end", {})
-    by_step = [
-        key
-        for section in (train, ended)
-        for name in ("ranking", "ranking_losses")
-        for key in section.get(name, {})
-    ]
+    ranked_steps: list[str] = []
+    for section in (train, ended):
+        ranked_steps += [*section.get("ranking", {}), *section.get("ranking_losses", {})]
+    unknown_keys = [key for key in ended if key not in get_type_hints(Ended)]
+    strange_steps = [key for key in ranked_steps if not key.isdecimal()]
     if train.get("global_step") != step:
         yield _expected("train.global_step", train.get("global_step"), str(step))
-    elif foreign := [key for key in ended if key not in get_type_hints(Ended)]:
-        yield (
-            f"train.without_end: {_shown(foreign[0])} is none of {', '.join(get_type_hints(Ended))}"
-        )
-    elif strange_steps := [key for key in by_step if not key.isdecimal()]:
+    elif unknown_keys:
+        keys = ", ".join(get_type_hints(Ended))
+        yield f"train.without_end: {_shown(unknown_keys[0])} is none of {keys}"
+    elif strange_steps:
         yield f"train.ranking: {_shown(min(strange_steps))} is no step"
     elif (
         not 0
@@ -274,7 +274,8 @@ def _wrong_keys(key: str, value: object, kind: type) -> str | None:
     prefix = f"{key}." if key else ""
     for name, inner in get_type_hints(kind, include_extras=True).items():
         if name in value:
-            if fault := _wrong(f"{prefix}{name}", value[name], inner):
+            fault = _wrong(f"{prefix}{name}", value[name], inner)
+            if fault:
                 return fault
         elif get_origin(inner) is not NotRequired and kind not in (TrainState, Ended):
             return f"{prefix}{name}: missing"
