@@ -86,25 +86,22 @@ class ConfirmationPlan:
         Raises:
             TypeError: There is one.
         """
-        texts: list[object] = [
-            self.metric,
-            self.reference or "",
-            self.config_name or "",
-            self.sweep or "",
-        ]
-        for each in (self.by, self.config_dir or [], *self.contenders.values()):
-            texts += each if isinstance(each, list) else [None]
-        numbers = [each for each in (self.power, self.difference, self.spread) if each is not None]
-        right = (
-            all(isinstance(text, str) for text in texts)
-            and isinstance(self.seeds, list)
-            and bool(self.seeds)
-        )
-        right = right and all(type(seed) is int for seed in self.seeds)
-        if not right or not all(
-            type(each) in (int, float) and 0 < each < math.inf for each in numbers
-        ):
-            raise TypeError("no confirmation has such values")
+        texts: list[object] = [self.metric]
+        for text in (self.reference, self.config_name, self.sweep):
+            texts += [] if text is None else [text]
+        for words in (self.by, self.config_dir or [], *self.contenders.values()):
+            texts += words if isinstance(words, list) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError("expected texts where names, keys and overrides stand")
+        if not isinstance(self.seeds, list) or not self.seeds:
+            raise TypeError("seeds: expected a list")
+        if not all(type(seed) is int for seed in self.seeds):
+            raise TypeError("seeds: expected whole numbers")
+        for number in (self.power, self.difference, self.spread):
+            if number is None:
+                continue
+            if type(number) not in (int, float) or not 0 < number < math.inf:
+                raise TypeError("power, difference, spread: expected numbers above 0")
 
 
 def read_plan(folder: Path) -> ConfirmationPlan | None:
@@ -133,36 +130,30 @@ class ConfirmationRequest:
     """What is asked of a confirmation."""
 
     seeds: Sequence[int] | None = None
-    """To run on; None: see `plan`."""
+    """To run on; None: see `make_plan`."""
     power: float | None = None
     """Chance with which the difference is found; None: `POWER`."""
     difference: float | None = None
     """The smallest that matters, in units of the metric; None: that of the sweep."""
     baseline: str | None = None
-    """As for `findings.find`, as the two that follow."""
+    """As for `analyse_runs`, as the two that follow."""
     metric: str | None = None
     by: Sequence[str] = ()
 
     def line(self, sweep: Path, out: Path | None) -> list[str]:
         """Compose the command that goes on with it, as words of a shell line."""
-        told = {
-            "baseline": self.baseline,
-            "metric": self.metric,
-            "by": ",".join(self.by),
-            "out": out,
-        }
-        return [
-            "optrun",
-            "confirm",
-            str(sweep),
-            *(f"{key}={given}" for key, given in told.items() if given),
-        ]
+        words = ["optrun", "confirm", str(sweep)]
+        options = {"baseline": self.baseline, "metric": self.metric, "by": ",".join(self.by)}
+        for key, value in {**options, "out": out}.items():
+            if value:
+                words.append(f"{key}={value}")
+        return words
 
 
 def load_or_make_plan(
     sweep: Path, folder: Path, asked: ConfirmationRequest | None = None
 ) -> tuple[ConfirmationPlan, str]:
-    """Plan the confirmation of a sweep, or find the one that was planned.
+    """Plan the confirmation of a sweep, or load the plan that its folder holds.
 
     Args:
         sweep: Its runs are what is confirmed.
@@ -173,79 +164,102 @@ def load_or_make_plan(
         The plan, and what to tell about it.
 
     Raises:
-        ConfigError: As for `plan`; or the folder holds the confirmation of something else.
+        ConfigError: As for `make_plan`; or the folder holds the confirmation of something else.
     """
-    asked, earlier, before = asked or ConfirmationRequest(), find_plans([sweep]), read_plan(folder)
-    runs = load_runs([sweep], beside=[folder, *earlier])
+    asked = asked or ConfirmationRequest()
+    others = find_plans([sweep])
+    plan = read_plan(folder)
+    findings = _analyse_choice(sweep, [folder, *others], asked, plan)
+    if plan is not None and not _plans_anew(asked, plan, folder):
+        _refuse_other_plan(findings, plan, asked, folder)
+        return plan, f"goes on with what was planned: seeds {write_seeds(plan.seeds)}"
+    if plan is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} is there and is no confirmation: out=DIR names another folder."
+        )
+    used: set[int] = set()
+    for other, other_plan in others.items():
+        if other.resolve() != folder.resolve():
+            used.update(other_plan.seeds)
+    plan, note = make_plan(findings, asked, used)
+    notes = [text for text in (note, _estimate(findings, plan)) if text]
+    way = os.path.relpath(sweep.resolve(), folder.resolve())
+    return replace(plan, sweep=way), ". ".join(notes)
+
+
+def _analyse_choice(
+    sweep: Path, beside: Sequence[Path], asked: ConfirmationRequest, plan: ConfirmationPlan | None
+) -> Findings:
+    """Analyse the runs of a sweep by the question that was typed, else by that of the plan."""
+    runs = load_runs([sweep], beside=beside)
     if not runs:
         raise ConfigError(
             f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or"
             " summary.json)"
         )
-    forks = [run.label for run in runs if Fork.of(run.summary) is not None]
-    if forks:
-        raise ConfigError(
-            f"confirm {sweep}: {forks[0]} branched from a trunk, which has one seed: {MORE_TRUNKS}."
-        )
-    metric, baseline, by = asked.metric, asked.baseline, asked.by
-    if before is not None:
-        metric, baseline, by = (
-            metric or before.metric,
-            baseline or before.reference,
-            by or before.by,
-        )
-    if before is not None and _plans_anew(asked, before, folder):
-        earlier = {
-            each: plans for each, plans in earlier.items() if each.resolve() != folder.resolve()
-        }
-        before = None
-    elif before is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} is there and is no confirmation: out=DIR names another folder."
-        )
+    for run in runs:
+        if Fork.of(run.summary) is not None:
+            raise ConfigError(
+                f"confirm {sweep}: {run.label} branched from a trunk, which has one seed:"
+                f" {MORE_TRUNKS}."
+            )
+    metric = asked.metric
+    baseline = asked.baseline
+    by = asked.by
+    if plan is not None:
+        metric = metric or plan.metric
+        baseline = baseline or plan.reference
+        by = by or plan.by
     tuned = tuned_keys(run.path.parent for run in runs)
-    found = analyse_runs(runs, metric=metric, baseline=baseline, by=by, tuned=tuned)
-    if before is None:
-        made, said = make_plan(
-            found, asked, {seed for each in earlier.values() for seed in each.seeds}
-        )
-        said = ". ".join(filter(None, (said, _estimate(found, made))))
-        return replace(made, sweep=os.path.relpath(sweep.resolve(), folder.resolve())), said
-    now, _ = make_plan(found, ConfirmationRequest(seeds=before.seeds))
-    if changed := [
-        key
-        for key in ("contenders", "reference", "metric")
-        if getattr(now, key) != getattr(before, key)
-    ]:
-        names = [
-            name for name in now.contenders if now.contenders[name] != before.contenders.get(name)
-        ]
-        keys = [
-            f"{key}={getattr(now, key)}, planned with {getattr(before, key) or 'none'}"
-            for key in changed
-        ]
-        why = (
-            f"{', '.join(names)} changed since"
-            if names
-            else "; ".join(keys).replace("reference=", "baseline=")
-        )
-        raise ConfigError(f"{folder} confirms another choice: {why}. out=DIR begins another.")
-    if any(
-        getattr(asked, key) not in (None, getattr(before, key))
-        for key in ("seeds", "power", "difference")
-    ):
+    return analyse_runs(runs, metric=metric, baseline=baseline, by=by, tuned=tuned)
+
+
+def _refuse_other_plan(
+    findings: Findings, plan: ConfirmationPlan, asked: ConfirmationRequest, folder: Path
+) -> None:
+    """Refuse to go on with a plan of another choice, or with other seeds.
+
+    Raises:
+        ConfigError: The choice changed, or other seeds, power or difference were typed.
+    """
+    now, _ = make_plan(findings, ConfirmationRequest(seeds=plan.seeds))
+    changed = [
+        name for name, overrides in now.contenders.items() if overrides != plan.contenders.get(name)
+    ]
+    reasons = [f"{', '.join(changed)} changed since"] if changed else []
+    if not changed:
+        for key, value, planned in (
+            ("contenders", len(now.contenders), len(plan.contenders)),
+            ("baseline", now.reference, plan.reference),
+            ("metric", now.metric, plan.metric),
+        ):
+            if value != planned:
+                reasons.append(f"{key}={value}, planned with {planned or 'none'}")
+    if reasons:
         raise ConfigError(
-            f"{folder} was planned with seeds {write_seeds(before.seeds)}: seeds that are added"
+            f"{folder} confirms another choice: {'; '.join(reasons)}. out=DIR begins another."
+        )
+    if not _has_same_size(asked, plan):
+        raise ConfigError(
+            f"{folder} was planned with seeds {write_seeds(plan.seeds)}: seeds that are added"
             " until something shows raise the error rate. Without seeds=, power= and difference= it"
             " goes on; out=DIR begins another."
         )
-    return before, f"goes on with what was planned: seeds {write_seeds(before.seeds)}"
 
 
-def _plans_anew(asked: ConfirmationRequest, before: ConfirmationPlan, folder: Path) -> bool:
+def _has_same_size(asked: ConfirmationRequest, plan: ConfirmationPlan) -> bool:
+    """Tell whether nothing was typed about seeds that the plan does not say, too."""
+    pairs = (
+        (asked.seeds, plan.seeds),
+        (asked.power, plan.power),
+        (asked.difference, plan.difference),
+    )
+    return all(typed in (None, planned) for typed, planned in pairs)
+
+
+def _plans_anew(asked: ConfirmationRequest, plan: ConfirmationPlan, folder: Path) -> bool:
     """Tell whether another plan may take the place of one of which no run has finished."""
-    keys = ("seeds", "power", "difference")
-    if all(getattr(asked, key) in (None, getattr(before, key)) for key in keys):
+    if _has_same_size(asked, plan):
         return False
     return not any(run.finished or run.status == "failed" for run in load_runs([folder]))
 
@@ -295,7 +309,7 @@ def make_plan(
         raise ConfigError(
             "The contenders come from several recipes: confirm each recipe's sweep by itself."
         )
-    made = ConfirmationPlan(
+    plan = ConfirmationPlan(
         contenders={name: _retyped(name, run.overrides) for name, run in runs.items()},
         reference=findings.baseline,
         by=findings.compared_keys,
@@ -306,17 +320,13 @@ def make_plan(
     )
     first = max({*known, *used}, default=-1) + 1
     if asked.seeds is None:
-        return _sized(made, findings, asked, first)
+        return _choose_seeds(plan, findings, asked, first)
     refuse_stale(asked.seeds, known)
-    again = sorted({*used} & {*asked.seeds})
-    return (
-        made,
-        (
-            f"seeds {write_seeds(again)} ran in a confirmation before; unused: from {first} on"
-            if again
-            else ""
-        ),
-    )
+    again = sorted(set(used) & set(asked.seeds))
+    if not again:
+        return plan, ""
+    seeds = write_seeds(again)
+    return plan, f"seeds {seeds} ran in a confirmation before; unused: from {first} on"
 
 
 def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
@@ -334,52 +344,48 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
     return [token for token in tokens if not token.lstrip("+~").startswith(_OWN)]
 
 
-def _sized(
-    made: ConfirmationPlan, findings: Findings, asked: ConfirmationRequest, first: int
+def _choose_seeds(
+    plan: ConfirmationPlan, findings: Findings, asked: ConfirmationRequest, first: int
 ) -> tuple[ConfirmationPlan, str]:
     """Count the seeds that find the smallest difference that matters.
 
     Never the observed one, which was selected.
     """
-    judged, rows, power = findings.judgement, findings.ranked, asked.power or POWER
+    judged = findings.judgement
+    power = asked.power or POWER
     difference = asked.difference or (judged.matters if judged is not None else math.nan)
-    finished = (
-        {
-            seed: x
-            for seed, x in row.configuration.scores.items()
-            if seed not in row.configuration.lost
-        }
-        for row in rows
-    )
+    finished = []
+    for row in findings.ranked:
+        best = row.configuration
+        finished.append({seed: x for seed, x in best.scores.items() if seed not in best.lost})
     sd, degrees = residual_sd(finished)
     if not (sd > 0 and difference > 0):
-        made = replace(
-            made, seeds=[*range(first, first + BLIND)], power=power, difference=asked.difference
-        )
-        return made, f"{BLIND} fresh seeds: the sweep says nothing of the spread between seeds"
-    named = findings.baseline is not None
+        seeds = list(range(first, first + BLIND))
+        plan = replace(plan, seeds=seeds, power=power, difference=asked.difference)
+        return plan, f"{BLIND} fresh seeds: the sweep says nothing of the spread between seeds"
     needed = seeds_for(
         difference,
         sd=sd,
         degrees=degrees,
-        contenders=len(rows),
-        baseline=named,
+        contenders=len(findings.ranked),
+        baseline=findings.baseline is not None,
         power=power,
         most=MOST,
     )
-    seeds, chance = (
-        [*range(first, first + (needed or MOST))],
-        Fraction(power).limit_denominator(100),
-    )
-    made = replace(made, seeds=seeds, power=power, difference=difference, spread=sd)
+    seeds = list(range(first, first + (needed or MOST)))
+    plan = replace(plan, seeds=seeds, power=power, difference=difference, spread=sd)
+    chance = Fraction(power).limit_denominator(100)
     cases = (
         f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g}"
         " between seeds"
     )
-    told = (
-        f"is {cases}" if needed else f"takes more to be {cases}; difference= or seeds= plan others"
+    result = f"is {cases}"
+    if not needed:
+        result = f"takes more to be {cases}; difference= or seeds= plan others"
+    return (
+        plan,
+        f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {plan.metric} {result}",
     )
-    return made, f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {made.metric} {told}"
 
 
 def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:
@@ -392,12 +398,13 @@ def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:
     Raises:
         ConfigError: With the first fresh ones.
     """
-    if clash := sorted(set(known) & set(seeds)):
+    stale = sorted(set(known) & set(seeds))
+    if stale:
         first = max(known) + 1
+        last = first + max(len(seeds), MIN_SEEDS) - 1
         raise ConfigError(
-            f"seeds: {', '.join(map(str, clash))} took part in the choice, and what is judged by"
-            f" them flatters whom they chose. Fresh ones begin at {first}:"
-            f" seeds={first}-{first + max(len(seeds), MIN_SEEDS) - 1}."
+            f"seeds: {', '.join(map(str, stale))} took part in the choice, and what is judged by"
+            f" them flatters whom they chose. Fresh ones begin at {first}: seeds={first}-{last}."
         )
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(
@@ -412,8 +419,9 @@ def write_seeds(seeds: Sequence[int]) -> str:
         >>> write_seeds([5, 6, 7]), write_seeds([5, 7])
         ('5-7', '5, 7')
     """
-    whole = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1))
-    return f"{seeds[0]}-{seeds[-1]}" if whole else ", ".join(map(str, seeds))
+    if len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]}-{seeds[-1]}"
+    return ", ".join(map(str, seeds))
 
 
 def find_plans(directories: Sequence[Path]) -> Mapping[Path, ConfirmationPlan]:
@@ -421,12 +429,12 @@ def find_plans(directories: Sequence[Path]) -> Mapping[Path, ConfirmationPlan]:
 
     A directory itself is none.
     """
-    found: dict[Path, ConfirmationPlan] = {}
+    plans: dict[Path, ConfirmationPlan] = {}
     for directory in directories:
         for folder in dict.fromkeys(run.parent for run in find_runs(directory)):
-            if (
-                directory.resolve() in folder.resolve().parents
-                and (made := read_plan(folder)) is not None
-            ):
-                found[folder] = made
-    return found
+            if directory.resolve() not in folder.resolve().parents:
+                continue
+            plan = read_plan(folder)
+            if plan is not None:
+                plans[folder] = plan
+    return plans

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Unpack
 
@@ -52,24 +51,19 @@ class ConfirmationResult:
 
     @classmethod
     def of(
-        cls, folder: Path, made: ConfirmationPlan, comparison: Comparison, looks: int
+        cls, folder: Path, plan: ConfirmationPlan, comparison: Comparison, looks: int
     ) -> ConfirmationResult:
-        """Make that of a report on one confirmation by itself."""
-        found, note = comparison.findings, explain_waiting(made, comparison.runs)
-        waiting = {folder: made} if note else {}
-        asked = (found.metric, found.baseline, {*found.compared_keys})
-        if not note and asked != (made.metric, made.reference, {*made.by}):
-            note = (
-                f"Not as planned, which was {made.metric} against {made.reference or 'the best'}."
-            )
-        return cls(
-            {folder: made},
-            comparison,
-            "" if note else write_seeds(made.seeds),
-            note,
-            looks,
-            waiting,
-        )
+        """Build the result of a report on a single confirmation."""
+        findings = comparison.findings
+        note = explain_waiting(plan, comparison.runs)
+        if note:
+            waiting = {folder: plan}
+            return cls({folder: plan}, comparison, note=note, looks=looks, waiting=waiting)
+        question = (findings.metric, findings.baseline, set(findings.compared_keys))
+        if question == (plan.metric, plan.reference, set(plan.by)):
+            return cls({folder: plan}, comparison, write_seeds(plan.seeds), looks=looks)
+        note = f"Not as planned, which was {plan.metric} against {plan.reference or 'the best'}."
+        return cls({folder: plan}, comparison, note=note, looks=looks)
 
 
 def judge_together(
@@ -80,115 +74,126 @@ def judge_together(
 ) -> ConfirmationResult | None:
     """Judge the confirmations directly beneath some directories by all their runs.
 
-    None where there is none.
-
     One that has not come to its end is not looked at. Those of another choice than the last one are
-    named alone.
+    only named. None if there is no confirmation.
 
     Args:
-        planned: What `confirmation.confirmations` found.
+        planned: Folder -> plan, see `find_plans`.
         directories: The sweeps.
         choice: What was found in them.
         typed: What a person asked of the choice; `matters` alone goes for the confirmations, too.
     """
     sweeps = {directory.resolve() for directory in directories}
-    plans = {folder: made for folder, made in planned.items() if folder.resolve().parent in sweeps}
-    plans = dict(sorted(plans.items(), key=lambda item: min(item[1].seeds)))
+    beneath = [folder for folder in planned if folder.resolve().parent in sweeps]
+    plans = {
+        folder: planned[folder]
+        for folder in sorted(beneath, key=lambda folder: min(planned[folder].seeds))
+    }
+    if not plans:
+        return None
     runs = {folder: load_runs([folder]) for folder in plans}
-    notes = {
-        folder: note
-        for folder, made in plans.items()
-        if (note := explain_waiting(made, runs[folder]))
-    }
-    waiting, ended = (
-        {each: plans[each] for each in notes},
-        [each for each in plans if each not in notes],
-    )
+    notes = []
+    waiting = {}
+    ended = []
+    for folder, plan in plans.items():
+        reason = explain_waiting(plan, runs[folder])
+        if reason:
+            notes.append(reason)
+            waiting[folder] = plan
+        else:
+            ended.append(folder)
     if not ended:
-        return (
-            ConfirmationResult(plans, choice, note=" ".join(notes.values()), waiting=waiting)
-            if plans
-            else None
-        )
+        return ConfirmationResult(plans, choice, note=" ".join(notes), waiting=waiting)
     last = plans[ended[-1]]
-    alike = [
-        each
-        for each in ended
-        if (plans[each].metric, plans[each].contenders) == (last.metric, last.contenders)
-    ]
-    notes |= {
-        it: f"Seeds {write_seeds(plans[it].seeds)} confirmed another choice."
-        for it in ended
-        if it not in alike
-    }
-    fresh = [run for folder in alike for run in runs[folder]]
-    question = question_of_plans([plans[it] for it in alike], fresh, matters=typed.get("matters"))
-    made = compare_runs(fresh, **(question | {"looks": len(ended)}))
-    lost = sum(len(plans[it].points()) for it in alike) - sum(
-        len(configuration.scores) for configuration in made.findings.configurations
-    )
-    said = [
-        *notes.values(),
-        *(
-            [f"{'1 of their runs has' if lost == 1 else f'{lost} of their runs have'} no result."]
-            if lost > 0
-            else []
-        ),
-    ]
-    planned_as = {"baseline": question["baseline"], "metric": made.findings.metric}
-    if other := [
-        f"{key}={given}"
-        for key, own in planned_as.items()
-        if (given := typed.get(key)) not in (None, own)
-    ]:
-        said.append(f"Judged as planned: {', '.join(other)} is for the choice alone.")
-    seeds = " and ".join(write_seeds(plans[folder].seeds) for folder in alike)
-    return ConfirmationResult(plans, made, seeds, " ".join(said), len(ended), waiting)
+    judged = []
+    for folder in ended:
+        plan = plans[folder]
+        if (plan.metric, plan.contenders) == (last.metric, last.contenders):
+            judged.append(folder)
+        else:
+            notes.append(f"Seeds {write_seeds(plan.seeds)} confirmed another choice.")
+    fresh = [run for folder in judged for run in runs[folder]]
+    question = question_of_plans([plans[it] for it in judged], fresh, matters=typed.get("matters"))
+    comparison = compare_runs(fresh, **(question | {"looks": len(ended)}))
+    planned_runs = sum(len(plans[folder].points()) for folder in judged)
+    notes.extend(_deviations(comparison.findings, planned_runs, question["baseline"], typed))
+    seeds = " and ".join(write_seeds(plans[folder].seeds) for folder in judged)
+    return ConfirmationResult(plans, comparison, seeds, " ".join(notes), len(ended), waiting)
+
+
+def _deviations(
+    findings: Findings, planned_runs: int, baseline: str | None, typed: Question
+) -> Iterator[str]:
+    """Say which planned runs have no result, and what was typed and does not count here."""
+    lost = planned_runs - sum(len(each.scores) for each in findings.configurations)
+    if lost == 1:
+        yield "1 of their runs has no result."
+    if lost > 1:
+        yield f"{lost} of their runs have no result."
+    others = []
+    for key, value, planned in (
+        ("baseline", typed.get("baseline"), baseline),
+        ("metric", typed.get("metric"), findings.metric),
+    ):
+        if value not in (None, planned):
+            others.append(f"{key}={value}")
+    if others:
+        yield f"Judged as planned: {', '.join(others)} is for the choice alone."
 
 
 def question_of_plans(
     plans: Sequence[ConfirmationPlan], runs: Sequence[Run], **typed: Unpack[Question]
 ) -> Question:
     """Ask as some plans of one choice do, as far as nothing else was typed."""
-    last, references = plans[-1], {made.reference for made in plans}
-    matters = min(
-        (made.difference for made in plans if made.difference), default=read_matters(runs)
-    )
-    metric = last.metric if any(run.score(last.metric) is not None for run in runs) else None
-    by, matters = typed.get("by") or last.by, typed.get("matters") or matters
-    asked: Question = {"metric": typed.get("metric") or metric, "by": by, "matters": matters}
-    names = {row.name for row in compare_runs(runs, **asked).findings.rows}
-    planned = last.reference if len(references) == 1 and references <= names else None
-    return {**asked, "baseline": typed.get("baseline") or planned}
+    last = plans[-1]
+    differences = [plan.difference for plan in plans if plan.difference]
+    matters = min(differences) if differences else read_matters(runs)
+    is_scored = any(run.score(last.metric) is not None for run in runs)
+    question: Question = {
+        "metric": typed.get("metric") or (last.metric if is_scored else None),
+        "by": typed.get("by") or last.by,
+        "matters": typed.get("matters") or matters,
+    }
+    baseline = typed.get("baseline")
+    references = {plan.reference for plan in plans}
+    if baseline is None and len(references) == 1:
+        names = {row.name for row in compare_runs(runs, **question).findings.rows}
+        baseline = last.reference if last.reference in names else None
+    return {**question, "baseline": baseline}
 
 
-def explain_waiting(made: ConfirmationPlan, runs: Sequence[Run]) -> str:
-    """Say why a confirmation is not judged: it waits for runs, or none has a result.
-
-    Empty where it is.
-    """
-    left = len(made.points()) - sum(run.finished or run.status == "failed" for run in runs)
+def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
+    """Say why a confirmation is not judged: runs are left, or none has a result; else empty."""
+    seeds = write_seeds(plan.seeds)
+    ended = [run for run in runs if run.finished or run.status == "failed"]
+    left = len(plan.points()) - len(ended)
     if left > 0:
         count = "1 run is" if left == 1 else f"{left} runs are"
-        return f"Fresh seeds {write_seeds(made.seeds)} are judged with the last run: {count} left."
-    scored = any(run.score(made.metric) is not None for run in runs)
-    return (
-        "" if scored else f"None of the runs on fresh seeds {write_seeds(made.seeds)} has a result."
-    )
+        return f"Fresh seeds {seeds} are judged with the last run: {count} left."
+    if any(run.score(plan.metric) is not None for run in runs):
+        return ""
+    return f"None of the runs on fresh seeds {seeds} has a result."
 
 
-def count_ended_confirmations(folder: Path, made: ConfirmationPlan) -> int:
+def count_ended_confirmations(folder: Path, plan: ConfirmationPlan) -> int:
     """Count the confirmations of its sweep that have come to their end, one among them."""
-    beneath = find_plans([sweep] if (sweep := find_confirmed_sweep(folder, made)) else [])
-    others = [each for each in beneath if each.resolve() != folder.resolve()]
-    return 1 + sum(not explain_waiting(beneath[each], load_runs([each])) for each in others)
+    sweep = find_confirmed_sweep(folder, plan)
+    count = 1
+    for other, other_plan in find_plans([sweep] if sweep else []).items():
+        if other.resolve() != folder.resolve():
+            count += not explain_waiting(other_plan, load_runs([other]))
+    return count
 
 
-def find_confirmed_sweep(folder: Path, made: ConfirmationPlan) -> Path | None:
-    """Find whose choice is confirmed; None where that is not known or not there."""
-    way = made.sweep or (".." if folder.resolve().name == FOLDER else None)
-    sweep = Path(os.path.normpath(folder / way)) if way is not None else None
-    return sweep if sweep is not None and sweep.is_dir() else None
+def find_confirmed_sweep(folder: Path, plan: ConfirmationPlan) -> Path | None:
+    """Find the sweep whose choice is confirmed; None if it is not known or not there."""
+    way = plan.sweep
+    if way is None and folder.resolve().name == FOLDER:
+        way = ".."
+    if way is None:
+        return None
+    sweep = Path(os.path.normpath(folder / way))
+    return sweep if sweep.is_dir() else None
 
 
 _OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
@@ -200,7 +205,9 @@ def choose_next_command(
     dirs: Sequence[Path],
     asked: ConfirmationRequest,
 ) -> str:
-    """Choose the command; empty if there is nothing to do, or none that would be taken.
+    """Choose the command that would tell more.
+
+    Empty if there is nothing to do, or no command that the program would take.
 
     Args:
         comparison: Of the report.
@@ -208,35 +215,32 @@ def choose_next_command(
         dirs: What is reported.
         asked: The baseline, metric and keys that were given.
     """
-    judged, found, sweep = comparison.judgement, comparison.findings, dirs[0]
-    if (
-        comparison.several
-        or len(dirs) > 1
-        or judged is None
-        or any(Fork.of(run.summary) for run in found.runs)
-    ):
+    judged = comparison.judgement
+    findings = comparison.findings
+    if comparison.several or len(dirs) > 1 or judged is None:
+        return ""
+    if any(Fork.of(run.summary) is not None for run in findings.runs):
         return ""
     if confirmed is not None:
         return _confirm_again(confirmed)
-    wider = _widen(found, sweep)
+    sweep = dirs[0]
+    wider = _widen(findings, sweep)
     if wider:
         return wider
-    if not is_open(judged) and not any(map(is_selected, found.ranked)):
-        return ""
-    return _confirm(sweep, sweep / FOLDER, asked, plugins_of(found.runs))
+    if is_open(judged) or any(is_selected(row) for row in findings.ranked):
+        return _confirm(sweep, sweep / FOLDER, asked, plugins_of(findings.runs))
+    return ""
 
 
 def is_open(judged: Judgement) -> bool:
-    """Tell whether more seeds could tell more.
-
-    Of some contender no more is known than that it may differ enough.
-    """
-    asked = [
-        each
-        for name, each in judged.comparisons.items()
-        if name != judged.reference and each.verdict in _OPEN
-    ]
-    return any(not max(abs(each.low), abs(each.high)) <= judged.matters for each in asked)
+    """Tell whether more seeds could tell more: some contender may differ by what matters."""
+    for name, each in judged.comparisons.items():
+        if name == judged.reference or each.verdict not in _OPEN:
+            continue
+        is_small = max(abs(each.low), abs(each.high)) <= judged.matters
+        if not is_small:
+            return True
+    return False
 
 
 def _widen(found: Findings, sweep: Path) -> str:
@@ -291,20 +295,24 @@ def _confirm_again(confirmed: ConfirmationResult) -> str:
 
     Another one is begun if several contenders could be the best.
     """
-    folder, plan = next(iter(confirmed.waiting.items()), [*confirmed.plans.items()][-1])
-    sweep, judged = find_confirmed_sweep(folder, plan), confirmed.comparison.judgement
-    if sweep is None or not (confirmed.waiting or (judged is not None and is_open(judged))):
-        return ""
     plugins = plugins_of(confirmed.comparison.runs)
-    if confirmed.waiting:
-        return _confirm(sweep, folder, ConfirmationRequest(), plugins)
+    for folder, plan in confirmed.waiting.items():
+        sweep = find_confirmed_sweep(folder, plan)
+        return _confirm(sweep, folder, ConfirmationRequest(), plugins) if sweep else ""
+    folder, plan = list(confirmed.plans.items())[-1]
+    sweep = find_confirmed_sweep(folder, plan)
+    judged = confirmed.comparison.judgement
+    if sweep is None or judged is None or not is_open(judged):
+        return ""
     stem = re.sub(r"-\d+$", "", folder.name)
-    free = next(
-        each for number in count(2) if not (each := folder.with_name(f"{stem}-{number}")).exists()
+    number = 2
+    while folder.with_name(f"{stem}-{number}").exists():
+        number += 1
+    is_own = plan.metric == confirmed.comparison.findings.own_metric
+    again = ConfirmationRequest(
+        baseline=plan.reference, metric=None if is_own else plan.metric, by=plan.by
     )
-    metric = None if plan.metric == confirmed.comparison.findings.own_metric else plan.metric
-    again = ConfirmationRequest(baseline=plan.reference, metric=metric, by=plan.by)
-    return _confirm(sweep, free, again, plugins)
+    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), again, plugins)
 
 
 def _confirm(sweep: Path, folder: Path, asked: ConfirmationRequest, plugins: Sequence[str]) -> str:
