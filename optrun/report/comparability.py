@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import glob
-import itertools
 import os
 import re
 from collections import defaultdict
@@ -37,68 +36,68 @@ def unify_paths(runs: Sequence[Run]) -> None:
     """Give one spelling, that of the first run, to paths which lead to the same files.
 
     A relative path is read from where its run was started. Files that are not there any more, or
-    lie elsewhere on another machine, are the same where two runs of one seed saw the same examples.
+    lie elsewhere on another machine, are the same if two runs of one seed saw the same examples.
 
     Args:
         runs: Their `respelt` is filled.
     """
     folder = cache(_started_in)
-    for key in dict.fromkeys(key for run in runs for key in run.config):
-        values = {value for run in runs if isinstance(value := run.config.get(key), str)}
-        if len(values) < 2 or not any("/" in value or "." in value for value in values):
+    keys: dict[str, None] = {}
+    for run in runs:
+        keys |= dict.fromkeys(run.config)
+    for key in keys:
+        values = {run.config.get(key) for run in runs}
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) < 2 or not any("/" in text or "." in text for text in texts):
             continue
-        first: dict[object, str] = {}
+        spellings: dict[object, str] = {}
         for run in runs:
-            if not isinstance(value := run.config.get(key), str):
+            value = run.config.get(key)
+            if not isinstance(value, str):
                 continue
-            names = [
-                name
-                for name in (_examples(run, key), _files(value, folder(run.path)))
-                if name is not None
-            ]
-            spelling = next((first[name] for name in names if name in first), value)
-            first |= {name: first.get(name, spelling) for name in names}
+            contents = [_name_examples(run, key), _name_files(value, folder(run.path))]
+            names = [name for name in contents if name is not None]
+            known = [spellings[name] for name in names if name in spellings]
+            spelling = known[0] if known else value
+            for name in names:
+                spellings.setdefault(name, spelling)
             if spelling != value:
                 run.respelt[key] = spelling
 
 
-def _examples(run: Run, key: str) -> object | None:
-    """Name the content of a data file by the examples that a seed made of it.
-
-    None where it is not known.
-    """
+def _name_examples(run: Run, key: str) -> object | None:
+    """Name the content of a data file by the examples that a seed made of it, if it is known."""
     fingerprint = run.at("data", "fingerprint")
-    return (
-        (run.seed, str(fingerprint)) if fingerprint and f"{key}.".startswith(_OF_EXAMPLES) else None
-    )
+    if not fingerprint or not f"{key}.".startswith(_OF_EXAMPLES):
+        return None
+    return run.seed, str(fingerprint)
 
 
-def _files(value: str, folder: Path | None) -> object | None:
-    """Name the files that a value leads to, seen from a folder; None where it leads nowhere."""
+def _name_files(value: str, folder: Path | None) -> object | None:
+    """Name the files that a value leads to, seen from a folder; None if it leads nowhere."""
     if value.startswith("["):
         try:
-            found = [_files(str(item), folder) for item in ast.literal_eval(value)]
+            items = [str(item) for item in ast.literal_eval(value)]
         except (ValueError, SyntaxError):
             return None
-        return None if None in found else tuple(found)
-    path = Path(folder or "/", value).expanduser()
+        names = [_name_files(item, folder) for item in items]
+        return None if None in names else tuple(names)
     if folder is None and not Path(value).is_absolute():
         return None
-    return os.path.realpath(path) if path.exists() or glob.glob(str(path), recursive=True) else None  # noqa: PTH207
+    path = Path(folder or "/", value).expanduser()
+    if path.exists() or glob.glob(str(path), recursive=True):  # noqa: PTH207
+        return os.path.realpath(path)
+    return None
 
 
 def _started_in(run: Path) -> Path | None:
-    """Find the folder that a run was started from, as Hydra noted it.
-
-    None where it is not known.
-    """
+    """Find the folder that a run was started from, as Hydra noted it, if that is known."""
     try:
-        found = _CWD.search(
-            read_text(RunDir(run).hydra / "hydra.yaml")
-        )  # to parse this long file takes time
+        text = read_text(RunDir(run).hydra / "hydra.yaml")
     except (OSError, ValueError):
         return None
-    return Path(found[1].strip("'\"")) if found else None
+    line = _CWD.search(text)  # to parse this long file takes time
+    return Path(line[1].strip("'\"")) if line else None
 
 
 def shorten_paths(values: Iterable[object]) -> dict[object, str]:
@@ -108,7 +107,7 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
         values: Of one setting.
 
     Returns:
-        Each path and its short form, no two the same; nothing where a value is no path.
+        Each path and its short form, no two the same; nothing if a value is no path.
 
     Example:
         >>> shorten_paths(["/data/a/train.tsv", "/data/b/train.tsv"])
@@ -118,30 +117,35 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
         >>> shorten_paths(["/x/a", "/x/a/b", "/x/a/b/a"])
         {'/x/a': 'a', '/x/a/b': 'a/b', '/x/a/b/a': 'a/b/a'}
     """
-    distinct = list(dict.fromkeys(values))
-    parts = [value.split("/") if isinstance(value, str) else [] for value in distinct]
-    if len(distinct) < 2 or not all(len(pieces) > 1 for pieces in parts):
+    paths = list(dict.fromkeys(values))
+    pieces = [path.split("/") if isinstance(path, str) else [] for path in paths]
+    if len(paths) < 2 or min(len(each) for each in pieces) < 2:
         return {}
-    start = _alike(parts)
-    rest = [pieces[start:] for pieces in parts]
-    shortest = min(map(len, rest))
-    end = min(_alike([pieces[::-1] for pieces in rest]), max(0, shortest - 1))
-    start -= not shortest  # one of them is a folder of another
+    start = _count_shared(pieces)
+    shortest = min(len(each) for each in pieces) - start
+    end = 0
+    if shortest == 0:
+        start -= 1  # one of them is a folder of another
+    else:
+        end = min(_count_shared([each[:start:-1] for each in pieces]), shortest - 1)
     return {
-        value: "/".join(pieces[start : len(pieces) - end])
-        for value, pieces in zip(distinct, parts, strict=True)
+        path: "/".join(each[start : len(each) - end])
+        for path, each in zip(paths, pieces, strict=True)
     }
 
 
-def _alike(parts: Sequence[Sequence[str]]) -> int:
+def _count_shared(paths: Sequence[Sequence[str]]) -> int:
     """Count the pieces that all begin with."""
-    return len(
-        list(itertools.takewhile(lambda column: len({*column}) == 1, zip(*parts, strict=False)))
-    )
+    count = 0
+    for column in zip(*paths, strict=False):
+        if len(set(column)) > 1:
+            break
+        count += 1
+    return count
 
 
 def explain_incomparable(runs: Sequence[Run]) -> str:
-    """Say why runs with a score cannot be ranked against each other; empty where they can.
+    """Say why runs with a score cannot be ranked against each other; empty if they can.
 
     Another length of texts or another tokenizer makes other examples of the same evaluation rows,
     and is what a sweep may be about; other rows are not.
@@ -149,18 +153,18 @@ def explain_incomparable(runs: Sequence[Run]) -> str:
     Returns:
         A clause that names the tasks, or the data.
     """
-    tasks = sorted({_task(run) for run in runs if run.config.get("task.name")})
+    tasks = sorted({_name_task(run) for run in runs if run.config.get("task.name")})
     if len(tasks) > 1:
         return (
             f"the runs are of different tasks ({', '.join(tasks)}), whose numbers cannot be"
             " compared"
         )
     # A split that is cut with the seed differs between seeds by design.
-    reasons = (
-        _other_rows([run for run in runs if run.seed == seed])
-        for seed in {run.seed: None for run in runs}
-    )
-    return next(filter(None, reasons), "")
+    for seed in dict.fromkeys(run.seed for run in runs):
+        reason = _explain_other_rows([run for run in runs if run.seed == seed])
+        if reason:
+            return reason
+    return ""
 
 
 def identify_workload(run: Run) -> tuple[object, ...]:
@@ -168,51 +172,48 @@ def identify_workload(run: Run) -> tuple[object, ...]:
 
     The task, and which rows are evaluation rows.
     """
-    return (_task(run) if run.config.get("task.name") else "", *_rows(run))
+    return (_name_task(run) if run.config.get("task.name") else "", *_rows(run))
 
 
-def _task(run: Run) -> str:
+def _name_task(run: Run) -> str:
+    name = str(run.config["task.name"])
     kind = run.config.get("task.problem_type")
-    return plain(str(run.config["task.name"]) + (f" ({kind})" if kind is not None else ""))
+    return plain(name if kind is None else f"{name} ({kind})")
 
 
-def _other_rows(runs: Sequence[Run]) -> str:
-    """Say why runs of one seed were evaluated on other rows; empty where they were not."""
-    examples = defaultdict[tuple[object, ...], set[str]](set)
-    prepared = defaultdict[tuple[tuple[str, str], ...], set[str]](set)
+def _explain_other_rows(runs: Sequence[Run]) -> str:
+    """Say why runs of one seed were evaluated on other rows; empty if they were not."""
+    by_rows = defaultdict[tuple[object, ...], set[str]](set)
+    by_settings = defaultdict[tuple[tuple[str, str], ...], set[str]](set)
     for run in runs:
-        if digest := str(run.at("data", "fingerprint")).partition("-")[
-            2
-        ]:  # of the evaluation examples
-            examples[_rows(run)].add(digest)
-            whole = ((key, str(value)) for key, value in run.config.items())
-            prepared[tuple(sorted(each for each in whole if each[0].startswith(_PREPARING)))].add(
-                digest
-            )
-    if any(len(digests) > 1 for digests in prepared.values()):
+        of_evaluation = str(run.at("data", "fingerprint")).partition("-")[2]
+        if not of_evaluation:
+            continue
+        by_rows[_rows(run)].add(of_evaluation)
+        keys = sorted(key for key in run.config if key.startswith(_PREPARING))
+        by_settings[tuple((key, str(run.config[key])) for key in keys)].add(of_evaluation)
+    if any(len(digests) > 1 for digests in by_settings.values()):
         return "the content of the evaluation data changed between the runs"
-    if len(examples) > 1 and len(set.union(*examples.values())) > 1:
-        named = sorted({name_data(run) for run in runs})
-        return f"the runs were evaluated on different rows ({', '.join(named[:4])})"
+    if len(by_rows) > 1 and len(set.union(*by_rows.values())) > 1:
+        names = sorted({name_data(run) for run in runs})
+        return f"the runs were evaluated on different rows ({', '.join(names[:4])})"
     return ""
 
 
 def _rows(run: Run) -> tuple[object, ...]:
     """Collect the configuration that says which rows are evaluation rows."""
-    given = run.config.get("data.eval") is not None
-    source = ("data.eval",) if given else ("data.train", "data.train_split", "data.eval_fraction")
-    return (
-        *(str(run.setting(key)) for key in source),
-        *(str(run.config.get(f"data.{key}")) for key in _SOURCE),
-    )
+    keys = ["data.train", "data.train_split", "data.eval_fraction"]
+    if run.config.get("data.eval") is not None:
+        keys = ["data.eval"]
+    values = [str(run.setting(key)) for key in keys]
+    values += [str(run.config.get(f"data.{key}")) for key in _SOURCE]
+    return tuple(values)
 
 
 def name_data(run: Run) -> str:
-    """Name the data.
-
-    Files by the evaluation file, hub data by its path, other sources by their choice.
-    """
-    keys = ("data.eval", "data.path", "data.train", "data.name")
-    return plain(
-        next((str(value) for key in keys if (value := run.setting(key)) is not None), "data")
-    )
+    """Name the data: the evaluation file, else the path on the hub, else the choice."""
+    for key in ("data.eval", "data.path", "data.train", "data.name"):
+        value = run.setting(key)
+        if value is not None:
+            return plain(str(value))
+    return "data"

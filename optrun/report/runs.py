@@ -108,18 +108,18 @@ class Run:
     @cached_property
     def global_step(self) -> int:
         """Optimizer steps done."""
-        done = self.summary.get("global_step")
-        return (
-            done
-            if isinstance(done, int)
-            else max((record["step"] for record in self.log.records), default=0)
-        )
+        steps = self.summary.get("global_step")
+        if isinstance(steps, int):
+            return steps
+        return max((record["step"] for record in self.log.records), default=0)
 
     @property
     def max_steps(self) -> int | None:
         """Optimizer steps the schedule was made for."""
-        said = (self.summary.get("max_steps"), self.config.get("training.max_steps"))
-        return next((value for value in said if isinstance(value, int) and value > 0), None)
+        for value in (self.summary.get("max_steps"), self.config.get("training.max_steps")):
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
 
     @property
     def finished(self) -> bool:
@@ -141,9 +141,9 @@ class Run:
     def before_training(self, name: str) -> float | None:
         """Return the finite value of a metric before the first step; None if there is none."""
         steps, values = self.series(name)
-        return (
-            float(values[0]) if len(steps) and steps[0] == 0 and math.isfinite(values[0]) else None
-        )
+        if len(steps) and steps[0] == 0 and math.isfinite(values[0]):
+            return float(values[0])
+        return None
 
     def untrained(self, metric: str, mode: str) -> float | None:
         """Find what stands for the untrained model.
@@ -151,33 +151,35 @@ class Run:
         The value before the first step, else the worst that was logged.
         """
         before = self.before_training(metric)
-        finite = filter(math.isfinite, self.log.series(metric)[1])
-        return (max if mode == "min" else min)(finite, default=None) if before is None else before
+        if before is not None:
+            return before
+        logged = [value for value in self.log.series(metric)[1] if math.isfinite(value)]
+        if not logged:
+            return None
+        return max(logged) if mode == "min" else min(logged)
 
     def between(self, name: str, steps: Array) -> Array:
-        """Interpolate a metric at steps, in between those logged; NaN beyond, or where none was.
-
-        Shape (n,).
-        """
+        """Interpolate a metric at steps; NaN beyond those logged. Shape (n,)."""
         logged, values = self.series(name)
-        return (
-            np.interp(steps, logged, values, left=np.nan, right=np.nan)
-            if len(logged)
-            else steps * np.nan
-        )
+        if not len(logged):
+            return np.full(len(steps), np.nan)
+        return np.interp(steps, logged, values, left=np.nan, right=np.nan)
 
     def last(self, name: str) -> float | None:
         """Return the last value of a metric, NaN included; None if it was never logged."""
         value = to_number(self.at("metrics", "last", name))
-        return next(reversed(self.log.series(name)[1]), None) if value is None else value
+        if value is not None:
+            return value
+        logged = self.log.series(name)[1]
+        return logged[-1] if logged else None
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
         """Find the best finite value of a metric and its step."""
-        step, values = (
-            best_evaluation(self.log, name, mode),
-            dict(zip(*self.log.series(name), strict=True)),
-        )
-        return None if step is None else (values[step], step)
+        step = best_evaluation(self.log, name, mode)
+        if step is None:
+            return None
+        values = dict(zip(*self.log.series(name), strict=True))
+        return values[step], step
 
     @cached_property
     def diverged(self) -> str:
@@ -227,16 +229,13 @@ class Run:
     @property
     def batch(self) -> int | None:
         """Training examples of an optimizer step, as far as the configuration tells."""
-        size = to_number(self.config.get("training.per_device_train_batch_size"))
-        micro = to_number(self.config.get("training.gradient_accumulation_steps", 1))
-        ranks = to_number(self.at("hardware", "ranks")) or 1
-        return (
-            int(
-                to_number(self.config.get("training.global_batch_size"))
-                or (size or 0) * (micro or 0) * ranks
-            )
-            or None
-        )
+        size = to_number(self.config.get("training.global_batch_size"))
+        if not size:
+            micro_batch = to_number(self.config.get("training.per_device_train_batch_size"))
+            accumulated = to_number(self.config.get("training.gradient_accumulation_steps", 1))
+            ranks = to_number(self.at("hardware", "ranks")) or 1
+            size = (micro_batch or 0) * (accumulated or 0) * ranks
+        return int(size) or None
 
     @property
     def samples(self) -> int | None:
@@ -251,10 +250,13 @@ class Run:
     @property
     def plugins(self) -> list[str]:
         """`--plugin FILE` for each plugin that the run was made with."""
-        noted = self.summary.get("plugins")
-        records = noted if isinstance(noted, list) else []
-        names = [record.get("plugin") for record in records if isinstance(record, dict)]
-        return [word for name in names if isinstance(name, str) for word in ("--plugin", name)]
+        records = self.summary.get("plugins")
+        words: list[str] = []
+        for record in records if isinstance(records, list) else []:
+            name = record.get("plugin") if isinstance(record, dict) else None
+            if isinstance(name, str):
+                words += ["--plugin", name]
+        return words
 
     def command(self, *, seeds: Sequence[int] = ()) -> str:
         """Compose the shell line that makes this run again, word by word.
@@ -265,19 +267,21 @@ class Run:
         Args:
             seeds: More than one: the line is a sweep over these seeds instead of the run's own.
         """
-        several = len(seeds) > 1
-        left_out = ("resume=", "hydra.", *(["seed="] if several else []))
-        typed = [item for item in self.typed if not item.lstrip("+").startswith(left_out)]
-        sweep = ["-m"] if several else []
-        recipe = ["-cn", self.config_name] if self.config_name else []
+        is_sweep = len(seeds) > 1
+        words = ["optrun", *self.plugins]
+        if is_sweep:
+            words.append("-m")
+        if self.config_name:
+            words += ["-cn", self.config_name]
+        words += self.config_dir
         if "hydra.mode=RUN" in self._argv:  # the recipe is a sweep, of which this is one point
-            point = (
-                ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"] if several else ["hydra.mode=RUN"]
-            )
-            typed = [*point, *typed]
-        chosen = [f"seed={','.join(map(str, seeds))}"] if several else []
-        words = [*self.plugins, *sweep, *recipe, *self.config_dir, *typed, *chosen]
-        return shlex.join(["optrun", *words])
+            one_point = ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"]
+            words += one_point if is_sweep else ["hydra.mode=RUN"]
+        left_out = ("resume=", "hydra.", "seed=") if is_sweep else ("resume=", "hydra.")
+        words += [token for token in self.typed if not token.lstrip("+").startswith(left_out)]
+        if is_sweep:
+            words.append(f"seed={','.join(map(str, seeds))}")
+        return shlex.join(words)
 
     @property
     def config_name(self) -> str | None:
@@ -305,18 +309,23 @@ class Run:
     def of_resumes(self, key: str, kind: type[T]) -> list[T]:
         """List what the summary says of each resume under a key."""
         resumes = self.summary.get("resumes")
-        listed = (
-            [each.get(key) for each in resumes if isinstance(each, dict)]
-            if isinstance(resumes, list)
-            else []
-        )
-        return [each for each in listed if isinstance(each, kind)]
+        values: list[T] = []
+        for resume in resumes if isinstance(resumes, list) else []:
+            value = resume.get(key) if isinstance(resume, dict) else None
+            if isinstance(value, kind):
+                values.append(value)
+        return values
 
 
 def plugins_of(runs: Iterable[Run]) -> list[str]:
     """List the `--plugin FILE` words of some runs, each plugin once."""
-    names = dict.fromkeys(name for run in runs for name in run.plugins[1::2])
-    return [word for name in names for word in ("--plugin", name)]
+    names: dict[str, None] = {}
+    for run in runs:
+        names |= dict.fromkeys(run.plugins[1::2])
+    words: list[str] = []
+    for name in names:
+        words += ["--plugin", name]
+    return words
 
 
 def normalise_setting(value: object) -> object:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from optrun.artifacts.forks import Fork
 from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.samples import read_samples
+from optrun.artifacts.samples import SampleLine, read_samples
 from optrun.base.formatting import duration, plain, rate, size
 from optrun.config.schema.metric import metric_mode
 from optrun.report.comparability import shorten_paths
@@ -48,53 +48,62 @@ def tabulate(
 
 
 def ranking_table(findings: Findings) -> Table:
-    """Tabulate each contender at its best.
-
-    What it is, what it came to, and what it cost to find.
-    """
+    """Tabulate each contender at its best, with its verdict and what it cost to find."""
     judged = findings.judgement
     tuned = findings.tuned_keys
-    several = len(findings.rows) > 1
-    against = f"difference [{100 * judged.confidence:.3g} %]" if judged else "difference"
-    columns: list[tuple[bool, Column[Contender]]] = [
-        (True, ("#", True, lambda row: str(row.rank or NONE))),
-        (True, ("contender", False, lambda row: row.name)),
-        (
-            bool(tuned),
-            ("chosen", False, lambda row: describe_settings(row.configuration.of(tuned)) or NONE),
-        ),
-        (
-            True,
-            (f"{findings.metric} (mean ± sd)", True, lambda row: format_mean(row.configuration)),
-        ),
-        (several, ("verdict", False, partial(name_verdict, findings))),
-        (True, ("seeds", True, lambda row: count_seeds(row.configuration))),
-        (several, (against, True, lambda row: format_difference(row.versus))),
-        (True, ("diverged", True, lambda row: _lost(_runs(row)))),
-        (True, ("tried", True, _effort)),
-        (True, ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)]))),
+    columns: list[Column[Contender]] = [
+        ("#", True, lambda row: str(row.rank or NONE)),
+        ("contender", False, lambda row: row.name),
     ]
-    return tabulate(findings.rows, [column for shown, column in columns if shown], row_style)
+    if tuned:
+        columns.append(("chosen", False, partial(_describe_chosen, tuned)))
+    columns.append((f"{findings.metric} (mean ± sd)", True, _mean_of_row))
+    several = len(findings.rows) > 1
+    if several:
+        columns.append(("verdict", False, partial(name_verdict, findings)))
+    columns.append(("seeds", True, lambda row: count_seeds(row.configuration)))
+    if several:
+        against = f"difference [{100 * judged.confidence:.3g} %]" if judged else "difference"
+        columns.append((against, True, lambda row: format_difference(row.versus)))
+    columns += [
+        ("diverged", True, lambda row: _count_diverged(_runs(row))),
+        ("tried", True, _count_tried),
+        ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)])),
+    ]
+    return tabulate(findings.rows, columns, row_style)
+
+
+def _describe_chosen(keys: Sequence[str], row: Contender) -> str:
+    return describe_settings(row.configuration.of(keys)) or NONE
+
+
+def _mean_of_row(row: Contender) -> str:
+    return format_mean(row.configuration)
 
 
 def scores_table(comparison: Comparison) -> Table:
     """Tabulate the mean score of each contender over several workloads, and on each of them."""
-    judged, scores = comparison.judgement, comparison.scores
-    found = judged.comparisons if judged is not None else {}
-    words = {name: judged.words(name) for name in found} if judged is not None else {}
+    judged = comparison.judgement
+    comparisons = {} if judged is None else judged.comparisons
+
+    def verdict(name: str) -> str:
+        if judged is None or name not in comparisons:
+            return "no score on every workload"
+        return judged.words(name)
+
+    def style(name: str) -> str:
+        return _STYLES.get(comparisons[name].verdict, "") if name in comparisons else "muted"
+
     columns: list[Column[str]] = [
         ("contender", False, str),
-        ("mean score", True, partial(_score, scores)),
-        ("verdict", False, lambda name: words.get(name, "no score on every workload")),
-        ("difference", True, lambda name: format_difference(found.get(name), 3)),
-        *((each.name, True, partial(_score, each.scaled())) for each in comparison.counted),
+        ("mean score", True, partial(_score, comparison.scores)),
+        ("verdict", False, verdict),
+        ("difference", True, lambda name: format_difference(comparisons.get(name), 3)),
     ]
-    order = dict.fromkeys([*(judged.ranking if judged is not None else ()), *scores])
-    return tabulate(
-        order,
-        columns,
-        lambda name: _STYLES.get(found[name].verdict, "") if name in found else "muted",
-    )
+    for each in comparison.counted:
+        columns.append((each.name, True, partial(_score, each.scaled())))
+    ranking = [] if judged is None else judged.ranking
+    return tabulate(dict.fromkeys([*ranking, *comparison.scores]), columns, style)
 
 
 def workloads_table(comparison: Comparison) -> Table:
@@ -114,71 +123,69 @@ def workloads_table(comparison: Comparison) -> Table:
 
 
 def configurations_table(findings: Findings) -> Table:
-    """Tabulate every configuration, best first.
-
-    Its settings, a column each, what it came to, speed and memory.
-    """
+    """Tabulate every configuration, best first: settings, scores, speed and memory."""
     chosen = {id(row.configuration) for row in findings.ranked}
-    columns: list[Column[Configuration]] = [
-        *(
-            (key, False, lambda configuration, key=key: _shown(configuration.settings.get(key)))
-            for key in findings.keys
-        ),
+
+    def style(each: Configuration) -> str:
+        if not each.scores:
+            return "muted"
+        return "best" if id(each) in chosen else ""
+
+    columns: list[Column[Configuration]] = []
+    for key in findings.keys:
+        columns.append((key, False, partial(_setting_of, key)))
+    columns += [
         (f"{findings.metric} (mean ± sd)", True, format_mean),
         ("seeds", True, count_seeds),
-        ("states", False, lambda configuration: count_states(configuration.runs)),
-        *((told, True, partial(_middle, name)) for name, (told, _) in _PERF.items()),
+        ("states", False, lambda each: count_states(each.runs)),
     ]
-    ordered = sorted(
-        findings.configurations, key=lambda configuration: configuration.cost(findings.mode)
-    )
-    return tabulate(
-        ordered,
-        columns,
-        lambda configuration: (
-            "best" * (id(configuration) in chosen) if configuration.scores else "muted"
-        ),
-    )
+    for name, (title, _) in _PERF.items():
+        columns.append((title, True, partial(_middle, name)))
+    ordered = sorted(findings.configurations, key=lambda each: each.cost(findings.mode))
+    return tabulate(ordered, columns, style)
+
+
+def _setting_of(key: str, configuration: Configuration) -> str:
+    return _shown(configuration.settings.get(key))
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
     """Tabulate every run as its files tell it, a column for each setting."""
-    short = {
-        key: shorten_paths([run.config[key] for run in runs if key in run.config]) for key in keys
-    }
-
-    def setting(key: str, run: Run) -> str:
-        found = run.config.get(key)
-        return _shown(short[key].get(str(found), found))
-
-    columns: list[Column[Run]] = [
-        ("run", False, lambda run: run.label),
-        *((key, False, partial(setting, key)) for key in keys),
+    columns: list[Column[Run]] = [("run", False, lambda run: run.label)]
+    for key in keys:
+        short = shorten_paths(run.config[key] for run in runs if key in run.config)
+        columns.append((key, False, partial(_short_setting, key, short)))
+    columns += [
         ("seed", True, lambda run: NONE if run.seed is None else str(run.seed)),
-        (
-            "status",
-            False,
-            lambda run: "diverged" if run.diverged and run.status != "failed" else run.status,
-        ),
+        ("status", False, _status),
         ("step", True, _step),
         (f"last {metric}", True, lambda run: format_metric(run.last(metric))),
         ("best", True, lambda run: _best(run, metric, mode)),
         ("wall time", True, lambda run: _total([run.wall_seconds])),
-        *(
-            [("device", False, lambda run: run.device or NONE)]
-            if any(run.device for run in runs)
-            else []
-        ),
-        (
-            "note",
-            False,
-            lambda run: run.diverged or run.message or "; ".join(run.problems) or _trunk_note(run),
-        ),
     ]
-    bad = [id(run) for run in runs if run.diverged or run.status == "failed"]
-    return tabulate(
-        runs, columns, lambda run: "worse" if id(run) in bad else "muted" * (not run.finished)
-    )
+    if any(run.device for run in runs):
+        columns.append(("device", False, lambda run: run.device or NONE))
+    columns.append(("note", False, _note))
+
+    def style(run: Run) -> str:
+        if run.diverged or run.status == "failed":
+            return "worse"
+        return "" if run.finished else "muted"
+
+    return tabulate(runs, columns, style)
+
+
+def _short_setting(key: str, short: Mapping[object, str], run: Run) -> str:
+    setting = run.config.get(key)
+    return _shown(short.get(str(setting), setting))
+
+
+def _status(run: Run) -> str:
+    return "diverged" if run.diverged and run.status != "failed" else run.status
+
+
+def _note(run: Run) -> str:
+    return run.diverged or run.message or "; ".join(run.problems) or _trunk_note(run)
 
 
 def metrics_table(run: Run) -> Table:
@@ -192,9 +199,11 @@ def metrics_table(run: Run) -> Table:
 
 
 def answers_table(run: Run) -> Table | None:
-    """Tabulate what a run answered at its last evaluation; None where nothing was asked."""
+    """Tabulate what a run answered at its last evaluation; None if nothing was asked."""
     lines = read_samples(RunDir(run.path).samples)
-    columns = [
+    if not lines:
+        return None
+    columns: list[Column[SampleLine]] = [
         ("step", True, lambda line: str(line.step)),
         ("prompt", False, lambda line: plain(line.prompt)),
         (
@@ -204,50 +213,59 @@ def answers_table(run: Run) -> Table | None:
         ),
         ("the model answered", False, lambda line: plain(line.generated)),
     ]
-    return (
-        tabulate([line for line in lines if line.step == lines[-1].step], columns)
-        if lines
-        else None
-    )
+    return tabulate([line for line in lines if line.step == lines[-1].step], columns)
+
+
+def _reference(line: SampleLine) -> str:
+    return NONE if line.reference is None else plain(line.reference)
 
 
 def runs_csv(comparison: Comparison) -> str:
     """Write every run as one line of CSV."""
-    perf = (*_PERF, "samples_per_second")
-    lines: list[Mapping[str, object]] = []
-    for found in comparison.workloads:
-        rank = {
-            id(run): (row.rank, row.name)
-            for row in found.rows
-            for configuration in row.configurations
-            for run in configuration.runs
-        }
-        unit = "" if comparison.several else f" {found.metric}"
-        for run in found.runs:
-            position, contender = rank.get(id(run), (None, ""))
-            best = run.best(found.metric, found.mode) or (None, None)
-            lines.append(
-                {"run": run.label}
-                | ({"workload": found.name, "metric": found.metric} if comparison.several else {})
-                | {
-                    "status": run.status,
-                    "diverged": run.diverged,
-                    "contender": contender,
-                    "rank": position,
-                }
-                | {"seed": run.seed, "step": run.global_step, "max_steps": run.max_steps}
-                | {f"config.{key}": run.config.get(key) for key in found.keys}
-                | {
-                    f"last{unit}": run.last(found.metric),
-                    f"best{unit}": best[0],
-                    "best_step": best[1],
-                }
-                | {"score": run.score(found.metric), "wall_seconds": run.wall_seconds}
-                | {name: run.perf(name) for name in perf}
-                | {"device": run.device, "message": run.message, "path": str(run.path)}
-            )
-    columns = list(dict.fromkeys(key for line in lines for key in line))
-    return to_csv(columns, ([line.get(key) for key in columns] for line in lines))
+    lines = []
+    for findings in comparison.workloads:
+        places: dict[int, Contender] = {}
+        for row in findings.rows:
+            for configuration in row.configurations:
+                places |= {id(run): row for run in configuration.runs}
+        for run in findings.runs:
+            lines.append(_csv_line(run, findings, places.get(id(run)), several=comparison.several))
+    columns: dict[str, None] = {}
+    for line in lines:
+        columns |= dict.fromkeys(line)
+    return to_csv(list(columns), ([line.get(key) for key in columns] for line in lines))
+
+
+def _csv_line(
+    run: Run, findings: Findings, contender: Contender | None, *, several: bool
+) -> dict[str, object]:
+    """Collect what report.csv has of one run, by column."""
+    line: dict[str, object] = {"run": run.label}
+    if several:
+        line |= {"workload": findings.name, "metric": findings.metric}
+    line |= {
+        "status": run.status,
+        "diverged": run.diverged,
+        "contender": "" if contender is None else contender.name,
+        "rank": None if contender is None else contender.rank,
+        "seed": run.seed,
+        "step": run.global_step,
+        "max_steps": run.max_steps,
+    }
+    for key in findings.keys:
+        line[f"config.{key}"] = run.config.get(key)
+    unit = "" if several else f" {findings.metric}"
+    best, best_step = run.best(findings.metric, findings.mode) or (None, None)
+    line |= {
+        f"last{unit}": run.last(findings.metric),
+        f"best{unit}": best,
+        "best_step": best_step,
+        "score": run.score(findings.metric),
+        "wall_seconds": run.wall_seconds,
+    }
+    for name in (*_PERF, "samples_per_second"):
+        line[name] = run.perf(name)
+    return line | {"device": run.device, "message": run.message, "path": str(run.path)}
 
 
 def _step(run: Run) -> str:
@@ -256,51 +274,53 @@ def _step(run: Run) -> str:
 
 
 def _best(run: Run, metric: str, mode: str) -> str:
-    found = run.best(metric, mode)
-    return NONE if found is None else f"{format_metric(found[0])} at {found[1]:,}"
+    best = run.best(metric, mode)
+    if best is None:
+        return NONE
+    value, step = best
+    return f"{format_metric(value)} at {step:,}"
 
 
 def _runs(row: Contender) -> list[Run]:
-    return [
-        run
-        for configuration in row.configurations
-        for run in configuration.runs
-        if run.status != NOT_STARTED
-    ]
+    """List the runs of a contender that have begun."""
+    runs: list[Run] = []
+    for configuration in row.configurations:
+        runs += [run for run in configuration.runs if run.status != NOT_STARTED]
+    return runs
 
 
-def _lost(runs: Sequence[Run]) -> str:
-    lost = sum(bool(run.diverged) for run in runs)
-    return f"{lost} of {len(runs)}" if lost else "0"
+def _count_diverged(runs: Sequence[Run]) -> str:
+    diverged = [run for run in runs if run.diverged]
+    return f"{len(diverged)} of {len(runs)}" if diverged else "0"
 
 
-def _effort(row: Contender) -> str:
-    runs = _runs(row)
-    configurations = sum(
-        any(run in runs for run in configuration.runs) for configuration in row.configurations
-    )
-    return f"{configurations} in {len(runs)} run{'s' * (len(runs) != 1)}"
+def _count_tried(row: Contender) -> str:
+    """Count the configurations of a contender that have begun, and their runs."""
+    begun = 0
+    for configuration in row.configurations:
+        begun += any(run.status != NOT_STARTED for run in configuration.runs)
+    runs = len(_runs(row))
+    return f"{begun} in 1 run" if runs == 1 else f"{begun} in {runs} runs"
 
 
 def _total(seconds: Sequence[float | None]) -> str:
+    """Add up wall times; `≥` if not all are known."""
     known = [each for each in seconds if each is not None]
-    return (
-        NONE if not known else f"{'≥ ' if len(known) < len(seconds) else ''}{duration(sum(known))}"
-    )
+    if not known:
+        return NONE
+    total = duration(sum(known))
+    return f"≥ {total}" if len(known) < len(seconds) else total
 
 
 def _score(scores: Scores, name: str) -> str:
-    return f"{mean(own.values()):.3f}" if (own := scores.get(name)) else NONE
+    row = scores.get(name)
+    return f"{mean(row.values()):.3f}" if row else NONE
 
 
 def _shown(setting: object) -> str:
-    return (
-        NONE
-        if setting is None
-        else rate(setting)
-        if isinstance(setting, float)
-        else plain(str(setting))
-    )
+    if setting is None:
+        return NONE
+    return rate(setting) if isinstance(setting, float) else plain(str(setting))
 
 
 def _known(number: float) -> str:
@@ -315,11 +335,9 @@ def format_mean(configuration: Configuration) -> str:
     if math.isnan(configuration.sd):
         return mean
     decimals = len(mean.partition(".")[2])
-    return (
-        f"{mean} ± {format_metric(configuration.sd)}"
-        if "e" in mean or not decimals
-        else f"{mean} ± {configuration.sd:.{decimals}f}"
-    )
+    if "e" in mean or not decimals:
+        return f"{mean} ± {format_metric(configuration.sd)}"
+    return f"{mean} ± {configuration.sd:.{decimals}f}"
 
 
 def count_states(runs: Sequence[Run]) -> str:
@@ -341,11 +359,10 @@ def format_difference(versus: Compared | None, digits: int = 4) -> str:
     """Format the difference to the reference with its interval and true minus signs."""
     if versus is None or versus.name == versus.reference or math.isnan(versus.difference):
         return NONE
-    told, low, high = (
-        f"{each:+.{digits}f}".replace("-", "−")
-        for each in (versus.difference, versus.low, versus.high)
-    )
-    return told if math.isnan(versus.low) else f"{told} [{low}, {high}]"
+    difference = f"{versus.difference:+.{digits}f}"
+    if not math.isnan(versus.low):
+        difference += f" [{versus.low:+.{digits}f}, {versus.high:+.{digits}f}]"
+    return difference.replace("-", "−")
 
 
 def name_verdict(findings: Findings, row: Contender) -> str:

@@ -102,18 +102,19 @@ def write_verdict(
     note: str = "",
     waits: bool = False,
 ) -> SweepVerdict:
-    """Make the line of a report.
+    """Write the line of a report.
 
     Args:
         comparison: What was found.
-        confirmed: The fresh seeds, where configurations were fixed before any of these runs, such
-            as `5-9`.
+        confirmed: The fresh seeds, if configurations were fixed before any of these runs, such as
+            `5-9`.
         looks: How often the growing set of seeds was asked, this time among them.
         note: What confirmations still wait for, or were not planned for.
         waits: Whether nothing is judged yet: the report is of a confirmation that has not come to
             its end.
     """
-    judged, kind = comparison.judgement, kind_of(comparison)
+    judged = comparison.judgement
+    kind = kind_of(comparison)
     if waits or judged is None:
         kind = "none"
     elif confirmed and kind != "none":
@@ -122,26 +123,31 @@ def write_verdict(
         "comparison": comparison,
         "found": comparison.findings,
         "judged": judged,
-    }
-    content |= {
         "kind": kind,
         "confirmed": confirmed,
         "looks": looks,
         "note": note,
         "waits": waits,
     }
-    known = None if kind == "none" else judged
-    possible = [] if known is None else known.possible
-    out = [] if known is None else [name for name in known.ranking if name not in possible]
-    content |= {} if known is None else _sure(comparison, known)
-    text = fill_text("line.txt", **content)
+    possible: list[str] = []
+    ruled_out: list[str] = []
+    if judged is not None and kind != "none":
+        possible = judged.possible
+        ruled_out = [name for name in judged.ranking if name not in possible]
+        content |= _content_of_line(comparison, judged)
     chosen: dict[str, list[str]] = {}
     for each in comparison.workloads:
+        where = f" on {each.name}" if each.name else ""
         for row in each.ranked:
-            where = f" on {each.name}" if each.name else ""
             chosen.setdefault(row.name, []).append(write_contender(row, each) + where)
-    joined = {name: "; ".join(found) for name, found in chosen.items()}
-    return SweepVerdict(kind, comparison.findings.metric, tuple(possible), tuple(out), joined, text)
+    return SweepVerdict(
+        kind=kind,
+        metric=comparison.findings.metric,
+        possible=tuple(possible),
+        ruled_out=tuple(ruled_out),
+        chosen={name: "; ".join(texts) for name, texts in chosen.items()},
+        text=fill_text("line.txt", **content),
+    )
 
 
 DECIDED = (
@@ -180,12 +186,12 @@ def find_edges(found: Findings) -> list[tuple[Contender, float]]:
     return edges
 
 
-def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
+def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     """Collect the numbers and names of the line, for contenders with scores."""
     found = comparison.findings
     scores = comparison.scores
     possible = judged.possible
-    names = {name: _whole(name, comparison) for name in judged.ranking}
+    names = {name: _write_with_lost(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
     versus = {
         name: each
@@ -214,7 +220,7 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
         "judged_by": min((each.seeds for each in judging), default=seeds),
         "tested": tested,
         "decided": is_decided(judged),
-        "baseline": _whole(judged.reference, comparison) if judged.named else "",
+        "baseline": _write_with_lost(judged.reference, comparison) if judged.named else "",
         "groups": {
             verdict: whole for verdict, whole in groups.items() if verdict != Verdict.baseline
         },
@@ -235,14 +241,18 @@ def _sure(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     }
 
 
-def _whole(name: str, comparison: Comparison) -> str:
+def _write_with_lost(name: str, comparison: Comparison) -> str:
     """Write a contender with its lr, and how many of its seeds diverged."""
-    rows = [row for each in comparison.workloads for row in each.rows if row.name == name]
-    text = name if comparison.several else write_contender(rows[0], comparison.findings)
-    lost, runs = (
-        sum(len(row.configuration.lost) for row in rows),
-        sum(len(row.configuration.scores) for row in rows),
-    )
+    text = name
+    lost = 0
+    runs = 0
+    for each in comparison.workloads:
+        for row in each.rows:
+            if row.name == name:
+                lost += len(row.configuration.lost)
+                runs += len(row.configuration.scores)
+                if not comparison.several:
+                    text = write_contender(row, each)
     return f"{text} ({lost} of {runs} seeds diverged)" if lost else text
 
 
@@ -261,14 +271,17 @@ def write_lr(lr: float, findings: Findings) -> str:
 
 
 def next_lr(row: Contender, findings: Findings) -> float | None:
-    """Find the lr to try next where the best one is the last of its grid; None where it is not."""
-    lr_curve = row.lr_curve
-    if "lr" not in findings.tuned_keys or lr_curve.best is None or len(lr_curve.begun) < 2:
+    """Find the lr to try next if the best one is the last of its grid; None if it is not."""
+    curve = row.lr_curve
+    if "lr" not in findings.tuned_keys or curve.best is None or len(curve.begun) < 2:
         return None
-    below, above = lr_curve.beside()
-    inside, best = lr_curve.points.get(below or above or 0.0), lr_curve.best.lr or 0.0
-    if (below and above) or (inside is not None and inside.mean == lr_curve.best.mean):
+    below, above = curve.beside()
+    if below and above:
+        return None
+    inside = curve.points.get(below or above or 0.0)
+    if inside is not None and inside.mean == curve.best.mean:
         return None  # as good inside: nothing says that further out is better
+    best = curve.best.lr or 0.0
     return best * 2 if above is None else best / 2
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from optrun.artifacts.forks import MORE_TRUNKS, Fork
 from optrun.base.formatting import rate
@@ -66,10 +65,15 @@ done better."""
 
 def find_warnings(findings: Findings) -> list[Warning]:
     """List every reason for care in a comparison, the gravest first."""
-    found = chain(
-        _edges(findings), _unlike(findings), _seeds(findings), _runs(findings), _versions(findings)
-    )
-    return sorted(found, key=lambda each: _KINDS.index(each.kind))
+    warnings = [
+        *_edges(findings),
+        *_unlike(findings),
+        *_seeds(findings),
+        *_unfinished_runs(findings),
+        *_doubtful_runs(findings),
+        *_versions(findings),
+    ]
+    return sorted(warnings, key=lambda each: _KINDS.index(each.kind))
 
 
 def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
@@ -80,189 +84,185 @@ def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
 
 
 def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
-    """Warn where contenders differ in something."""
-    told = {
-        name: f"{each:,}" if isinstance(each, int) else str(each)
-        for name, each in of.items()
-        if each is not None
-    }
-    if len({*told.values()}) > 1:
-        yield _warn(
-            kind, listed="; ".join(f"{name} {each}" for name, each in told.items()), **details
-        )
+    """Warn if contenders differ in something that is known of each."""
+    texts = {}
+    for name, value in of.items():
+        if value is not None:
+            texts[name] = f"{value:,}" if isinstance(value, int) else str(value)
+    if len(set(texts.values())) > 1:
+        listed = "; ".join(f"{name} {text}" for name, text in texts.items())
+        yield _warn(kind, listed=listed, **details)
 
 
 def _edges(findings: Findings) -> Iterable[Warning]:
-    """Warn where the best lr has no other close by on both sides."""
-    for row in findings.rows if "lr" in findings.tuned_keys else ():
-        if row.lr_curve.best is None or len(row.lr_curve.begun) < 2:
+    """Warn if the best lr has no other close by on both sides."""
+    if "lr" not in findings.tuned_keys:
+        return
+    for row in findings.rows:
+        curve = row.lr_curve
+        if curve.best is None or len(curve.begun) < 2:
             continue
-        best, further = row.lr_curve.best.lr or 0.0, next_lr(row, findings)
-        for end, lr in zip(("lowest", "highest"), row.lr_curve.beside(), strict=True):
+        best = curve.best.lr or 0.0
+        further = next_lr(row, findings)
+        for end, lr in zip(("lowest", "highest"), curve.beside(), strict=True):
             about: dict[str, object] = {"name": row.name, "best": rate(best), "end": end}
-            if lr is None and further is not None:
-                yield _warn(
-                    "edge", (), try_lr=rate(further), tried=len(row.lr_curve.tried), **about
-                )
-            elif lr is not None and (factor := max(best / lr, lr / best)) > _COARSE:
-                about |= {
-                    "beside": rate(lr),
-                    "gone": lr in row.lr_curve.diverged,
-                    "factor": f"{factor:.3g}",
-                }
-                yield _warn("coarse", (), try_lr=rate(math.sqrt(best * lr)), **about)
+            if lr is None:
+                if further is not None:
+                    yield _warn("edge", try_lr=rate(further), tried=len(curve.tried), **about)
+                continue
+            factor = max(best / lr, lr / best)
+            if factor > _COARSE:
+                about |= {"beside": rate(lr), "gone": lr in curve.diverged}
+                about |= {"factor": f"{factor:.3g}", "try_lr": rate(math.sqrt(best * lr))}
+                yield _warn("coarse", **about)
 
 
 def _unlike(findings: Findings) -> Iterable[Warning]:
-    """Warn where contenders were not tuned alike, or did not run equally long."""
+    """Warn if contenders were not tuned alike, or did not run equally long."""
     rows = findings.ranked
+    compared = findings.compared_keys
     if findings.tuned_keys:
-        yield from _unequal(
-            "tuning", {row.name: sum(bool(a.scores) for a in row.configurations) for row in rows}
-        )
-    single = [
-        row.name
-        for row in rows
-        if len(row.lr_curve.tried) == 1 and "lr" not in findings.compared_keys
-    ]
-    if single and len(findings.rows) > 1 and "optimizer.name" in findings.compared_keys:
-        yield _warn("single-lr", listed=list_names(single))
-    samples, steps = (
-        {
-            row.name: next(
-                (n for run in row.configuration.runs if (n := getattr(run, name)) is not None), None
-            )
-            for row in rows
-        }
-        for name in ("samples", "max_steps")
-    )
-    examples = all(samples.values())
-    unit = "training examples" if examples else "optimizer steps"
-    yield from _unequal("budget", samples if examples else steps, unit=unit)
+        tried = {}
+        for row in rows:
+            tried[row.name] = sum(bool(each.scores) for each in row.configurations)
+        yield from _unequal("tuning", tried)
+    if len(findings.rows) > 1 and "optimizer.name" in compared and "lr" not in compared:
+        single = [row.name for row in rows if len(row.lr_curve.tried) == 1]
+        if single:
+            yield _warn("single-lr", listed=list_names(single))
+    samples = {row.name: _first(run.samples for run in row.configuration.runs) for row in rows}
+    steps = {row.name: _first(run.max_steps for run in row.configuration.runs) for row in rows}
+    if all(samples.values()):
+        yield from _unequal("budget", samples, unit="training examples")
+    else:
+        yield from _unequal("budget", steps, unit="optimizer steps")
+
+
+def _first(values: Iterable[int | None]) -> int | None:
+    """Return the first value that is known."""
+    return next((value for value in values if value is not None), None)
 
 
 def _seeds(findings: Findings) -> Iterable[Warning]:
-    """Warn where ranked contenders have too few seeds, or share too few."""
+    """Warn if ranked contenders have too few seeds, or share too few."""
     rows = findings.ranked
     if len(rows) < 2:
         return
-    yield from _unequal(
-        "seeds", {row.name: _numbers(sorted(row.configuration.scores)) for row in rows}
-    )
+    seeds = {row.name: _write_set(sorted(row.configuration.scores)) for row in rows}
+    yield from _unequal("seeds", seeds)
     few = [row.name for row in rows if row.versus is not None and row.versus.seeds < MIN_SEEDS]
-    few += [
-        row.name
-        for row in rows
-        if row.name not in few and len(row.configuration.scores) < MIN_SEEDS
-    ]
+    for row in rows:
+        if row.name not in few and len(row.configuration.scores) < MIN_SEEDS:
+            few.append(row.name)
     if few:
-        branched = any(
-            Fork.of(run.summary) is not None for row in rows for run in row.configuration.runs
-        )
-        more = (
-            f"For more seeds {MORE_TRUNKS}."
-            if branched
-            else "Run the best configurations again with seed=0,1,2,3,4."
-        )
+        more = "Run the best configurations again with seed=0,1,2,3,4."
+        if any(Fork.of(run.summary) is not None for run in findings.runs):
+            more = f"For more seeds {MORE_TRUNKS}."
         yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few), more=more)
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
-    """Warn where ranked runs differ in what should be alike.
-
-    Task, data, code, luck.
-    """
-    runs = [
-        run
-        for row in findings.rows
-        for run in row.configuration.runs
-        if run.score(findings.metric) is not None
-    ]
-    if text := _shared_luck(runs):
-        yield _warn("trunk", text=text)
-    if len(tasks := _distinct(run.config.get("task.name") for run in runs)) > 1:
+    """Warn if ranked runs differ in task, data or code, or share the luck of a trunk."""
+    runs: list[Run] = []
+    for row in findings.rows:
+        members = row.configuration.runs
+        runs += [run for run in members if run.score(findings.metric) is not None]
+    luck = _shared_luck(runs)
+    if luck:
+        yield _warn("trunk", text=luck)
+    tasks = _distinct(run.config.get("task.name") for run in runs)
+    if len(tasks) > 1:
         yield _warn("task", listed=list_names(tasks))
-    prints = {
-        (run.seed, str(mark)) for run in runs if (mark := run.at("data", "fingerprint")) is not None
-    }
-    # A split that is cut with the seed differs between seeds by design; it must not differ within
-    # one.
-    if len(prints) > len({seed for seed, _ in prints}):
+    fingerprints = {(run.seed, run.at("data", "fingerprint")) for run in runs}
+    known = {(seed, str(mark)) for seed, mark in fingerprints if mark is not None}
+    # A split that is cut with the seed differs between seeds by design, never within one.
+    if len(known) > len({seed for seed, _ in known}):
         yield _warn("data")
-    if differing := list(_different_code(runs)):
+    differing = list(_different_code(runs))
+    if differing:
         yield _warn("code", listed="; ".join(differing))
 
 
 def _different_code(runs: Sequence[Run]) -> Iterable[str]:
     """Yield each version and each digest of code that differs between runs."""
     places = [("versions", name, name) for name in ("optrun", "torch", "transformers")]
-    codes = [run.summary.get("code") for run in runs]
-    names = sorted({str(name) for code in codes if isinstance(code, Mapping) for name in code})
-    places += [("code", name, f"code of {name}") for name in names]
+    files: set[str] = set()
+    for run in runs:
+        code = run.summary.get("code")
+        files |= {str(name) for name in code} if isinstance(code, Mapping) else set()
+    places += [("code", name, f"code of {name}") for name in sorted(files)]
     for section, name, title in places:
         values = _distinct(run.at(section, name) for run in runs)
         if len(values) > 1:
-            yield f"{title} {list_names([format_metric[:10] for format_metric in values])}"
+            yield f"{title} {list_names([value[:10] for value in values])}"
 
 
-def _runs(findings: Findings) -> Iterable[Warning]:
-    """Warn of runs that are not ranked, or not as they should be."""
-    every = findings.runs
-    worst = next(
-        (
-            configuration.scores[seed]
-            for configuration in findings.configurations
-            for seed in configuration.lost
-        ),
-        None,
-    )
-    lost = [run for run in every if run.diverged]
-    failed = [run for run in every if run.status == "failed" and not run.diverged]
-    cut = ("running", "interrupted", "unknown")
-    ranked = [run for row in findings.rows for run in row.configuration.runs if not run.diverged]
-    early = [run for run in ranked if run.max_steps and 0 < run.global_step < run.max_steps]
-    broken = [run for run in every if run.problems]
-    about = {
-        "diverged": lost,
-        "failed": failed,
-        "unfinished": [run for run in every if run.status in cut and not run.diverged],
-        "not-started": [run for run in every if run.status == NOT_STARTED],
-        "repeated": [
-            run for configuration in findings.configurations for run in configuration.repeated
-        ],
-        "metric": [
-            run
-            for run in every
-            if run.finished and not run.diverged and run.score(findings.metric) is None
-        ],
-        "schedule": early,
-        "files": broken,
-    }
-    details = {
-        "reason": lost[0].diverged if len(lost) == 1 else "",
-        "worst": "" if worst is None else format_metric(worst),
-        "message": failed[0].message if failed else "",
-        "metric": findings.metric,
-        "early": list_names(
-            [f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early], 4
-        ),
-        "broken": list_names([f"{run.label}: {', '.join(run.problems)}" for run in broken], 3),
-    }
-    yield from (_warn(kind, of, **details) for kind, of in about.items() if of)
+def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
+    """Yield one warning per way in which runs did not finish: diverged, failed, cut, waiting."""
+    runs = findings.runs
+    diverged = [run for run in runs if run.diverged]
+    others = [run for run in runs if not run.diverged]
+    if diverged:
+        reason = diverged[0].diverged if len(diverged) == 1 else ""
+        yield _warn("diverged", diverged, reason=reason, worst=_score_of_lost(findings))
+    failed = [run for run in others if run.status == "failed"]
+    if failed:
+        yield _warn("failed", failed, message=failed[0].message)
+    unfinished = [run for run in others if run.status in ("running", "interrupted", "unknown")]
+    if unfinished:
+        yield _warn("unfinished", unfinished)
+    waiting = [run for run in runs if run.status == NOT_STARTED]
+    if waiting:
+        yield _warn("not-started", waiting)
+
+
+def _doubtful_runs(findings: Findings) -> Iterable[Warning]:
+    """Yield one warning per doubt about the result of a run, such as a torn file."""
+    repeated: list[Run] = []
+    for configuration in findings.configurations:
+        repeated += configuration.repeated
+    if repeated:
+        yield _warn("repeated", repeated)
+    finished = [run for run in findings.runs if run.finished and not run.diverged]
+    unscored = [run for run in finished if run.score(findings.metric) is None]
+    if unscored:
+        yield _warn("metric", unscored, metric=findings.metric)
+    early: list[Run] = []
+    for row in findings.rows:
+        early += [run for run in row.configuration.runs if _ended_early(run)]
+    if early:
+        steps = [f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early]
+        yield _warn("schedule", early, early=list_names(steps, 4))
+    broken = [run for run in findings.runs if run.problems]
+    if broken:
+        problems = [f"{run.label}: {', '.join(run.problems)}" for run in broken]
+        yield _warn("files", broken, broken=list_names(problems, 3))
+
+
+def _ended_early(run: Run) -> bool:
+    """Tell whether a run stopped before its schedule did."""
+    return not run.diverged and bool(run.max_steps) and 0 < run.global_step < (run.max_steps or 0)
+
+
+def _score_of_lost(findings: Findings) -> str:
+    """Write the score that stands for a diverged run; empty if none is ranked."""
+    for configuration in findings.configurations:
+        for seed in configuration.lost:
+            return format_metric(configuration.scores[seed])
+    return ""
 
 
 def _distinct(values: Iterable[object]) -> list[str]:
     """Sort the different known values."""
-    return sorted({str(format_metric) for format_metric in values if format_metric is not None})
+    return sorted({str(value) for value in values if value is not None})
 
 
-def _numbers(values: Sequence[int]) -> str:
-    return (
-        "{"
-        + ", ".join(str(format_metric) for format_metric in values[:8])
-        + (", …" if len(values) > 8 else "")
-        + "}"
-    )
+def _write_set(numbers: Sequence[int]) -> str:
+    """Write numbers as a set, the first eight of them."""
+    shown = [str(number) for number in numbers[:8]]
+    if len(numbers) > 8:
+        shown.append("…")
+    return f"{{{', '.join(shown)}}}"
 
 
 def _shared_luck(runs: Iterable[Run]) -> str:
