@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,50 +64,63 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
     def build(params: Mapping[str, Tensor]) -> Optimizer:
         return build_optimizer(name, _groups(params), lr=lr, **options)
 
-    _goes_down(build(params := _params()), params)
-    _leaves_what_has_no_gradient(build(params := _params()), params)
-    _obeys(name, "lr", [{**options, "lr": rate} for rate in (lr, lr / 2)])
+    params = _params()
+    _check_descends(build(params), params)
+    params = _params()
+    _check_skips_missing_gradients(build(params), params)
+    _check_obeys(name, "lr", [{**options, "lr": rate} for rate in (lr, lr / 2)])
     if "weight_decay" in inspect.signature(class_of(name)).parameters:
         decays = [{**options, "lr": lr, "weight_decay": decay} for decay in (0.0, 0.1)]
-        _obeys(name, "weight_decay", decays)
-    together, apart = _params(), _params()
-    several = [build_optimizer(name, [group], lr=lr, **options) for group in _groups(apart)]
-    _steps(together, [build(together)], 0, 4)
-    _steps(apart, several, 0, 4)
+        _check_obeys(name, "weight_decay", decays)
+    together = _params()
+    _take_steps(together, [build(together)], 0, 4)
+    apart = _params()
+    optimizers = [build_optimizer(name, [group], lr=lr, **options) for group in _groups(apart)]
+    _take_steps(apart, optimizers, 0, 4)
     for key, param in together.items():
         message = f"{name}: {key} differs when each group has an optimizer of its own"
         torch.testing.assert_close(apart[key], param, rtol=1e-6, atol=1e-7, msg=message)
+    _check_checkpoint(name, build)
+    if ranks > 1:
+        _check_shards(name, ranks, lr, options)
 
-    first = build(params := _params())
-    sizes = state_bytes(first)
-    _steps(params, [first], 0, 3)
-    tensors, meta = named_state(first)
-    held = {
-        at: t.numel() * t.itemsize for at, t in tensors.items() if not at.endswith(f"/{TRAINED}")
-    }
-    kept = {
-        key: sum(size for at, size in held.items() if at.startswith(f"{key}/")) for key in params
-    }
-    assert sizes == kept, f"{name}: state of {sizes} bytes was expected, there are {kept}"
-    again = {key: Parameter(param.detach().clone()) for key, param in reversed(params.items())}
-    second = build(again)
-    load_named_state(
-        second, {key: t.clone() for key, t in tensors.items()}, json.loads(json.dumps(meta))
+
+def _check_checkpoint(name: str, build: Callable[[Mapping[str, Tensor]], Optimizer]) -> None:
+    """Send the state through a checkpoint by name, in another order of the parameters."""
+    params = _params()
+    optimizer = build(params)
+    expected_bytes = state_bytes(optimizer)
+    _take_steps(params, [optimizer], 0, 3)
+    tensors, meta = named_state(optimizer)
+    bytes_of = dict.fromkeys(params, 0)
+    for path, tensor in tensors.items():
+        key, _, leaf = path.rpartition("/")
+        if leaf != TRAINED:
+            bytes_of[key] += tensor.numel() * tensor.itemsize
+    assert expected_bytes == bytes_of, (
+        f"{name}: state of {expected_bytes} bytes was expected, there are {bytes_of}"
     )
-    _steps(params, [first], 3, 6)
-    _steps(again, [second], 3, 6)
+    copies = {key: Parameter(param.detach().clone()) for key, param in reversed(params.items())}
+    resumed = build(copies)
+    saved = {path: tensor.clone() for path, tensor in tensors.items()}
+    load_named_state(resumed, saved, json.loads(json.dumps(meta)))
+    _take_steps(params, [optimizer], 3, 6)
+    _take_steps(copies, [resumed], 3, 6)
     for key, param in params.items():
-        assert torch.equal(again[key], param), (
+        assert torch.equal(copies[key], param), (
             f"{name}: {key} differs after its state went through a checkpoint"
         )
-    if ranks > 1:
-        with tempfile.TemporaryDirectory() as folder:
-            given = (folder, ranks, name, lr, options)
-            try:
-                start_processes(_steps_shards, args=given, nprocs=ranks, start_method="fork")
-            except ProcessRaisedException as error:
-                last = str(error).strip().rsplit("\n", 1)[-1]
-                raise AssertionError(f"{name}: in shards on {ranks} ranks: {last}") from error
+
+
+def _check_shards(name: str, ranks: int, lr: float, options: Mapping[str, object]) -> None:
+    """Step shards in several processes, and compare with one process."""
+    with tempfile.TemporaryDirectory() as folder:
+        args = (folder, ranks, name, lr, options)
+        try:
+            start_processes(_run_rank, args=args, nprocs=ranks, start_method="fork")
+        except ProcessRaisedException as error:
+            last_line = str(error).strip().rsplit("\n", 1)[-1]
+            raise AssertionError(f"{name}: in shards on {ranks} ranks: {last_line}") from error
 
 
 def check_transfer(
@@ -164,16 +177,15 @@ def check_transfer(
 def _network(width: int) -> nn.Sequential:
     layers = [nn.Linear(6, width), nn.Linear(width, width), nn.Linear(width, 4)]
     for layer in layers:
-        nn.init.zeros_(
-            layer.bias
-        )  # as transformers has it; torch's own goes with the width, which four numbers hide
+        # As transformers has it. torch's own bias shrinks with the width, and four numbers hide it.
+        nn.init.zeros_(layer.bias)
     return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2]).double()
 
 
-def _steps_shards(
+def _run_rank(
     rank: int, folder: str, ranks: int, name: str, lr: float, options: Mapping[str, object]
 ) -> None:
-    """Hold sharded steps on each of several ranks to those of one process, from its state too."""
+    """Compare sharded steps with those of one process, from its checkpoint too."""
     torch.set_num_threads(1)  # after a fork OpenMP's other threads are not there
     dist.init_process_group(
         "gloo", init_method=f"file://{Path(folder).absolute()}/meet", rank=rank, world_size=ranks
@@ -189,25 +201,29 @@ def _steps_shards(
     def build(params: Mapping[str, Tensor]) -> Optimizer:
         return build_optimizer(name, _groups(params), lr=lr, **options)
 
-    whole = {key: Parameter(param.detach().double()) for key, param in _params().items()}
-    shards = sharded(whole)
-    one, several = build(whole), build(shards)
-    _steps(whole, [one], 0, 11)
-    _steps(shards, [several], 0, 11)
-    _compare_shards(f"{name}: steps over shards are not those of one process", one, several)
-    resumed = sharded(whole)
-    again = build(resumed)
-    tensors, meta = named_state(one)
-    load_named_state(again, tensors, json.loads(json.dumps(meta)))
-    _steps(whole, [one], 11, 24)
-    _steps(resumed, [again], 11, 24)
-    _compare_shards(f"{name}: shards do not go on from the checkpoint of one process", one, again)
+    params = {key: Parameter(param.detach().double()) for key, param in _params().items()}
+    shards = sharded(params)
+    optimizer = build(params)
+    sharded_optimizer = build(shards)
+    _take_steps(params, [optimizer], 0, 11)
+    _take_steps(shards, [sharded_optimizer], 0, 11)
+    message = f"{name}: steps over shards are not those of one process"
+    _compare_shards(message, optimizer, sharded_optimizer)
+    resumed_shards = sharded(params)
+    resumed = build(resumed_shards)
+    tensors, meta = named_state(optimizer)
+    load_named_state(resumed, tensors, json.loads(json.dumps(meta)))
+    _take_steps(params, [optimizer], 11, 24)
+    _take_steps(resumed_shards, [resumed], 11, 24)
+    message = f"{name}: shards do not go on from the checkpoint of one process"
+    _compare_shards(message, optimizer, resumed)
     dist.destroy_process_group()
 
 
-def _compare_shards(message: str, one: Optimizer, several: Optimizer) -> None:
-    """Raise for the first weight or state tensor that is not that of one process."""
-    expected, sharded = _weights_and_state(one), _weights_and_state(several)
+def _compare_shards(message: str, optimizer: Optimizer, sharded_optimizer: Optimizer) -> None:
+    """Raise for the first sharded weight or state tensor that differs from one process."""
+    expected = _weights_and_state(optimizer)
+    sharded = _weights_and_state(sharded_optimizer)
     assert expected.keys() == sharded.keys(), f"{message}: their states have other names"
     for key, tensor in expected.items():
         shard = sharded[key]
@@ -216,8 +232,10 @@ def _compare_shards(message: str, one: Optimizer, several: Optimizer) -> None:
         assert full.shape == tensor.shape, f"{message}: {key} has shape {shapes}"
         if tensor.numel():
             largest = max(tensor.abs().max().item(), 1e-30)
-            far = (full - tensor).abs().max().item() / largest
-            assert far <= _NEAR.get(tensor.dtype, 1e-2), f"{message}: {key} is {far:.0e} away"
+            distance = (full - tensor).abs().max().item() / largest
+            assert distance <= _NEAR.get(tensor.dtype, 1e-2), (
+                f"{message}: {key} is {distance:.0e} away"
+            )
 
 
 def _weights_and_state(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -243,7 +261,7 @@ def _groups(params: Mapping[str, Tensor]) -> list[dict[str, object]]:
     return [{"params": matrices, "role": "matrix"}, {"params": vectors, "role": "bias"}]
 
 
-def _steps(
+def _take_steps(
     params: Mapping[str, Tensor], optimizers: list[Optimizer], first: int, last: int
 ) -> None:
     for step in range(first, last):
@@ -255,7 +273,7 @@ def _steps(
             optimizer.step()
 
 
-def _goes_down(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
+def _check_descends(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
     def loss() -> Tensor:
         return torch.stack([(param**2).sum() for param in params.values()]).sum()
 
@@ -270,19 +288,20 @@ def _goes_down(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
     )
 
 
-def _obeys(name: str, key: str, settings: Sequence[Mapping[str, Any]]) -> None:
+def _check_obeys(name: str, key: str, settings: Sequence[Mapping[str, Any]]) -> None:
     """Demand that two values of an option lead to different weights."""
     weights = []
     for options in settings:
-        params = {key: Parameter(param.detach().double()) for key, param in _params().items()}
-        _steps(params, [build_optimizer(name, _groups(params), **options)], 0, 24)
+        params = {path: Parameter(param.detach().double()) for path, param in _params().items()}
+        _take_steps(params, [build_optimizer(name, _groups(params), **options)], 0, 24)
         weights.append(list(params.values()))
-    same = all(torch.equal(*pair) for pair in zip(*weights, strict=True))
+    same = all(torch.equal(first, second) for first, second in zip(*weights, strict=True))
     assert not same, f"{name}: its steps do not depend on {key}, which would be ignored"
 
 
-def _leaves_what_has_no_gradient(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
+def _check_skips_missing_gradients(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
     before = {key: param.detach().clone() for key, param in params.items()}
-    _steps({key: param for key, param in params.items() if key != "gain"}, [optimizer], 0, 2)
+    with_gradient = {key: param for key, param in params.items() if key != "gain"}
+    _take_steps(with_gradient, [optimizer], 0, 2)
     assert torch.equal(params["gain"], before["gain"]), "a parameter without a gradient was changed"
     assert not torch.equal(params["body.weight"], before["body.weight"]), "a step changes nothing"
