@@ -1,4 +1,4 @@
-"""What all ranks have to say alike: one contract for a start, one refusal for all."""
+"""One contract for all ranks of a start, and one refusal for all of them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from optrun.distributed.verdict import kind_of
 
 T = TypeVar("T")
 _NAMED = 3
-"""Keys that a message names."""
+"""Most keys in a message."""
 _LONGEST = 60
-"""Characters of a value in a message."""
+"""Most characters of a value in a message."""
 _BEFORE = 23
-"""Of them, those that two long values have in common."""
+"""Characters that are shown before the first difference of two long values."""
 
 
 class Ranks(Protocol):
-    """What settles a question over ranks: a meeting, or a world."""
+    """Ranks that can settle a question together: a meeting, or a world."""
 
     @property
     def rank(self) -> int:
@@ -32,18 +32,17 @@ class Ranks(Protocol):
         """Count the ranks."""
 
     def settle(self, key: str, value: object, judge: Callable[[list[Any]], Any]) -> Any:
-        """Judge what all ranks tell; every rank has the same result."""
+        """Judge the values of all ranks; every rank gets the same result."""
 
 
 def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "contract") -> None:
-    """Refuse ranks that would not run the same thing; every rank comes to the same message.
+    """Refuse ranks with different facts, with the same message on every rank.
 
-    Each tells one digest. The facts themselves are told where digests differ, by rank 0 and the
-    first that differs.
+    Each rank sends a digest. If digests differ, rank 0 and the first other one send their facts.
 
     Args:
         ranks: All of them take part.
-        facts: By dotted name; what JSON cannot hold counts as its text.
+        facts: By dotted name; a value that JSON cannot hold is compared by its text.
         key: Used once.
 
     Raises:
@@ -51,18 +50,20 @@ def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "cont
     """
     if ranks.size == 1:
         return
-    own = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    others = ranks.settle(key, digest, _different)
-    if others:
-        told = [socket.gethostname(), own] if ranks.rank in (0, others[0]) else None
+    texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
+    digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+    different_ranks = ranks.settle(key, digest, _ranks_unlike_first)
+    if different_ranks:
+        message = [socket.gethostname(), texts] if ranks.rank in (0, different_ranks[0]) else None
         raise ConfigError(
-            ranks.settle(f"{key}/facts", told, lambda every: _difference(every, others))
+            ranks.settle(
+                f"{key}/facts", message, lambda messages: _describe(messages, different_ranks)
+            )
         )
 
 
 def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
-    """Run an action on every rank; if one of them refuses, all do.
+    """Run an action on every rank; if one rank refuses, all do.
 
     Args:
         ranks: All of them take part.
@@ -74,55 +75,57 @@ def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
     """
     if ranks.size == 1:
         return act()
-    result: list[T] = []
-    own: OptrunError | None = None
     try:
-        result.append(act())
+        result = act()
     except OptrunError as error:
-        own = error
-    refusal = ranks.settle(
-        key, None if own is None else [own.exit_code, socket.gethostname(), str(own)], _first
-    )
-    if own is not None:
-        raise own
+        ranks.settle(key, [error.exit_code, socket.gethostname(), str(error)], _first_refusal)
+        raise
+    refusal = ranks.settle(key, None, _first_refusal)
     if refusal is not None:
         rank, code, host, message = refusal
         raise kind_of(code)(f"rank {rank} on {host}: {message}")
-    return result[0]
+    return result
 
 
-def _first(every: Sequence[Any]) -> list[Any] | None:
-    return next(
-        ([rank, *refusal] for rank, refusal in enumerate(every) if refusal is not None), None
-    )
+def _first_refusal(refusals: Sequence[Any]) -> list[Any] | None:
+    """Return the first refusal with its rank in front; None: no rank refuses."""
+    for rank, refusal in enumerate(refusals):
+        if refusal is not None:
+            return [rank, *refusal]
+    return None
 
 
-def _different(every: Sequence[object]) -> list[int]:
-    return [rank for rank, theirs in enumerate(every) if theirs != every[0]]
+def _ranks_unlike_first(values: Sequence[object]) -> list[int]:
+    return [rank for rank, value in enumerate(values) if value != values[0]]
 
 
-def _difference(every: Sequence[Any], others: Sequence[int]) -> str:
-    """Describe what differs between rank 0 and the first rank that is another one."""
-    (host, ours), (other_host, theirs) = every[0], every[others[0]]
-    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+def _describe(messages: Sequence[Any], different_ranks: Sequence[int]) -> str:
+    """Describe how the facts of rank 0 and of the first other rank differ."""
+    other_rank = different_ranks[0]
+    host, facts = messages[0]
+    other_host, other_facts = messages[other_rank]
+    names = [name for name in {**facts, **other_facts} if facts.get(name) != other_facts.get(name)]
     parts = [
-        f"{name}={_shown(theirs.get(name), ours.get(name))} on {other_host} (rank {others[0]}),"
-        f" {_shown(ours.get(name), theirs.get(name))} on {host} (rank 0)"
+        f"{name}={_shorten(other_facts.get(name), facts.get(name))} on {other_host}"
+        f" (rank {other_rank}), {_shorten(facts.get(name), other_facts.get(name))} on {host}"
+        " (rank 0)"
         for name in names[:_NAMED]
     ]
     more = f"; {len(names) - _NAMED} more keys" if len(names) > _NAMED else ""
-    also = f" {len(others) - 1} more ranks differ from rank 0." if len(others) > 1 else ""
+    also = ""
+    if len(different_ranks) > 1:
+        also = f" {len(different_ranks) - 1} more ranks differ from rank 0."
     return (
         f"The ranks would not run the same: {'; '.join(parts)}{more}. Expected the same on all"
         f" ranks.{also}"
     )
 
 
-def _shown(value: str | None, other: str | None) -> str:
-    """Show a value, a long one from shortly before the place where it parts from the other.
+def _shorten(value: str | None, other: str | None) -> str:
+    """Shorten a long value to the part around its first difference from the other.
 
     Example:
-        >>> _shown('"' + 50 * "x " + 'lr=1"', '"' + 50 * "x " + 'lr=2"')
+        >>> _shorten('"' + 50 * "x " + 'lr=1"', '"' + 50 * "x " + 'lr=2"')
         '...x x x x x x x x x x lr=1'
     """
     if value is None:
@@ -131,8 +134,8 @@ def _shown(value: str | None, other: str | None) -> str:
     if len(text) <= _LONGEST:
         return text
     pairs = enumerate(zip(text, (other or "").strip('"'), strict=False))
-    same = next((at for at, (own, theirs) in pairs if own != theirs), 0)
-    begin = max(0, same - _BEFORE)
+    first_difference = next((at for at, (ours, theirs) in pairs if ours != theirs), 0)
+    begin = max(0, first_difference - _BEFORE)
     head = "..." if begin else ""
     tail = "..." if len(text) > begin + _LONGEST else ""
     return f"{head}{text[begin : begin + _LONGEST]}{tail}"

@@ -1,4 +1,4 @@
-"""Heartbeats: what each rank of this machine is doing, in memory that the others read.
+"""Heartbeats: the phase and step of each rank of this machine, in shared memory.
 
 A rank writes a line at every phase of a step, without a system call. Whoever watches the ranks sees
 who is silent. The process that started them leaves its requests in the same memory, and finds there
@@ -26,7 +26,7 @@ _END_BYTES = 16_384
 
 
 class Phase(IntEnum):
-    """What a rank is at."""
+    """The phase of a rank."""
 
     starting = 0
     preparing = 1
@@ -71,7 +71,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Requests:
-    """What was asked of all ranks of a machine."""
+    """Requests to all ranks of a machine."""
 
     stops: int = 0
     """How often they were asked to stop; the second time means at once."""
@@ -84,7 +84,7 @@ class Heartbeats:
 
     Args:
         memory: Shared by the processes that use it.
-        file: What it maps, where this process made it for others.
+        file: The file behind it, if this process made it for others.
     """
 
     _HEAD = struct.Struct("<qqq")
@@ -116,7 +116,7 @@ class Heartbeats:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open what another process made.
+        """Open the memory of another process.
 
         Raises:
             OSError: That process has ended.
@@ -126,7 +126,7 @@ class Heartbeats:
 
     @property
     def path(self) -> Path:
-        """Where other processes open it."""
+        """The path at which other processes open it."""
         assert self._file is not None
         return self._file.path
 
@@ -192,7 +192,7 @@ class Heartbeats:
 
     @property
     def requests(self) -> Requests:
-        """What was asked of the ranks so far."""
+        """The requests so far."""
         stops, number, saves = self._HEAD.unpack_from(self._memory)
         return Requests(stops, signal.Signals(number or signal.SIGTERM), saves)
 
@@ -225,8 +225,8 @@ def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0, stack: int = -1
         stack: Descriptor of the memory file for its stack; -1: there is none.
     """
     global _line
-    own = Heartbeat(os.getpid(), rank, Phase.starting, 0, 0.0, stack=stack)
-    _line = _Line(table, local_rank, own)
+    first = Heartbeat(os.getpid(), rank, Phase.starting, 0, 0.0, stack=stack)
+    _line = _Line(table, local_rank, first)
     beat()
 
 
@@ -237,10 +237,10 @@ def end() -> None:
 
 
 def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
-    """Give a sign of life; cheap enough for every batch. Nothing happens where nobody listens.
+    """Write a heartbeat; cheap enough for every batch. Nothing happens before `begin`.
 
     Args:
-        phase: What is begun now; None: the same goes on.
+        phase: The phase that begins now; None: the same goes on.
         step: Optimizer steps done; None: as before.
 
     Returns:
@@ -251,9 +251,14 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     if line is None:
         return Phase.starting
     last = line.last
-    phase, step = last.phase if phase is None else phase, last.step if step is None else step
-    # The first number that is told is that of the step which this start goes on from.
-    done = last.done + (last.phase > Phase.preparing and step > last.step)
+    if phase is None:
+        phase = last.phase
+    if step is None:
+        step = last.step
+    done = last.done
+    # The first step number is that from which this start goes on.
+    if last.phase > Phase.preparing and step > last.step:
+        done += 1
     now = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
     line.table.write(line.local_rank, now)
     _line = _Line(line.table, line.local_rank, now)
@@ -262,7 +267,7 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
 
 @contextmanager
 def during(phase: Phase) -> Iterator[None]:
-    """Say what this process is at as long as this lasts."""
+    """Show a phase as long as the context lasts, then the one before."""
     before = beat(phase)
     try:
         yield

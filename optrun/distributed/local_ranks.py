@@ -1,4 +1,4 @@
-"""Starts the ranks of this machine through torch's launcher, watches them, and says how they ended.
+"""Run the ranks of this machine through torch's launcher, and report how they ended.
 
 `torch.distributed.launcher.api.elastic_launch` starts the processes, and ends those that are left
 when one has failed. The rest is done here: a signal is a request to all ranks and not their end, a
@@ -36,7 +36,7 @@ Requests are passed on a little later, so that such a signal counts once.
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRanks:
-    """Which ranks to start, and how."""
+    """The ranks to start, and how."""
 
     nproc: int
     timeout_seconds: float

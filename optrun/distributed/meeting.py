@@ -1,6 +1,6 @@
-"""Where the ranks of a start find each other.
+"""The meeting of the ranks of a start: messages in torch's store.
 
-Torch's store, before there is any group, and after groups are broken.
+It works before there is any process group, and after groups are broken.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _READ_SECONDS = 10.0
 
 
 class UnmetError(ConfigError):
-    """Not all ranks came to where they meet."""
+    """Not all ranks came to the meeting."""
 
 
 class Meeting:
-    """What the ranks tell each other as JSON, by key.
+    """Messages of the ranks to each other, as JSON by key.
 
     Args:
         store: Shared by all ranks.
@@ -51,11 +51,11 @@ class Meeting:
 
     @classmethod
     def join(cls, timeout: float, facts: Mapping[str, object]) -> Self:
-        """Meet the other ranks where the environment says, as `torch.distributed.rendezvous` with `env://`.
+        """Meet the other ranks at MASTER_ADDR and MASTER_PORT.
 
         Args:
             timeout: Seconds to wait for the others.
-            facts: What has to be the same on all ranks.
+            facts: Compared over all ranks.
 
         Raises:
             UnmetError: Not all ranks come, or the port is taken.
@@ -94,8 +94,8 @@ class Meeting:
     def _greet(self, where: str) -> str:
         """Wait for every rank.
 
-        A launcher's store may hold what an earlier start of the ranks has told. So each comes with
-        a word of its own, and goes on when rank 0 has heard it.
+        A launcher's store may hold messages of an earlier start of the ranks. So each rank brings a
+        random word, and goes on when rank 0 has read it.
 
         Returns:
             The name of this start, the same on every rank and at no other start.
@@ -117,7 +117,7 @@ class Meeting:
             ) from error
         if start is None:
             missing = self._missing("hello", range(self.size), 0.0)
-            who = ranks_shown(missing) if missing else "one that was started before, and is gone"
+            who = name_ranks(missing) if missing else "one that was started before, and is gone"
             raise UnmetError(
                 f"{self.size - max(1, len(missing))} of {self.size} ranks came to {where} within"
                 f" {self.timeout:g} s (distributed.timeout_seconds); missing: {who}. Start optrun"
@@ -126,22 +126,22 @@ class Meeting:
         return start
 
     def _gather_words(self) -> str | None:
-        """Gather the word of each rank, until all have heard it; None: not all come in time."""
+        """Gather the word of each rank until all have answered; None: too late."""
         hello = self._keys("hello")
         words: list[str] = []
         for _ in self._looks():
             if not self.store.check(hello):
                 continue
-            found = [str(json.loads(word)) for word in self.store.multi_get(hello)]
-            if found != words:
-                words = found
+            current_words = [str(json.loads(word)) for word in self.store.multi_get(hello)]
+            if current_words != words:
+                words = current_words
                 self.store.set("welcome", json.dumps(words))
             if self.store.check([f"{words[0]}/{key}" for key in self._keys("came")[1:]]):
                 return words[0]
         return None
 
     def _await_welcome(self, word: str) -> str | None:
-        """Wait until rank 0 has heard this rank; None: it does not in time."""
+        """Wait until rank 0 has read this rank's word; None: too late."""
         for _ in self._looks():
             if self.store.check(["welcome"]):
                 words = json.loads(self.store.get("welcome"))
@@ -158,20 +158,21 @@ class Meeting:
 
         Each look is a sign of life.
         """
-        begun, waited = time.monotonic(), 0.0
+        start = time.monotonic()
+        waited = 0.0
         while waited <= (self.timeout if timeout is None else timeout):
             yield
             beat()
             time.sleep(min(max(_LOOK, waited / 20), 10 * _LOOK))
-            waited = time.monotonic() - begun
+            waited = time.monotonic() - start
 
     def send(self, key: str, value: object, rank: int | None = None) -> None:
-        """Tell all ranks something.
+        """Send a value to all ranks.
 
         Args:
             key: Used once by this rank.
             value: Anything that JSON holds.
-            rank: That it is told for; None: this one.
+            rank: In whose name; None: this rank.
         """
         with _open_store():
             self.store.set(f"{key}/{self.rank if rank is None else rank}", json.dumps(value))
@@ -181,12 +182,12 @@ class Meeting:
             return json.loads(self.store.get(f"{key}/{rank}"))
 
     def tell_machine(self, text: str) -> None:
-        """Tell the ranks of this machine something, once."""
+        """Send a text to the ranks of this machine, once."""
         with _open_store():
             self.store.set(f"machine/{socket.gethostname()}", text)
 
     def hear_machine(self) -> str:
-        """Wait for what is told to the ranks of this machine.
+        """Wait for the text that is sent to the ranks of this machine.
 
         Raises:
             OptrunError: Nothing comes in time.
@@ -200,7 +201,7 @@ class Meeting:
         )
 
     def _missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
-        """Wait for what ranks tell; those that did not, in time."""
+        """Wait for the values of ranks, and list the ranks that sent none in time."""
         keys = [f"{key}/{rank}" for rank in ranks]
         with _open_store():
             if not keys or any(self.store.check(keys) for _ in self._looks(timeout)):
@@ -208,15 +209,15 @@ class Meeting:
             return [rank for rank in ranks if not self.store.check([f"{key}/{rank}"])]
 
     def receive(self, key: str, rank: int, timeout: float | None = None) -> Any:
-        """Wait for what a rank tells.
+        """Wait for the value of a rank.
 
         Args:
-            key: Of it.
-            rank: Which one.
-            timeout: Seconds; None: that of the meeting.
+            key: Of the value.
+            rank: The sender.
+            timeout: Seconds; None: the meeting's.
 
         Raises:
-            OptrunError: Nothing came in time.
+            OptrunError: None came in time.
         """
         timeout = self.timeout if timeout is None else timeout
         if self._missing(key, [rank], timeout):
@@ -224,7 +225,7 @@ class Meeting:
         return self._read(key, rank)
 
     def settle(self, key: str, value: object, judge: Callable[[list[Any]], Any]) -> Any:
-        """Tell rank 0 something, and hear what it makes of what all ranks tell.
+        """Let rank 0 judge the values of all ranks, and return its judgement on every rank.
 
         Args:
             key: Used once.
@@ -232,30 +233,30 @@ class Meeting:
             judge: Called on rank 0, with the values by rank; returns anything that JSON holds.
 
         Raises:
-            OptrunError: A rank tells nothing in time.
+            OptrunError: A rank sends nothing in time.
         """
         self.send(key, value)
         if self.rank:
-            told = self.receive(f"{key}/settled", 0, self.timeout + _READ_SECONDS)
+            judgement = self.receive(f"{key}/settled", 0, self.timeout + _READ_SECONDS)
             self.send(f"{key}/read", None)
-            return told
+            return judgement
         missing = self._missing(key, range(self.size), self.timeout)
         if missing:
-            raise OptrunError(f"{ranks_shown(missing)}: silent for {self.timeout:g} s ({key}).")
+            raise OptrunError(f"{name_ranks(missing)}: silent for {self.timeout:g} s ({key}).")
         with _open_store():
-            told = judge([json.loads(value) for value in self.store.multi_get(self._keys(key))])
-        self.send(f"{key}/settled", told)
-        self._missing(
-            f"{key}/read", range(1, self.size), _READ_SECONDS
-        )  # who holds the store may leave now
-        return told
+            values = [json.loads(text) for text in self.store.multi_get(self._keys(key))]
+        judgement = judge(values)
+        self.send(f"{key}/settled", judgement)
+        # This rank may hold the store, and leave with it: so it waits until all have read.
+        self._missing(f"{key}/read", range(1, self.size), _READ_SECONDS)
+        return judgement
 
-    def heard(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
-        """Return what ranks have told in time, of those that did.
+    def collect(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
+        """Collect the values of the ranks that send one in time.
 
         Args:
-            key: Of it.
-            ranks: Of interest.
+            key: Of the values.
+            ranks: The senders.
             timeout: Seconds to wait for all of them.
 
         Raises:
@@ -267,10 +268,10 @@ class Meeting:
 
 @contextmanager
 def _open_store() -> Iterator[None]:
-    """Open the store to ask it.
+    """Turn errors of the store into the loss of the rank that held it.
 
     Raises:
-        LostRankError: It is gone with the rank that held it.
+        LostRankError: The store is gone.
     """
     try:
         yield
@@ -280,14 +281,14 @@ def _open_store() -> Iterator[None]:
         ) from error
 
 
-def ranks_shown(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Name ranks for a message.
 
     Example:
-        >>> ranks_shown([1]), ranks_shown([0, 2, 3]), ranks_shown(range(20))
+        >>> name_ranks([1]), name_ranks([0, 2, 3]), name_ranks(range(20))
         ('rank 1', 'ranks 0, 2, 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more')
     """
-    shown = ", ".join(map(str, ranks[:8])) + (
-        f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    )
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
+    numbers = ", ".join(map(str, ranks[:8]))
+    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+    noun = "ranks" if len(ranks) > 1 else "rank"
+    return f"{noun} {numbers}{more}"

@@ -1,4 +1,4 @@
-"""Requests to a rank: by signal, by the process that started it, and by the end of that one."""
+"""Requests to a rank: by signal, by the process that started it, or by its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import time
 from types import FrameType
 
-from optrun.distributed.heartbeat import Heartbeats
+from optrun.distributed.heartbeat import Heartbeats, Requests
 
 _LOOK_SECONDS = 0.1
 _ORPHAN_SECONDS = 30.0
@@ -20,7 +20,7 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RankSignals:
-    """Keeps requests until training hears them, and from its end on lets none of them do harm.
+    """Keeps requests to a rank until training can take them.
 
     `torch.distributed.elastic` sends SIGTERM to all ranks as soon as one has ended with another
     code than 0, also where all end alike, with 75, and rank 0 is still at its summary. So before
@@ -49,7 +49,7 @@ class RankSignals:
         threading.Thread(target=self._follow, name="optrun-rank-signals", daemon=True).start()
 
     def close(self) -> None:
-        """Hear of nothing any more; the launcher's end still ends this process."""
+        """Ignore requests from now on; the launcher's end still ends this process."""
         self._over.set()
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -71,36 +71,33 @@ class RankSignals:
                 self._pass_on()
 
     def _pass_on(self) -> None:
-        """Send this process what was asked of it, as far as training has not heard it yet.
+        """Signal this process with the requests that training has not taken yet.
 
         A scheduler's signal may reach rank and starter at once, as SLURM's does: it counts as one
         request.
         """
-        # `training.signals.SignalHandler`, while it holds the signals; this room lies below that
-        # one.
+        # `training.signals.SignalHandler`, while it handles the signals; this package lies below.
         handler: object = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
         if handler is self or not hasattr(handler, "stop_signal"):
             return
-        asked = self.heartbeats.requests if self.heartbeats is not None else None
-        stops, number = (
-            (asked.stops, asked.stop_signal) if asked is not None else (0, signal.SIGTERM)
-        )
+        requests = Requests() if self.heartbeats is None else self.heartbeats.requests
+        stops = requests.stops
+        number = requests.stop_signal
         if self._noted:
-            stops, number = max(stops, 1), self._noted[0]
-        if self._orphaned:
+            number = self._noted[0]
+        if self._noted or self._orphaned:
             stops = max(stops, 1)
-        heard = handler.stop_signal is not None
-        if (
-            stops and not heard and not self._sent
-        ):  # once: what is sent is heard only when the main thread comes to it
+        is_stopping = handler.stop_signal is not None
+        # Only once: the main thread takes a signal when it comes to it.
+        if stops and not is_stopping and not self._sent:
             self._sent = 1
             os.kill(os.getpid(), number)
-        elif stops > 1 and heard and self._sent < 2 and self._is_second(handler):
+        elif stops > 1 and is_stopping and self._sent < 2 and self._is_second(handler):
             self._sent = 2
             os.kill(os.getpid(), number)
-        saves = asked.saves if asked is not None else 0
-        if saves > self._saves_seen or self._save_noted:
-            self._saves_seen, self._save_noted = saves, False
+        if requests.saves > self._saves_seen or self._save_noted:
+            self._saves_seen = requests.saves
+            self._save_noted = False
             os.kill(os.getpid(), signal.SIGUSR1)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Finds the rank of this machine that the others wait for, says where it is, and ends it."""
+"""Find the rank of this machine that the others wait for, and end it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from optrun.distributed.verdict import RankEnd
 _STACK_SECONDS = 1.0
 """For a rank to write where it is."""
 _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "optrun/distributed/")
-"""Files of the innermost frame of a rank that waits for another one."""
+"""Parts of the path of the innermost frame if a rank waits for another one."""
 
 
 def find_hung(
     silent: dict[int, Heartbeat], timeout_seconds: float, local_size: int
 ) -> dict[int, RankEnd]:
-    """Find which of the silent ranks the others wait for, and say where it is.
+    """Find the silent ranks that the others wait for, with their innermost frame.
 
-    Silent ranks that only wait are the cause only if all ranks of this machine are silent: another
-    rank may have been heard later.
+    If all silent ranks only wait themselves, they are the cause only if no rank of this machine was
+    heard later.
 
     Args:
         silent: Last heartbeats, by rank on this machine.
@@ -35,15 +35,14 @@ def find_hung(
         local_size: Ranks of this machine.
     """
     frames = {local_rank: _innermost_frame(line) for local_rank, line in silent.items()}
-    stopped = [
-        local_rank for local_rank, line in silent.items() if process_state(line.pid) in ("T", "t")
-    ]
-    busy = [
-        local_rank
-        for local_rank, line in silent.items()
-        if line.phase is not Phase.waiting
-        and not any(text in frames[local_rank] for text in _WAITING)
-    ]
+    stopped = []
+    busy = []
+    for local_rank, line in silent.items():
+        if process_state(line.pid) in ("T", "t"):
+            stopped.append(local_rank)
+        is_in_collective = any(text in frames[local_rank] for text in _WAITING)
+        if line.phase is not Phase.waiting and not is_in_collective:
+            busy.append(local_rank)
     hung = stopped or busy
     if not hung and len(silent) == local_size:
         hung = list(silent)
@@ -63,7 +62,7 @@ def find_hung(
 
 
 def kill(heartbeat: Heartbeat) -> None:
-    """End a rank that hears nothing else, with its workers if it leads a group of its own."""
+    """End a hanging rank, with its workers if it leads a process group."""
     if not heartbeat.pid:  # not begun; and 0 would mean this process's own group
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""How the ranks of a run ended, taken together: one exit code, one message."""
+"""The verdict over a run on ranks: one exit code, one message."""
 
 from __future__ import annotations
 
@@ -23,23 +23,19 @@ from optrun.base.errors import (
 
 _KINDS = (ConfigError, NonFiniteError, CheckpointError, LockedError, StorageError, StoppedEarly)
 _BY_CODE: dict[int, type[OptrunError]] = {kind.exit_code: kind for kind in _KINDS}
-_LOST = (
-    *(
-        "Connection closed by peer",
-        "Connection reset by peer",
-        "Connection refused",
-        "Broken pipe",
-        "Socket closed",
-    ),
-    *(
-        "Timed out waiting",
-        "Socket Timeout",
-        "timeout caused pair closure",
-        "connectFullMesh failed",
-        "Read error",
-    ),
+_LOST_RANK_TEXTS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    "Socket closed",
+    "Timed out waiting",
+    "Socket Timeout",
+    "timeout caused pair closure",
+    "connectFullMesh failed",
+    "Read error",
 )
-"""What torch's backends say where another rank does not answer; gloo's errors are bare
+"""Texts of torch's backends if another rank does not answer; gloo's errors are bare
 RuntimeErrors."""
 
 
@@ -49,7 +45,7 @@ def kind_of(code: int) -> type[OptrunError]:
 
 
 class LostRankError(OptrunError):
-    """Another rank has left, or does not answer; that one is the cause."""
+    """Another rank has left, or does not answer, and is the cause."""
 
 
 _BY_SECOND_SIGNAL = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
@@ -67,18 +63,18 @@ class RankEnd:
     lost_rank: bool = False
     """Whether it ended because another rank did not answer: that one is the cause."""
     where: str = ""
-    """What it was at, by its last heartbeat."""
+    """Phase and step of its last heartbeat."""
     seen: float = 0.0
-    """When that was."""
+    """Time of that heartbeat."""
 
 
 def is_lost_rank(error: BaseException | None) -> bool:
-    """Tell whether a collective failed because another rank has left, or does not answer."""
+    """Tell whether a collective failed because another rank is gone or silent."""
     while error is not None:
         kinds = {kind.__name__ for kind in type(error).__mro__}
         if kinds & {"DistError", "DistBackendError", LostRankError.__name__}:
             return True
-        if isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST):
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in _LOST_RANK_TEXTS):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -87,68 +83,64 @@ def is_lost_rank(error: BaseException | None) -> bool:
 def error_of(
     ends: Sequence[RankEnd], log_of: Callable[[int], Path] | None = None
 ) -> OptrunError | None:
-    """Say how the ranks ended, together.
+    """Build the error of a run from the ends of its ranks.
 
     Args:
-        ends: Of the ranks that are known.
+        ends: Of the known ranks.
         log_of: Names the log of a rank.
 
     Returns:
-        None where all ended well; else an error with the exit code of the contract. Where ranks
-        ended differently, that of those which did not only lose another one counts; where these
-        differ, it is 1.
+        None if all ended well; else an error with the exit code of the contract. Ranks that only
+        lost another one do not count. If the others ended with different codes, the code is 1.
     """
-    causes = _causes([end for end in ends if end.code != EXIT_DONE])
+    causes = _root_causes([end for end in ends if end.code != EXIT_DONE])
     if not causes:
         return None
-    first, codes = causes[0], {end.code for end in causes}
+    first = causes[0]
+    codes = {end.code for end in causes}
     code = first.code if len(codes) == 1 and first.code > 0 else EXIT_FAILED
     kind = kind_of(code)
-    for_all = first.rank == 0 or {end.message for end in ends} == {first.message}
-    if (
-        first.code > 0 and first.message and not first.where and for_all
-    ):  # said by itself, and not of it
+    speaks_for_all = first.rank == 0 or {end.message for end in ends} == {first.message}
+    is_own_message = first.code > 0 and first.message and not first.where
+    if is_own_message and speaks_for_all:
         error = kind(first.message)
     else:
-        error = kind(_blame(first, None if log_of is None else log_of(first.rank)))
+        log = None if log_of is None else log_of(first.rank)
+        error = kind(_blame(first, log))
     if code not in _BY_CODE:
         error.exit_code = code
     return error
 
 
-def _causes(bad: Sequence[RankEnd]) -> list[RankEnd]:
-    """List the ends that are not the consequence of another one; the first is the one to tell.
+def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
+    """List the ends that no other end caused, one with a message first.
 
     A rank whose peers are gone loses them in a collective, or is ended by the launcher: by SIGTERM,
     which may also stop it early, or at last by SIGKILL.
     """
-    own = [end for end in bad if not end.lost_rank]
-    own = [end for end in own if end.code not in _BY_SECOND_SIGNAL] or own
-    for found in (
-        sorted(
-            (end for end in own if end.code < 0 and end.code != -signal.SIGTERM),
-            key=lambda end: end.seen,
-        )[:1],
-        [end for end in own if end.code > 0 and end.code != EXIT_STOPPED_EARLY],
-        [end for end in own if end.code > 0],
-        own,
-    ):
-        if found:
-            return sorted(found, key=lambda end: not end.message)
-    return list(bad)
+    causes = [end for end in failed if not end.lost_rank]
+    causes = [end for end in causes if end.code not in _BY_SECOND_SIGNAL] or causes
+    killed = [end for end in causes if end.code < 0 and end.code != -signal.SIGTERM]
+    if killed:
+        return [min(killed, key=lambda end: end.seen)]
+    exited = [end for end in causes if end.code > 0]
+    refused = [end for end in exited if end.code != EXIT_STOPPED_EARLY]
+    roots = refused or exited or causes
+    if not roots:
+        return list(failed)
+    return sorted(roots, key=lambda end: not end.message)
 
 
 def _blame(end: RankEnd, log: Path | None) -> str:
-    """Name the rank that ended a run, and its log, which rank 0 has on the terminal."""
+    """Name the rank that ended a run, and its log; the log of rank 0 is the terminal."""
     where = f" while {end.where}" if end.where else ""
-    log_shown = f" Its log: {log}." if log is not None and end.rank else ""
+    log_sentence = f" Its log: {log}." if log is not None and end.rank else ""
     if end.code < 0:
         return (
             f"rank {end.rank} was ended by {signal_name(-end.code)}{where}; the other ranks were"
-            f" ended, too.{log_shown}"
+            f" ended, too.{log_sentence}"
         )
-    said = f": {end.message}" if end.message else f" with exit code {end.code}"
-    return (
-        f"rank {end.rank}"
-        f" failed{where}{said}{'' if said.endswith(('.', '!', '?')) else '.'}{log_shown}"
-    )
+    reason = f": {end.message}" if end.message else f" with exit code {end.code}"
+    if not reason.endswith((".", "!", "?")):
+        reason += "."
+    return f"rank {end.rank} failed{where}{reason}{log_sentence}"

@@ -1,4 +1,4 @@
-"""Watches heartbeats, and tells who is silent for too long."""
+"""The watchdog over heartbeats: it reports ranks that are silent for too long."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[Non
 
     Args:
         timeout_seconds: How long it may be silent.
-        note: Tells the user one line.
+        note: Shows the user a line.
     """
     main = threading.get_ident()
 
-    def tell(silent: dict[int, Heartbeat]) -> None:
+    def warn(silent: dict[int, Heartbeat]) -> None:
         frame = sys._current_frames().get(main)
-        where = (
-            ""
-            if frame is None
-            else f", at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        )
+        where = ""
+        if frame is not None:
+            code = frame.f_code
+            where = f", at {code.co_filename}:{frame.f_lineno} in {code.co_name}"
         note(
             f"warning: no progress for {describe_limit(silent[0], timeout_seconds)}:"
             f" {silent[0]}{where}. The run is not ended."
@@ -42,19 +41,21 @@ def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[Non
     table = Heartbeats.create(1)
     heartbeat.begin(table)
     try:
-        with Watchdog(table, timeout_seconds, tell):
+        with Watchdog(table, timeout_seconds, warn):
             yield
     finally:
         heartbeat.end()
 
 
 class Watchdog:
-    """Calls a function when ranks have been silent for too long; again once they have been heard.
+    """Calls a function when ranks have been silent for too long.
+
+    And again if they fall silent once more after a heartbeat.
 
     Args:
         heartbeats: Of this machine.
         timeout_seconds: How long they may be silent.
-        on_silent: Gets the ranks that are, all of them, by their rank on this machine.
+        on_silent: Gets all silent ranks, by their rank on this machine.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Watchdog:
         self._heartbeats = heartbeats
         self._timeout_seconds = timeout_seconds
         self._on_silent = on_silent
-        self._told: dict[int, Heartbeat] = {}
+        self._reported: dict[int, Heartbeat] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="optrun-watchdog", daemon=True)
 
@@ -94,6 +95,8 @@ class Watchdog:
             is_late = now - heartbeat.time > allowed_silence(heartbeat, self._timeout_seconds)
             if is_late and heartbeat.phase is not Phase.closing:  # the end has no limit
                 silent[rank] = heartbeat
-        if silent and any(self._told.get(rank) != heartbeat for rank, heartbeat in silent.items()):
-            self._told = silent
+        if silent and any(
+            self._reported.get(rank) != heartbeat for rank, heartbeat in silent.items()
+        ):
+            self._reported = silent
             self._on_silent(silent)

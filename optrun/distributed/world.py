@@ -45,7 +45,7 @@ class World:
 
     @classmethod
     def join(cls, backend: str, timeout: timedelta) -> Self:
-        """Meet the other ranks, which the environment tells of as torchrun sets it.
+        """Meet the other ranks through the environment variables of torchrun.
 
         Args:
             backend: Of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
@@ -75,11 +75,11 @@ class World:
         import torch
         import torch.distributed as dist
 
-        own = torch.tensor(values, dtype=torch.float64)
-        every = [torch.empty_like(own) for _ in range(self.size)]
+        row = torch.tensor(values, dtype=torch.float64)
+        rows = [torch.empty_like(row) for _ in range(self.size)]
         with _waiting():
-            dist.all_gather(every, own, group=self.control)
-        return [row.tolist() for row in every]
+            dist.all_gather(rows, row, group=self.control)
+        return [row.tolist() for row in rows]
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather each rank's object, by rank, on every rank."""
@@ -87,13 +87,13 @@ class World:
             return [value]
         import torch.distributed as dist
 
-        every = [value] * self.size
+        values = [value] * self.size
         with _waiting():
-            dist.all_gather_object(every, value, group=self.control)
-        return every
+            dist.all_gather_object(values, value, group=self.control)
+        return values
 
     def agree(self, act: Callable[[], T]) -> T:
-        """Run an action on every rank; if one of them refuses, all do.
+        """Run an action on every rank; if one rank refuses, all do.
 
         Args:
             act: Without messages between ranks; each keeps its own result.
@@ -104,7 +104,7 @@ class World:
         return agree(self, act)
 
     def from_main(self, act: Callable[[], T]) -> T:
-        """Run an action on rank 0, and give every rank its result; what rank 0 refuses, all do.
+        """Run an action on rank 0 alone, and return its result or refusal on every rank.
 
         Args:
             act: Without messages between ranks.
@@ -115,30 +115,30 @@ class World:
         return cast("T", self.broadcast(self.agree(lambda: act() if self.is_main else None)))
 
     def settle(self, key: str, value: object, judge: Callable[[list[Any]], T]) -> T:  # noqa: ARG002
-        """Judge what all ranks tell, on every rank alike, as `Meeting.settle`."""
+        """Judge the values of all ranks, on every rank alike, as `Meeting.settle`."""
         return judge(self.gather_objects(value))
 
     def merge_names(self, *lists: list[str]) -> list[list[str]]:
         """Merge lists of names over ranks.
 
-        What any rank has, each once, in the order of the first that has it.
+        Each name is there once, in the order of the first rank that has it.
         """
-        every = self.gather_objects(lists)
-        return [
-            list(dict.fromkeys(name for own in every for name in own[at]))
-            for at in range(len(lists))
-        ]
+        merged: list[dict[str, None]] = [{} for _ in lists]
+        for lists_of_rank in self.gather_objects(lists):
+            for names, more in zip(merged, lists_of_rank, strict=True):
+                names.update(dict.fromkeys(more))
+        return [list(names) for names in merged]
 
     def broadcast(self, value: T) -> T:
-        """Send what rank 0 has to every rank."""
+        """Send the value of rank 0 to every rank."""
         if self.size == 1:
             return value
         import torch.distributed as dist
 
-        held = [value]
+        values = [value]
         with _waiting():
-            dist.broadcast_object_list(held, src=0, group=self.control)
-        return held[0]
+            dist.broadcast_object_list(values, src=0, group=self.control)
+        return values[0]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -151,7 +151,7 @@ ALONE = World()
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    """Show that this rank waits for the others: what they tell each other is a sign of life.
+    """Show that this rank waits for the others.
 
     Raises:
         LostRankError: One of them has left, or does not answer.

@@ -76,7 +76,7 @@ class Leader:
                     _PAYLOAD,
                     {"exit_code": getattr(error, "exit_code", EXIT_FAILED) if error else 0},
                 )
-                self._meeting.heard(_LEFT, range(1, self._meeting.size), PARTING_SECONDS)
+                self._meeting.collect(_LEFT, range(1, self._meeting.size), PARTING_SECONDS)
 
 
 def follow_leader(rank: Rank, meeting: Meeting) -> int:

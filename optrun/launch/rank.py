@@ -326,7 +326,7 @@ def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Plai
         gone = (
             {} if rank.is_watched else _gone(rank)
         )  # looked for first: what one told before it went is heard
-        found = meeting.heard("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
+        found = meeting.collect("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
         for number in gone.keys() - found.keys():
             found[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
             meeting.send("end", found[number], number)
@@ -344,7 +344,7 @@ def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
     ends: dict[int, PlainDict] = {}
     while not ends and time.monotonic() < deadline:
         gone = 0 in _gone(rank)  # looked for first: what it told before it went is heard
-        ends = meeting.heard("end", [0], 0.0 if gone else _LOOK_SECONDS)
+        ends = meeting.collect("end", [0], 0.0 if gone else _LOOK_SECONDS)
         if gone:
             break
     if ends:
@@ -363,7 +363,7 @@ def _await_confirmations(rank: Rank, meeting: Meeting) -> None:
     others = set(range(1, meeting.size))
     while others and time.monotonic() < deadline:
         others -= _gone(rank).keys()
-        others -= meeting.heard("confirmed", sorted(others), _LOOK_SECONDS).keys()
+        others -= meeting.collect("confirmed", sorted(others), _LOOK_SECONDS).keys()
 
 
 def leave(code: int) -> int:

@@ -14,7 +14,7 @@ from optrun.config.schema.distributed import FsdpConfig, RanksConfig
 from optrun.config.schema.run import RunConfig
 from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
-from optrun.distributed.meeting import ranks_shown
+from optrun.distributed.meeting import name_ranks
 
 OF_STARTER = ("training.nproc_per_node", "distributed.max_restarts")
 """Keys that say how ranks are started: a launcher decides that by itself."""
@@ -240,7 +240,7 @@ def shared_device(every: Sequence[str | None]) -> str | None:
         ranks = [rank for rank, other in enumerate(every) if other == device]
         if device is not None and len(ranks) > 1:
             return (
-                f"{ranks_shown(ranks)}: one device for several ranks ({device}). Expected a device"
+                f"{name_ranks(ranks)}: one device for several ranks ({device}). Expected a device"
                 " for each rank, such as by srun --gpus-per-task=1, or fewer ranks."
             )
     return None

@@ -126,9 +126,9 @@ def test_a_rank_whose_rank_0_gave_up_first_says_so() -> None:
         assert fact in str(refused.value)
 
 
-@pytest.mark.parametrize("ask", ["settle", "receive", "hear_machine", "heard"])
+@pytest.mark.parametrize("ask", ["settle", "receive", "hear_machine", "collect"])
 def test_a_store_that_is_gone_is_a_lost_rank(ask: str) -> None:
-    given = {"settle": ("agree", 1, len), "receive": ("payload", 0), "heard": ("end", [0], 0.0)}
+    given = {"settle": ("agree", 1, len), "receive": ("payload", 0), "collect": ("end", [0], 0.0)}
     with pytest.raises(LostRankError) as lost:
         getattr(Meeting(Gone(), 1, 3, 5.0), ask)(*given.get(ask, ()))
     assert "rank 0" in str(lost.value)
