@@ -189,8 +189,14 @@ class Search:
             if any(row.out_of_time for row in driver.board.rows.values()):
                 return goals
             counts = {name: len(own) for name, own in trials.items()}
-            _, further = self._judged(self._propose(len(left), counts), driver)
-            return goals + further
+            # A trial with the values of an earlier one is over at once: its job has ended.
+            while proposed := self._propose(len(left), counts):
+                begun, further = self._judged(proposed, driver)
+                left += begun
+                goals += further
+            if not left:
+                driver.board.expected = 0  # trials with the same values are one job
+            return goals
 
     def _propose(self, at_work: int, counts: dict[str, int]) -> list[Trial]:
         """Propose trials until `n_jobs` are at work, or the budgets are spent.

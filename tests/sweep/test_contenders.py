@@ -163,6 +163,15 @@ def test_a_trial_is_as_good_as_the_mean_of_its_seeds(tmp_path: Path) -> None:
         searched(tmp_path, [ADAMW, SGD], n_trials=2)
 
 
+def test_trials_of_the_same_values_are_one_job(tmp_path: Path) -> None:
+    """A search of few values stopped at the first trial that proposed one again."""
+    found = searched(tmp_path, ["search.adamw.lr=1e-3,2e-3"], n_trials=6)
+    (trials,) = studies(tmp_path).values()
+    assert len(trials) == 6
+    assert len(found.board.rows) <= 2
+    assert found.board.left == 0
+
+
 def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
     """Told as failed, it is nothing to a sampler.
 
