@@ -1,4 +1,4 @@
-"""What `optrun start` understands of data, and the two commands that it proposes."""
+"""Describe data and propose two commands, for `optrun start`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _CELL_WIDTH = 60
 
 @dataclass(frozen=True)
 class Proposal:
-    """A run that fits the data.
+    """A run and a comparison for the data.
 
     Attributes:
         overrides: Of the run.
@@ -66,7 +66,7 @@ class Proposal:
     steps: int
 
     def commands(self) -> list[tuple[str, list[str]]]:
-        """List the two commands: what each does, and its words after `optrun`."""
+        """List the two commands: a title, and the arguments after `optrun`."""
         steps = min(self.steps, _FEWEST_STEPS)
         common = without(self.overrides, *_DECIDED_BY_COMPARISON)
         if steps < self.steps:
@@ -92,7 +92,7 @@ def without(overrides: Sequence[str], *keys: str) -> list[str]:
 
 
 def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -> Proposal:
-    """Read data, say what they hold, and propose a run and a comparison.
+    """Read and describe data, and propose a run and a comparison.
 
     Args:
         name: A file, a folder, a data choice, or a dataset of the hub.
@@ -126,7 +126,7 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
 
 
 class _Draft:
-    """The command line of a run while it is put together; what the user typed wins."""
+    """The command line of a run while it is put together; typed keys win."""
 
     def __init__(self, hydra: Hydra, typed: list[str]) -> None:
         self.hydra = hydra
@@ -141,7 +141,7 @@ class _Draft:
         return any(token.lstrip("+").partition("=")[0] == key for token in self.typed)
 
     def add(self, *tokens: str) -> None:
-        """Propose values of keys that the user did not type."""
+        """Add values of keys, unless the user typed the key."""
         for token in tokens:
             key, _, value = token.partition("=")
             if not self.is_typed(key):
@@ -175,7 +175,7 @@ def _quote(text: str) -> str:
 
 
 def _read_rows(draft: _Draft, say: Say) -> Source:
-    """Read the rows, and add to the draft what it takes to read them.
+    """Read the rows, and add the keys for reading them to the draft.
 
     Raises:
         ConfigError: A row stands in place of the names of the columns.
@@ -197,7 +197,7 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
 
 
 def _say_rows(source: Source, draft: _Draft, say: Say) -> Roles | None:
-    """Say how many rows there are and what their columns are for.
+    """Describe the rows and the roles of their columns.
 
     Returns:
         The roles of the columns; None: the user named a task, and they are not known.
@@ -250,7 +250,7 @@ def _add_roles(draft: _Draft, roles: Roles) -> None:
 
 
 def _add_model(draft: _Draft, say: Say) -> None:
-    """Take a small model from scratch that fits the task, unless the user typed one."""
+    """Add a small model from scratch for the task, unless the user typed one."""
     why = "as it was said"
     if not any(token.startswith(("model=", "model.")) for token in draft.typed):
         draft.add(*_SCRATCH.get(draft.compose().task.AUTO_CLASS, ["model=bert_tiny"]))
@@ -276,7 +276,7 @@ def _add_length(draft: _Draft) -> None:
 
 
 def _say_facts(facts: Facts, say: Say) -> None:
-    """Say what `optrun explain` says of the data."""
+    """Say the lines of `optrun explain` about the data."""
     from optrun.explain.tables import data_lines
 
     lines = data_lines(facts)[2:]
@@ -289,7 +289,7 @@ def _say_facts(facts: Facts, say: Say) -> None:
 
 
 def _add_epochs(draft: _Draft) -> int:
-    """Choose how often the rows are seen, and return the optimizer steps that this makes."""
+    """Add the number of epochs, and return the optimizer steps of the run."""
     config = draft.compose()
     if config.training.max_steps is not None:
         return config.training.max_steps

@@ -1,4 +1,4 @@
-"""`optrun start`: say what data hold, which task and model fit, and the commands to run."""
+"""`optrun start`: describe data, and propose a task, a model and two commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ data.label_column=verdict, go into both commands. run=true runs the first.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Print what the data hold and two commands; with `run=true` run the first.
+    """Describe the data and print two commands; with `run=true` run the first.
 
     Returns:
         0, or the exit code of the run.

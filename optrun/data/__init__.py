@@ -1,1 +1,1 @@
-"""Where examples come from, and in which order they are served."""
+"""Sources of examples, and their order."""

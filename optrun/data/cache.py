@@ -1,4 +1,4 @@
-"""The cache of results that are costly to make and depend on their input alone.
+"""The cache of costly results of an input.
 
 `cached` keeps whole folders under a digest of their input. A folder is sealed with the checksums of
 its files and with their state: size, times, place on the disk. If the state differs, the files are
@@ -63,7 +63,7 @@ def digest(*pieces: str | bytes) -> str:
 
 
 def key_of(*pieces: str | bytes | None) -> str | None:
-    """Compute the digest of pieces; None if a piece is None, which stands for an unknown input."""
+    """Compute the digest of pieces; None if a piece is None, an unknown input."""
     present = [piece for piece in pieces if piece is not None]
     if len(present) < len(pieces):
         return None
@@ -71,7 +71,7 @@ def key_of(*pieces: str | bytes | None) -> str | None:
 
 
 def digest_of(pieces: Iterable[str | bytes]) -> str:
-    """Compute the digest of `digest` of pieces that are never in memory together."""
+    """Compute the digest of many pieces, one in memory at a time."""
     total = hashlib.sha256()
     for piece in pieces:
         beat()
@@ -110,7 +110,7 @@ def digest_files(paths: Iterable[Path]) -> str:
 
 
 def checksum(chunks: Iterable[bytes]) -> str:
-    """Compute size and xxh3-128 of a file that is read in pieces."""
+    """Compute size and xxh3-128 of the chunks of a file."""
     total = xxhash.xxh3_128()
     size = 0
     for chunk in chunks:
@@ -120,7 +120,7 @@ def checksum(chunks: Iterable[bytes]) -> str:
 
 
 def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder with what `make` writes, made once.
+    """Return a folder of the cache, filled once by `make`.
 
     Args:
         kind: Subfolder of the cache, such as "tokens".
@@ -149,7 +149,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process makes an entry; the kernel frees the lock when its holder ends.
+    """Hold the lock of an entry; the kernel frees it when its holder ends.
 
     Nothing depends on it but time: where there are no locks, two processes make the same, and the
     first rename counts.
@@ -193,7 +193,7 @@ def _wait_for(lock: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _signs_of_life(folder: Path) -> Iterator[None]:
-    """Tell the watcher of this process of bytes that a library writes, which calls nobody."""
+    """Give signs of life while a library writes files."""
     over = threading.Event()
 
     def watch() -> None:
@@ -249,7 +249,7 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
 
 
 def _publish(aside: Path, folder: Path, key: str) -> None:
-    """Seal an entry that was made, flush it, and give it its name.
+    """Seal a new entry, flush it, and give it its name.
 
     Raises:
         OSError: The disk refused.
@@ -332,7 +332,7 @@ def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
 
 
 def folder_for(kind: str, key: str) -> Path:
-    """Return a folder for a library that keeps its own files.
+    """Return a folder for the files of a library.
 
     Temporary if the cache cannot be written.
     """
@@ -345,7 +345,7 @@ def folder_for(kind: str, key: str) -> Path:
 
 
 def discarded() -> list[str]:
-    """List a sentence for each entry that was discarded since the last call."""
+    """List a sentence for each entry discarded since the last call."""
     messages = _discarded.copy()
     _discarded.clear()
     return messages
@@ -364,7 +364,7 @@ def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
 
 
 def file_state(path: Path) -> list[int]:
-    """Return device, inode, size and both times of a file, which change with any write.
+    """Return device, inode, size and both times of a file.
 
     No program can set back the time of change.
     """
@@ -373,7 +373,7 @@ def file_state(path: Path) -> list[int]:
 
 
 def _damage(folder: Path, key: str) -> str | None:
-    """Describe what changed since the folder was sealed; None: nothing."""
+    """Describe the change of a folder since it was sealed; None: no change."""
     try:
         seal = read_json(folder / _SEAL)
         sealed: dict[str, str] = seal["files"]
@@ -400,7 +400,7 @@ def _damage(folder: Path, key: str) -> str | None:
 
 
 def _discard(folder: Path, damage: str) -> None:
-    """Remove an entry; a process that has mapped its files keeps them.
+    """Remove a damaged entry; processes keep its mapped files.
 
     Raises:
         OSError: It cannot be removed.
@@ -421,7 +421,7 @@ def _temporary() -> Path:
 
 
 def _sweep(folder: Path) -> None:
-    """Delete what killed processes left a day ago or earlier."""
+    """Delete leftovers of processes killed a day ago or earlier."""
     for path in folder.glob(".making-*"):
         with contextlib.suppress(OSError):  # gone meanwhile
             if time.time() - path.stat().st_mtime < _ABANDONED_SECONDS or _is_being_made(path):

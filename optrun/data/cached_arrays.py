@@ -1,4 +1,4 @@
-"""Arrays that are computed from all rows once, and mapped from the cache from then on."""
+"""Arrays over all rows, computed once and mapped from the cache from then on."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def texts_to_array(texts: Iterable[str]) -> np.ndarray:
 
 
 def array_to_texts(array: np.ndarray) -> list[str]:
-    """Read the texts that `texts_to_array` wrote."""
+    """Read the texts of an array of `texts_to_array`."""
     return list(json.loads(array.tobytes()))
 
 

@@ -99,7 +99,7 @@ class ChatColumns:
 
     @property
     def all(self) -> list[str]:
-        """All columns that are read."""
+        """All columns of the chats."""
         return [*self.names, *self.more]
 
 
@@ -241,7 +241,7 @@ def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
 
 
 def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
-    """Find the columns of rows to answer, which need no completions or outputs.
+    """Find the columns of rows to answer; completions and outputs may be missing.
 
     A named column holds prompts if the run was trained on prompts and completions and the column is
     not called like one of whole chats; else it holds chats.
@@ -289,7 +289,7 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
 def questions(
     split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES
 ) -> Iterator[Chat | str]:
-    """Yield what is to be answered: the turns up to the last answer of a chat, or a text.
+    """Yield the turns up to the last answer of each chat, or a text to answer.
 
     Raises:
         ConfigError: With the first row that cannot be read.
@@ -316,7 +316,7 @@ def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: in
 
 
 def strings(source: Source, split: Split) -> Iterator[str]:
-    """Yield every text of columns that may hold chats, for a vocabulary.
+    """Yield every text of the columns of chats, for a vocabulary.
 
     Raises:
         ConfigError: There is no such column.
@@ -352,7 +352,7 @@ def leaves(value: object) -> Iterator[str]:
 
 
 class Unreadable(Exception):
-    """A row that cannot be read; the message follows the number of the row in a sentence."""
+    """An unreadable row; the message follows the number of the row in a sentence."""
 
 
 def chat_of(
@@ -401,7 +401,7 @@ def chat_of(
 
 
 def refuse_unread(cells: Cells) -> None:
-    """Refuse values that change what is learnt and that are not read.
+    """Refuse unread values with an effect on the loss, such as `label: false`.
 
     Raises:
         Unreadable: Options of the template, or an answer that is not wanted.
@@ -597,7 +597,7 @@ def _tools(value: object) -> list[Message] | None:
 
 
 def _without_nulls(value: object) -> Any:
-    """Return a cell without the nulls that Arrow puts in place of keys that other rows have."""
+    """Return a cell without the nulls of Arrow for keys of other rows."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

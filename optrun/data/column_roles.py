@@ -1,4 +1,4 @@
-"""What the columns of a table are for, by their names and values, and which task that makes."""
+"""Guess the roles of the columns of a table, and the task that they make."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Columns = Mapping[str, Sequence[object]]
 
 @dataclass(frozen=True)
 class Roles:
-    """What a table is for.
+    """The task of a table and the roles of its columns.
 
     Attributes:
         task: The name of the task.
@@ -94,7 +94,7 @@ def roles_of(rows: Dataset) -> Roles:
 
 
 def undecoded(rows: Dataset) -> Dataset:
-    """Return rows whose images are not decoded: a broken one is reported when it is trained on."""
+    """Return rows with images as bytes, so that a broken one stops nothing here."""
     for name, feature in rows.features.items():
         if type(feature).__name__ == "Image":
             rows = rows.cast_column(name, type(feature)(decode=False))
@@ -102,7 +102,7 @@ def undecoded(rows: Dataset) -> Dataset:
 
 
 def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
-    """Refuse a guess that leaves texts inside of lists or objects unread, or reads JSON as text.
+    """Refuse a guess if texts in lists or objects would be lost, or JSON read as text.
 
     Raises:
         ConfigError: With the keys that say it is right all the same.
@@ -140,7 +140,7 @@ def _is_json_text(value: object) -> bool:
 
 
 def _by_names(columns: Columns) -> Roles | None:
-    """Recognise tables whose task finds its columns by their names alone."""
+    """Recognise tables by the names of their columns."""
     for task, required, optional in _BY_NAMES:
         if not set(required) <= set(columns):
             continue
@@ -241,7 +241,7 @@ def _label_column(columns: Columns, declared: Sequence[str]) -> str | None:
 
 
 def _text_column(names: Sequence[str], columns: Columns) -> str:
-    """Pick the column with a usual name, else that of the longest values."""
+    """Pick the column with a usual name, else the one of the longest values."""
     usual = usual_columns(_TEXTS, names)
     if usual:
         return usual[0]
@@ -257,7 +257,7 @@ def _are_lists(values: Sequence[object]) -> bool:
 
 
 def _are_texts(values: Sequence[object]) -> bool:
-    """Tell whether all values are texts, some with letters, which numbers and dates lack."""
+    """Tell whether all values are texts, at least one of them with letters."""
     texts = [value for value in values if isinstance(value, str)]
     has_letters = any(map(str.isalpha, "".join(texts)))
     return has_letters and len(texts) == len(values) and not _are_numbers(values)

@@ -32,7 +32,7 @@ USUAL_WORDS = ("tokens", "words")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
-    """Refuse a column that the task would not read, and one with two meanings.
+    """Refuse a column without a meaning for the task, or with two.
 
     Raises:
         ConfigError: With the key and what the task does read.
@@ -73,7 +73,7 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
 
 
 def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
-    """Find the column that a key names; None if it names none.
+    """Find the column of a key; None: the key is not set.
 
     Raises:
         ConfigError: The split has no column of that name.
@@ -89,7 +89,7 @@ def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
 
 
 def unread_columns(source: Source, task: str) -> list[str]:
-    """Name the columns of each split that its task has no use for, in a sentence for each.
+    """Name the columns of each split without a use for its task.
 
     A column that the training rows have is not named again for those to evaluate on. A split of
     which the task has read no column by its name says nothing.
@@ -120,7 +120,7 @@ def same_column(name: str, column_names: Sequence[str]) -> str | None:
 
 
 def usual_columns(names: Iterable[str], column_names: Sequence[str]) -> list[str]:
-    """List the columns that have one of some usual names, as `same_column` finds them."""
+    """List the columns with one of some usual names, as `same_column` finds them."""
     columns = [same_column(name, column_names) for name in names]
     return [column for column in columns if column is not None]
 
@@ -227,7 +227,7 @@ def _wanted_text(
     taken: Iterable[str | None],
     candidates: Sequence[str],
 ) -> str:
-    """Return the column that `data.text_column` names, or the only one of an evaluation split.
+    """Return the column of `data.text_column`, or the only one of an evaluation split.
 
     Raises:
         ConfigError: The column has another meaning, or is not there.
@@ -280,7 +280,7 @@ def _usual_text(
 
 
 def named_text(source: Source, split: Split) -> str | None:
-    """Find the column that `data.text_column` or `data.eval_text_column` names."""
+    """Find the column of `data.eval_text_column` or `data.text_column`."""
     column = named(source.columns, "eval_text_column", split) if split is not source.train else None
     return column or named(source.columns, "text_column", split)
 
@@ -378,7 +378,7 @@ def image_column(source: Source, split: Split) -> str:
 
 
 def _texts(rows: Dataset) -> list[str]:
-    """List columns of texts; those of written numbers only if there are no others."""
+    """List columns of texts; columns of written numbers only if there are no others."""
     names = [
         name
         for name, feature in rows.features.items()

@@ -1,4 +1,4 @@
-"""Check what a file is by its bytes, before a reader stumbles over it."""
+"""Check the content of a file before a reader stumbles over it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ ELSEWHERE = {
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open the bytes of a file, unpacked if its ending or first bytes say they are packed."""
+    """Open the bytes of a file, unpacked by its ending or first bytes."""
     import pyarrow as pa
 
     compression = COMPRESSED.get(path.suffix.lower()) or compression_of(path)
@@ -138,7 +138,7 @@ def check_parquet(path: Path, kind: str, encoding: str | None) -> tuple[str, str
 
 
 def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
-    """Find the encoding of a text, and refuse one that cannot be read to its end.
+    """Find the encoding of a text, and refuse an unreadable one.
 
     Raises:
         UnreadableFileError: With what is wrong.
@@ -171,7 +171,7 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
 
 
 def _refuse_content(path: Path, kind: str, encoding: str) -> None:
-    """Refuse a text of a known encoding that is another format, binary, or blank."""
+    """Refuse a text of another format, with zero bytes, or blank."""
     line = 1
     is_blank = True
     number = -1
@@ -217,7 +217,7 @@ def called(path: Path, ending: str) -> str:
 
 
 def parse_row(text: str | bytes) -> Any:
-    """Parse a row of JSON and refuse a key that stands twice.
+    """Parse a row of JSON and refuse a repeated key.
 
     Raises:
         ValueError: It is no JSON; a key stands twice; it is nested too deeply.

@@ -1,4 +1,4 @@
-"""The configuration keys that read a file, a folder, a data choice or a dataset of the hub."""
+"""Find the configuration keys of a file, a folder, a data choice or a dataset of the hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BESIDE_DATA = ("README", "LICENSE")
 
 
 def data_keys(name: str) -> dict[str, str]:
-    """Find the keys by which data are read.
+    """Find the configuration keys of data.
 
     Args:
         name: A file, a folder, the name of a data choice, or one of the hub.
@@ -52,7 +52,7 @@ def _keys(kind: str, train: Path | str, held_out: Path | str | None) -> dict[str
 
 
 def _sibling_split(path: Path) -> Path | None:
-    """Find the rows to evaluate on beside those to train on, `test.csv` beside `train.csv`."""
+    """Find the rows to evaluate on beside the training rows, `test.csv` beside `train.csv`."""
     match = re.search(r"(?i)(?<![a-z])train(?![a-z])", path.name)
     if match is None:
         return None
@@ -64,7 +64,7 @@ def _sibling_split(path: Path) -> Path | None:
 
 
 def _folder_keys(folder: Path) -> dict[str, str]:
-    """Find the keys that read a folder: as it stands, by its splits, or as files of one format."""
+    """Find the keys of a folder: as it stands, by its splits, or as files of one format."""
     if is_read(folder):
         return _keys("files", folder, _sibling_split(folder))
     formats = by_ending()

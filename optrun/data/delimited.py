@@ -144,7 +144,7 @@ def _first_lines(path: Path, encoding: str) -> str:
 
 
 def _argument(delimiter: str) -> str:
-    """Write the argument that says a delimiter, as a shell takes it."""
+    """Write the argument of a delimiter for a shell."""
     if delimiter == "\t":
         return "data.delimiter=tab"
     return shlex.quote(f'data.delimiter="{delimiter}"')
@@ -261,7 +261,7 @@ class _Table:
 
     @contextlib.contextmanager
     def _name_file_in_errors(self, row: int) -> Iterator[None]:
-        """Raise a ConfigError that names the file in place of an error of its reader."""
+        """Raise a ConfigError with the file in place of an error of its reader."""
         cannot = f"{self._where}: cannot be read as {self._kind}"
         try:
             yield
@@ -275,7 +275,7 @@ class _Table:
             raise ConfigError(f"{cannot}: {error}") from error
 
     def _rows(self) -> Iterator[list[str]]:
-        """Yield the rows that are not blank, that of the names included."""
+        """Yield all rows except blank ones, the line of names included."""
         dialect = self._dialect
         number = int(self._named)
         limit = csv.field_size_limit(_FIELD)
@@ -304,7 +304,7 @@ class _Table:
             csv.field_size_limit(limit)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as columns of texts, without those that repeat the line of names."""
+        """Yield the rows as columns of texts, without repeated lines of names."""
         import pyarrow as pa
 
         rows = self._rows()
@@ -337,7 +337,7 @@ class _Table:
             )
 
     def _repeats_names(self, number: int, cells: list[str]) -> bool:
-        """Tell whether a row is the line of names once more, as in files that were joined.
+        """Tell whether a row repeats the line of names, as in joined files.
 
         Raises:
             ConfigError: It may as well be a row, of a file without a line of names.
@@ -376,7 +376,7 @@ class _Table:
 
 
 def _reason(message: str) -> str:
-    """Say in plain words what the csv module says about quotes."""
+    """Explain an error of the csv module about quotes."""
     if message == "unexpected end of data":
         return "a quotation mark is opened and not closed; inside of quotes it is written twice"
     if "expected after" in message:

@@ -1,4 +1,4 @@
-"""Write token ids of texts to files batch by batch, so that a corpus never fills the memory."""
+"""Write token ids of texts to files batch by batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAKERS = ("tokenizers", "transformers", "jinja2")
 
 
 class LongRow(Protocol):
-    """The ids of a text that are not in memory together."""
+    """The ids of a long text, piece by piece."""
 
     @property
     def characters(self) -> int:
@@ -137,7 +137,7 @@ def _write(
 def _lost(
     batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None
 ) -> np.ndarray:
-    """Count the tokens that each text of a batch lost; shape (texts,), int64."""
+    """Count the lost tokens of each text of a batch; shape (texts,), int64."""
     lost = np.zeros(len(batch), dtype=np.int64)
     full = [] if longest is None else np.flatnonzero(sizes >= longest).tolist()
     if full:
@@ -148,7 +148,7 @@ def _lost(
 
 
 def mapped(path: Path, dtype: str) -> np.ndarray:
-    """Map what `write_ids` wrote into one file."""
+    """Map a file of `write_ids`."""
     kind = np.dtype(dtype).newbyteorder("<")
     if path.stat().st_size == 0:  # nothing cannot be mapped
         return np.zeros(0, dtype=kind)

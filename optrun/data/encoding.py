@@ -44,7 +44,7 @@ class NotDecodableError(UnreadableFileError):
 
 
 def marked(head: bytes) -> str:
-    """Name the encoding that the first bytes of a text mark; without a mark it is UTF-8."""
+    """Name the encoding of a text by its byte order mark, else UTF-8."""
     for mark, name in _MARKS:
         if head.startswith(mark):
             return name
@@ -83,7 +83,7 @@ def zero_bytes(line: int) -> UnreadableFileError:
 
 
 def western(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str]:
-    """Take a text that is no UTF-8 for cp1252 if charset-normalizer finds that plausible.
+    """Read a text as cp1252 if charset-normalizer finds it plausible.
 
     Its best guess is not taken: of short texts it prefers cp1250 ("naďve" for "naïve"), and Turkish
     is as plausible to it in cp1252 as in cp1254. Letters that would be others there are refused.

@@ -31,7 +31,7 @@ class Examples:
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Name to one value per example, such as `labels`; shape (n,)."""
     lost: np.ndarray | None = field(default=None, kw_only=True)
-    """Tokens that each example lost to its greatest length; shape (n,), int64.
+    """Tokens lost by each example to its greatest length; shape (n,), int64.
 
     None: none was cut.
     """
@@ -103,14 +103,14 @@ class Examples:
 
 
 def scalar_pieces(scalars: Mapping[str, np.ndarray]) -> Iterator[str | bytes]:
-    """Yield what a digest takes of values by name."""
+    """Yield names and bytes of values, for a digest."""
     for name in sorted(scalars):
         yield name
         yield scalars[name].tobytes()
 
 
 def _cuts(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield an array in pieces, of which only one is in memory."""
+    """Yield an array in pieces, one in memory at a time."""
     return (values[at : at + _PIECE] for at in range(0, len(values), _PIECE))
 
 
@@ -136,7 +136,7 @@ class Selected:
 
     @property
     def lost(self) -> np.ndarray | None:
-        """Tokens that each example lost to its greatest length; shape (n,), int64."""
+        """Tokens lost by each example to its greatest length; shape (n,), int64."""
         return None if self.examples.lost is None else self.examples.lost[self.indices]
 
     @property
@@ -150,17 +150,17 @@ class Selected:
 
     @property
     def origin(self) -> str | None:
-        """Digest of what decides the examples and of which are taken; None: it is not known."""
+        """Digest of the origin of the examples and the selection; None: unknown."""
         return key_of(getattr(self.examples, "origin", None), "selected", self.indices.tobytes())
 
     def fingerprint(self) -> str:
-        """Digest the examples and which of them are taken."""
+        """Digest the examples and the selection."""
         return digest(self.examples.fingerprint(), self.indices.tobytes())
 
 
 @dataclass(eq=False)
 class InMemory:
-    """Examples in memory, for a task whose examples are no rows of ids, such as pairs of texts."""
+    """Examples in memory, such as several texts each."""
 
     examples: Sequence[Example]
     """Name to number, array, or list of arrays."""

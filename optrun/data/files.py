@@ -27,7 +27,7 @@ Paths = str | Path | Sequence[str | Path]
 
 
 def load_files(config: FilesConfig, *, documents: bool) -> Source:
-    """Read the files that `data.train` and `data.eval` name.
+    """Read the files of `data.train` and `data.eval`.
 
     Raises:
         ConfigError: As `read_files`.
@@ -78,7 +78,7 @@ def _splits_among(files: list[Path]) -> list[str]:
 def _refuse_idle(
     config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]
 ) -> None:
-    """Refuse options of reading that mean nothing to any of the files."""
+    """Refuse options of reading without a meaning for any of the files."""
     if config.streaming and config.format is not None:
         raise ConfigError(
             f"data.format={config.format}: a stream is read by its endings. Leave it out."
@@ -105,7 +105,7 @@ def read_split(
     *,
     documents: bool = False,
 ) -> Split:
-    """Read rows of files, with a digest of what decides them.
+    """Read rows of files, with a digest of their content.
 
     Args:
         key: The configuration key, for messages.
@@ -139,7 +139,7 @@ def read_split(
 
 
 def every_file(paths: list[Path]) -> list[Path]:
-    """List files, and those of folders."""
+    """List files and the files of folders."""
     files: list[Path] = []
     for path in paths:
         files += files_of(path) if path.is_dir() else [path]
@@ -154,7 +154,7 @@ def read_files(
     *,
     documents: bool,
 ) -> Dataset:
-    """Read one file, a list of files, a glob, or a folder that is data as it stands.
+    """Read one file, a list of files, a glob, or a folder of data.
 
     Every field of csv and tsv is text, the words NA, null and None included. A csv field may be
     quoted; a tsv field is taken as it stands.
@@ -178,7 +178,7 @@ def read_files(
 
 
 def resolve(key: str, paths: Paths) -> list[Path]:
-    """List the files that paths and globs name, in order, without repeats.
+    """List the files of paths and globs, in order, without repeats.
 
     Raises:
         ConfigError: A path or glob that names nothing; a folder that is no data as it stands; a

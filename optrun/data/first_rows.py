@@ -1,4 +1,4 @@
-"""The columns of a stream, as the first rows of each file show them before it is read."""
+"""The columns of a stream, as the first rows of each file show them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object
 def related_columns(
     columns: Collection[str], first: Mapping[str, object], column_names: Collection[str]
 ) -> frozenset[str]:
-    """List columns that would be read if the first rows of any file had them.
+    """List columns to read if a later row has them, unknown to the first rows.
 
     Args:
         columns: Columns that are read.

@@ -1,4 +1,4 @@
-"""Folders as data: written by `save_to_disk`, or a folder of texts or images for each class."""
+"""Folders as data: of `save_to_disk`, or a folder for each class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGEST = 1 << 24
 
 
 def files_of(folder: Path) -> list[Path]:
-    """List the files of a folder and of those in it, hidden ones left out."""
+    """List the files in a folder and its subfolders, without hidden ones."""
     paths = folder.rglob("*")
     return sorted(path for path in paths if path.is_file() and not _is_hidden(path, folder))
 
@@ -43,7 +43,7 @@ def is_read(folder: Path) -> bool:
 
 
 def _kind(folder: Path) -> Collection[str] | None:
-    """Name the endings of class folders, of texts or of images; None: the folder has no classes."""
+    """Name the endings of class folders; None: the folder has no classes."""
     files = files_of(folder)
     classes = {path.parent for path in files}
     endings = {path.suffix.lower() for path in files}
@@ -54,7 +54,7 @@ def _kind(folder: Path) -> Collection[str] | None:
 
 
 def why_not(folder: Path, endings: Collection[str]) -> str:
-    """Explain which files to give in place of a folder.
+    """Suggest files in place of a folder.
 
     Args:
         folder: The folder.
@@ -87,7 +87,7 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
 
 
 def split_name(path: Path, folder: Path) -> str | None:
-    """Name the split that a file or a folder above it is called after; None if none.
+    """Name the split of a file by its name or a folder above it; None if none.
 
     Example:
         >>> folder = Path("data")
@@ -103,7 +103,7 @@ def split_name(path: Path, folder: Path) -> str | None:
 
 
 def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
-    """Map each split that lies in a folder to the path or glob of its rows, `train` first.
+    """Map each split in a folder to the path or glob of its rows, `train` first.
 
     Args:
         folder: A folder with a folder for each split, as of classes, or with files named after
@@ -143,7 +143,7 @@ def content_of_folder(folder: Path) -> str:
 
 
 def read_saved(reading: Reading) -> Dataset:
-    """Read folders that `Dataset.save_to_disk` wrote.
+    """Read folders of `Dataset.save_to_disk`.
 
     Raises:
         ConfigError: One cannot be read.

@@ -99,7 +99,7 @@ def _json(reading: Reading) -> Dataset:
 
 
 def largest_document() -> int:
-    """Return the bytes of the longest text that is read as a whole, at most 2 GiB.
+    """Return the bytes of the longest text to read as a whole, at most 2 GiB.
 
     A text takes some six times its bytes while it is read, cut and encoded, so that it may fill a
     sixth of the memory.
@@ -172,7 +172,7 @@ def by_ending() -> dict[str, Format]:
 
 
 def format_of(key: str, path: Path, said: str | None) -> Format:
-    """Return the format of a file, by its ending or as the user named it, or of a folder.
+    """Return the format of a file or folder.
 
     Raises:
         ConfigError: It is none that is read.
@@ -236,7 +236,7 @@ def streamed_format(key: str, file: Path | File) -> Format:
 
 
 def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tuple[str, str]:
-    """Find the encoding of a file, and refuse one that is another format.
+    """Find the encoding of a file, and refuse a file of another format.
 
     Args:
         key: The configuration key, for messages.
@@ -281,7 +281,7 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
 
 
 def refuse_other_content(key: str, path: Path, kind: Format) -> None:
-    """Refuse a file of a stream that is another format or no UTF-8.
+    """Refuse a file of a stream if it is another format or no UTF-8.
 
     Raises:
         ConfigError: With the file, and what it is.

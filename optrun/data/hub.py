@@ -1,4 +1,4 @@
-"""Datasets of the hub, or local folders of them, and streams of the hub's files at one commit."""
+"""Datasets of the hub or of local folders, and streams of files of the hub."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _named(config: HubConfig) -> str:
 
 
 def _load(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
-    """Read every split of a dataset that is not a stream."""
+    """Read every split of a dataset, without streaming."""
     import datasets
 
     folder = Path(config.path).expanduser()
@@ -115,7 +115,7 @@ def _named_splits(splits: Mapping[str, Dataset]) -> dict[str, Split]:
 
 
 def _load_saved(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
-    """Load what `save_to_disk` wrote."""
+    """Load a folder of `save_to_disk`."""
     import datasets
 
     if config.subset is not None:
@@ -152,7 +152,7 @@ def _load_folder(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
 
 
 def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -> DatasetBuilder:
-    """Make what knows the files of each split, by their names or the card of the dataset."""
+    """Make the builder of a dataset, with the files of each split."""
     import datasets
 
     name = str(path.resolve()) if isinstance(path, Path) else path
@@ -160,7 +160,7 @@ def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -
 
 
 def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
-    """Map each split to its files if they are csv or JSON whose types nothing declares.
+    """Map each split to its csv or JSON files without declared types.
 
     `datasets` makes numbers, dates and truth values of such texts; here they stay texts. None: the
     readers of `datasets` read them, as declared by the card, by parquet, or by an option of theirs.
@@ -223,7 +223,7 @@ def _listing(folder: Path) -> str:
 
 
 def commit_of(config: HubConfig) -> str:
-    """Find the whole sha of the commit that the configured revision is at now.
+    """Find the sha of the commit of the configured revision.
 
     Raises:
         ConfigError: A local folder; the hub does not answer, or has no such dataset or revision.
@@ -306,7 +306,7 @@ def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
 
 
 def _whole(split: str, files: list[HubFile]) -> Split:
-    """Fetch the rows of an evaluation split, and keep them like those of files."""
+    """Fetch the files of an evaluation split and read them like local files."""
     from huggingface_hub import hf_hub_download
 
     key = f"split {split}"

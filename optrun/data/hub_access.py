@@ -85,7 +85,7 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
 
 
 def from_cache(names: Iterable[str | None]) -> list[str]:
-    """Warn of each name that comes from the cache and may have changed since.
+    """Warn of each name read from the cache: it may have changed since.
 
     Args:
         names: Hub names and local paths.

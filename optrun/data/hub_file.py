@@ -54,7 +54,7 @@ class HubFile:
 
     @property
     def content(self) -> str:
-        """Size and digest, which no other file has."""
+        """Size and digest, unique to the file."""
         return f"{self.size} {self.digest}"
 
     def identified(self, read: Callable[[], str]) -> str:  # noqa: ARG002
@@ -62,10 +62,10 @@ class HubFile:
         return self.content
 
     def refuse_changed(self) -> None:
-        """Do nothing: what a commit holds never changes."""
+        """Do nothing: a commit never changes."""
 
     def part_of(self, offsets: np.ndarray) -> np.ndarray:
-        """Number the block in which each byte lies; shape (places,), int64."""
+        """Number the block of each byte; shape (offsets,), int64."""
         return offsets // BLOCK
 
     def known(self, key: str, find: Callable[[], Found]) -> Found:
@@ -117,13 +117,13 @@ class HubFile:
             )
 
     def opened(self) -> IO[bytes]:
-        """Return it as a file to read and seek in, which stays open in this process."""
+        """Return the open file of this process."""
         return _opened(self, os.getpid())
 
 
 @lru_cache(4)
 def _opened(file: HubFile, process: int) -> IO[bytes]:  # noqa: ARG001
-    """Open a file once in each process, with the blocks that were read last."""
+    """Open a file once in each process, with a cache of the last blocks."""
     opened: IO[bytes] = _file_system().open(str(file), "rb", size=file.size, **_CACHE)
     return opened
 

@@ -1,4 +1,4 @@
-"""JSON and jsonl as Python's `json` reads them: each text and each nested cell as it stands.
+"""JSON and jsonl as Python's `json` reads them, with every text and cell as it stands.
 
 The reader of `datasets` makes a time of a text that looks like one.
 """
@@ -109,7 +109,7 @@ def _record_batch(rows: list[Row], features: Features, schema: pa.Schema) -> pa.
 
 
 def table_of(rows: Sequence[Mapping[str, object]]) -> Dataset:
-    """Make a table of rows in memory, with every column that any of them has."""
+    """Make a table of rows in memory, with every column of any row."""
     features = column_features(rows)
     cells = {name: [row.get(name) for row in rows] for name in features}
     return datasets.Dataset.from_dict(cells, features=features)
@@ -141,7 +141,7 @@ def _kind(cell: object) -> str:
 
 
 def _merged(first: str, second: str) -> str:
-    """Name a type that holds cells of both types."""
+    """Name a type for cells of both types."""
     if first == second or not second:
         return first
     if not first:
@@ -204,7 +204,7 @@ def _object(where: str, number: int, line: str) -> Row:
 
 
 def _checked(where: str, number: int, value: object) -> Row:
-    """Return an object after a check that all numbers and texts can be stored as they are."""
+    """Return an object if all of its numbers and texts can be stored."""
     if not isinstance(value, dict):
         value_text = json.dumps(value)[:40]
         raise _refusal(where, number, f"is no object, such as {ROW}, but {value_text!r}")

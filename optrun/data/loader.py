@@ -1,4 +1,4 @@
-"""Seeded batches that can begin at any step.
+"""Seeded batches from any step on.
 
 The order of an epoch is a function of seed and epoch, the position inside it a function of the
 step: nothing that a loader keeps in memory is needed to go on.
@@ -38,7 +38,7 @@ class ExampleSource(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Example: ...
     def fingerprint(self) -> str:
-        """Digest everything the examples hold, by which a resumed run knows its data again."""
+        """Digest the examples, so that a resumed run recognises its data."""
         ...
 
 
@@ -52,7 +52,7 @@ class Order(Protocol):
 
 
 class Arrangement(Protocol):
-    """An order of examples that they bring with them, as those of a stream do."""
+    """An order of examples of their own, as streams have."""
 
     @property
     def name(self) -> str:
@@ -183,12 +183,12 @@ _REFUSED = "refused"
 
 
 def inputs_of(batch: Batch) -> Batch:
-    """Return the values of a batch that the model is called with."""
+    """Return the inputs of the model in a batch."""
     return {name: values for name, values in batch.items() if name not in ASIDE}
 
 
 def _collated(collate: Callable[[list[Example]], Batch], examples: list[Example]) -> Batch:
-    """Collate the examples that are not left out, or return the error of a refused one."""
+    """Collate examples without the left-out ones, or return the error of a refused one."""
     refused = next((example for example in examples if _REFUSED in example), None)
     if refused is not None:
         return refused

@@ -42,15 +42,15 @@ class LocalFile:
         return str(self.path)
 
     def __reduce__(self) -> tuple[type[LocalFile], tuple[str, Path, int, int]]:
-        """Leave the open file out of what another process is sent."""
+        """Leave the open file out of a pickle."""
         return type(self), (self.key, self.path, self.size, self.changed)
 
     def identified(self, read: Callable[[], str]) -> str:
-        """Return its `checksum`; `read` reads the file for it as long as that is not known."""
+        """Return the checksum of the file, computed by `read` once."""
         return self.known("bytes-1", read)
 
     def part_of(self, offsets: np.ndarray) -> np.ndarray:
-        """Number the part in which each byte lies: here it is one of its own."""
+        """Number the part of each byte; each is a part of its own here."""
         return offsets
 
     def known(self, key: str, find: Callable[[], Found]) -> Found:
@@ -85,11 +85,11 @@ class LocalFile:
         return chunks_of_file(self.path)
 
     def opened(self) -> Path:
-        """Return the path, which `pyarrow` opens by itself."""
+        """Return the path for `pyarrow`."""
         return self.path
 
     def refuse_changed(self) -> None:
-        """Refuse a file that is not the one that was opened.
+        """Refuse a file if it changed after it was opened.
 
         Raises:
             OptrunError: It was written to, replaced or removed.

@@ -1,4 +1,4 @@
-"""Encode a long text in pieces that end with a line.
+"""Encode a long text in pieces of whole lines.
 
 A tokenizer keeps some hundred bytes for each token of what it is given at once: a text of 20 MB
 takes over 3 GB. Where a tokenizer joins characters across a line end, or begins every text with a
@@ -73,7 +73,7 @@ class LongText:
         return len(self.text)
 
     def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield all ids, one piece after another, with the characters that have been encoded."""
+        """Yield the ids of each piece, with the number of characters encoded so far."""
         yield np.array(self.before, dtype=np.int32), 0
         spans = pairwise(piece_borders(self.text))
         while batch := list(islice(spans, _AT_ONCE)):

@@ -24,7 +24,7 @@ _AT_ONCE = 1 << 16
 
 @dataclass
 class MixedSource(Source):
-    """Several sources of one task; `train` and `eval_sets` are those of the first."""
+    """Several sources of one task; `train` and `eval_sets` come from the first."""
 
     parts: dict[str, Source] = field(default_factory=dict)
     """Each with its name."""

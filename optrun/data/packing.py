@@ -92,7 +92,7 @@ class Packed:
         self.lengths = plan["lengths"]
 
     def _plan(self) -> dict[str, np.ndarray]:
-        """Plan which documents stand in which block, and how many tokens each block has."""
+        """Assign documents to blocks, and count the tokens of each block."""
         sizes = np.asarray(self.documents.lengths)
         order, borders = best_fit(sizes, self.room)
         lengths = sizes
@@ -119,7 +119,7 @@ class Packed:
 
     @property
     def origin(self) -> str | None:
-        """Of the documents: what decides their hashes."""
+        """Digest of the origin of the documents."""
         return self.documents.origin
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows of preferences: a prompt and two answers to it, of which the first is preferred."""
+"""Rows of preferences: a prompt, a preferred answer and another one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PairColumns:
 
 
 def pair_columns(source: Source, split: Split) -> PairColumns:
-    """Find `chosen`, `rejected`, and `prompt` or the column that `data.text_column` names.
+    """Find the columns `chosen`, `rejected`, and the prompt.
 
     Raises:
         ConfigError: One is missing, with the name that is nearest to it.

@@ -19,7 +19,7 @@ _PATIENCE = 1.0
 
 
 class Progress:
-    """Counts what is done.
+    """Counts finished work.
 
     Args:
         what: In a word.
@@ -35,19 +35,19 @@ class Progress:
         self._tokens = 0
 
     def done(self, amount: int) -> None:
-        """Count, in what `total` is counted in; a sign of life."""
+        """Add finished work, in units of `total`, and give a sign of life."""
         self._done += amount
         self._show(completed=self._done)
 
     def ahead(self, amount: int) -> None:
-        """Show the part of the next `done` that is complete already.
+        """Show the finished part of the next `done`.
 
         A single text can be nearly all there is.
         """
         self._show(completed=self._done + amount)
 
     def tokens(self, amount: int) -> None:
-        """Count tokens, which are shown beside."""
+        """Count tokens, shown beside the bar."""
         self._tokens += amount
         rate = self._tokens / max(time.monotonic() - self._begun, 1e-9)
         self._show(tokens=f"{self._tokens / 1e6:,.1f} million tokens, {rate:,.0f}/s")

@@ -1,4 +1,4 @@
-"""What readers of files share.
+"""Shared parts of the readers of files.
 
 Files of one format, how they are to be read, and the readers of `datasets`, quiet, with their rows
 in a cache that notices damage.
@@ -58,7 +58,7 @@ class Reading:
     notes: list[str] = field(default_factory=list)
 
     def address(self, *parts: str) -> str:
-        """Digest everything that decides the rows."""
+        """Digest the content and the reading of the files."""
         return digest(*parts, *self.contents, *self.encodings)
 
     def in_utf8(self, folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Advice for rows that are not texts in columns.
+"""Advice for rows without texts in columns.
 
 Nested cells, chats, one object for a whole file, labels inside of lines.
 """
@@ -123,7 +123,7 @@ def _advice(name: str, value: object) -> str:
 
 
 def labelled_lines(rows: Dataset) -> str:
-    """Explain how to read lines of text that begin with their label; empty if they do not."""
+    """Explain how to read lines of text with a label in front; empty if there is none."""
     lines = _lines(rows)
     if not lines:
         return ""
@@ -165,14 +165,14 @@ def looks_tagged(rows: Dataset) -> bool:
 
 
 def _lines(rows: Dataset) -> list[str]:
-    """List the first texts that are not blank; none of a table with other columns."""
+    """List the first texts without blank ones; empty for a table."""
     if rows.column_names != ["text"] or is_nested(rows.features["text"]):
         return []
     return [line for line in rows[:100]["text"] if isinstance(line, str) and line.strip()]
 
 
 def looks_like(rows: Dataset) -> str | None:
-    """Name the format of lines of text that are a table or objects; None: they are texts."""
+    """Name the format of a table or of objects in lines of text; None: they are texts."""
     lines = [line.strip() for line in _lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
         return "json"
@@ -186,7 +186,7 @@ def looks_like(rows: Dataset) -> str | None:
 
 
 def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
-    """Refuse a file that is one JSON object with the rows somewhere inside.
+    """Refuse a file of one JSON object with the rows inside of it.
 
     Args:
         key: The configuration key, for messages.
@@ -242,7 +242,7 @@ def _rows_inside(row: Json, path: Path) -> str | None:
 
 
 def _list_of_objects(value: Json, depth: int = 3) -> tuple[list[str], list[Json]] | None:
-    """Find the keys to the longest list of objects, and that list."""
+    """Find the longest list of objects and the keys to it."""
     candidates: list[tuple[list[str], list[Json]]] = []
     for key, inner in value.items():
         if isinstance(inner, list) and inner and isinstance(inner[0], dict):

@@ -37,7 +37,7 @@ _WINDOWS = 6
 
 @dataclass
 class Opening:
-    """State that the files of a stream share.
+    """Shared state of the files of a stream.
 
     Attributes:
         window: Rows that are read near each other: four windows together, each across the border of
@@ -71,7 +71,7 @@ class Shard(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """List the columns that are known without reading all of the file."""
+        """List the columns, as far as a look at the first rows tells."""
 
     @abstractmethod
     def read(
@@ -96,7 +96,7 @@ class Shard(ABC):
 
     @abstractmethod
     def parts(self, rows: np.ndarray) -> np.ndarray:
-        """Number the part, read as a whole, in which each row begins.
+        """Number the part of the file of each row; a part is read as a whole.
 
         Shape (rows,), int64.
         """
@@ -200,11 +200,11 @@ class Lines(Shard):
         return row
 
     def parts(self, rows: np.ndarray) -> np.ndarray:
-        """Number the blocks of the hub; a row that lies here is a part of its own."""
+        """Number the block of the hub of each row; a local row is a part of its own."""
         return self.file.part_of(self.begins[rows])
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:  # noqa: ARG002
-        """Count the bytes of the rows, with all that stands in them."""
+        """Count the bytes of the rows, all columns included."""
         return np.diff(self.begins[borders])
 
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
@@ -290,7 +290,7 @@ class Groups(Shard):
         columns: Sequence[str] | None,
         unread: frozenset[str] = frozenset(),  # noqa: ARG002
     ) -> list[Row]:
-        """Read rows out of their row groups, which are read as wholes."""
+        """Read rows out of whole row groups."""
         lacking = dict.fromkeys(name for name in columns or () if name not in self.columns)
         rows: list[Row] = []
         for number, first, last in spans(self.ends, begin, end):
@@ -337,7 +337,7 @@ def _found_again(file: File) -> dict[str, np.ndarray]:
 
 
 def begins_of(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
-    """Find the begin of each line that is not blank, and digest the bytes.
+    """Find the begin of each line except blank ones, and digest the bytes.
 
     Returns:
         Begins of the lines and the end of the last one, shape (rows + 1,), int64; the `checksum`.
@@ -360,7 +360,7 @@ def begins_of(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
 
 
 def _starts(lines: bytes) -> np.ndarray:
-    """Find where lines that are not blank begin, in bytes that end with a line."""
+    """Find the begins of lines except blank ones, in bytes of whole lines."""
     raw = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(raw == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])

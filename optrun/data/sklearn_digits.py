@@ -1,4 +1,4 @@
-"""Handwritten digits that scikit-learn ships: 1,797 grey images of 8 by 8 pixels, no download."""
+"""Handwritten digits of scikit-learn: 1,797 grey images of 8 by 8 pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optrun.data.source import Source, Split, cut
 
 
 def load_sklearn_digits(config: DigitsConfig, *, documents: bool) -> Source:
-    """Read the images and their labels; those to evaluate on are the same ones for every seed.
+    """Read the images and their labels, with the same split for every seed.
 
     Raises:
         ConfigError: scikit-learn or Pillow is not installed.

@@ -162,7 +162,7 @@ def cut(
 
 
 def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the rows that are equal to an earlier one in some columns.
+    """Find the rows equal to an earlier one in some columns.
 
     Returns:
         Their indices, and for each the first row that it is equal to; shape (repeating,), int64.
@@ -237,7 +237,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 
 
 def _end_of_head(text: str, fraction: float) -> int:
-    """Find the begin of the end that is held back: behind a line break, else behind a space.
+    """Find the begin of the evaluation text: behind a line break, else behind a space.
 
     Neither may be further away than the end is long: behind a title and one endless line nothing
     would be left to train on. Without either it is the exact share.

@@ -14,7 +14,7 @@ Part = TypeVar("Part")
 
 
 def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the part of a range inside of each of the parts that it reaches into.
+    """Split a range at the borders of parts.
 
     Args:
         ends: Where each part ends, and the next one begins; in order.
@@ -37,7 +37,7 @@ def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tu
 
 
 class RecentlyRead(OrderedDict[Key, Part]):
-    """The parts that were read last; a dropped one is read again.
+    """A memory of the parts read last; a dropped one is read again.
 
     They are left out when this is sent to another process.
 
@@ -50,11 +50,11 @@ class RecentlyRead(OrderedDict[Key, Part]):
         self.most = most
 
     def __reduce__(self) -> tuple[type[RecentlyRead[Key, Part]], tuple[int]]:
-        """Leave the parts out of what another process is sent."""
+        """Leave the parts out of a pickle."""
         return type(self), (self.most,)
 
     def read(self, key: Key, read: Callable[[], Part]) -> Part:
-        """Return a part, and drop the parts that were not used for longest."""
+        """Return a part, and drop the least recently used ones."""
         if key not in self:
             self[key] = read()
             while len(self) > self.most:

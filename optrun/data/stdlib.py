@@ -100,7 +100,7 @@ def stdlib_table(
     columns: ColumnsConfig | None = None,
     key: Callable[[Mapping[str, object]], object] = str,
 ) -> Source:
-    """Make rows of what is read in files, as `stdlib_source`.
+    """Make a table of rows read from files, as `stdlib_source`.
 
     Args:
         config: The data choice.

@@ -64,7 +64,7 @@ def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
 
 
 def chats_of(path: Path) -> Iterator[Turns]:
-    """Yield a chat about each function of a file that has parameters.
+    """Yield a chat about each function with parameters of a file.
 
     What is asked depends on the place of the function in its file, and what it does only where a
     docstring says it.

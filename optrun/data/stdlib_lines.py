@@ -1,4 +1,4 @@
-"""Labels that come from a rule, over logical lines of the standard library's source: no download.
+"""Labels by a rule, for logical lines of the source of the standard library.
 
 `data=stdlib_tokens` names the kind of each token, `data=stdlib_statements` the keyword that a
 statement began with.
@@ -81,7 +81,7 @@ def _statements_of(path: Path) -> Iterator[dict[str, str]]:
 
 
 def logical_lines(path: Path) -> Iterator[Line]:
-    """Yield the logical lines of a file that are long enough and hold no overlong token.
+    """Yield the logical lines of a file, without short ones and overlong tokens.
 
     A file that Python cannot read ends where it stops being Python.
     """

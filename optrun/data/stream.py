@@ -48,7 +48,7 @@ _PARTS = 2
 
 @dataclass(eq=False)
 class StreamRows:
-    """Rows with named columns; only the rows that are read are in memory."""
+    """Rows with named columns, read when they are needed."""
 
     key: str
     """The configuration key of the files."""
@@ -71,7 +71,7 @@ class StreamRows:
 
     @cached_property
     def head(self) -> Dataset:
-        """The first rows of the first file, with every column that any file begins with."""
+        """The first rows of the first file, with the columns of all files."""
         first = self.shards[0].head(FIRST_ROWS, self.columns)
         types = {
             name: self.shards[number].head(FIRST_ROWS, [name]).features[name]
@@ -85,7 +85,7 @@ class StreamRows:
 
     @cached_property
     def _first_with(self) -> dict[str, int]:
-        """Each column to the number of the first file that is known to have it."""
+        """Each column to the number of the first file with it."""
         if self.whole is not None:
             return self.whole._first_with
         first_with: dict[str, int] = {}
@@ -96,7 +96,7 @@ class StreamRows:
 
     @cached_property
     def _unread(self) -> frozenset[str]:
-        """Columns that would be read too, and that no file is known to have."""
+        """Further columns to read, unknown to the first rows of all files."""
         if self.columns is None or isinstance(
             self.shards[0], Groups
         ):  # a footer names every column there is
@@ -107,7 +107,7 @@ class StreamRows:
 
     @property
     def column_names(self) -> list[str]:
-        """Columns that the files begin with."""
+        """Columns of the first rows of the files."""
         return list(self.head.column_names)
 
     @property
@@ -204,7 +204,7 @@ class StreamRows:
 
     @cached_property
     def parts_of_windows(self) -> np.ndarray:
-        """The first window of each part that is read as a whole, and the number of windows.
+        """The first window of each part read as a whole, and the number of windows.
 
         Shape (parts + 1,), int64.
         """
@@ -224,7 +224,7 @@ class StreamRows:
         return digest("stream", str(self.window), *(shard.content for shard in self.shards))
 
     def parts(self) -> dict[str, str]:
-        """Map each file to the digest of its bytes, by which a checkpoint names a changed file."""
+        """Map each file to the digest of its bytes, for checkpoints."""
         return {str(shard.file): shard.content for shard in self.shards}
 
 
@@ -314,7 +314,7 @@ class WindowOrder:
         return np.concatenate(examples)
 
     def _inside(self, number: int) -> np.ndarray:
-        """Return the shuffled examples of four windows that follow one another."""
+        """Return the shuffled examples of four windows in a row."""
         windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
         examples = np.concatenate(
             [np.arange(*self._borders[window : window + 2]) for window in windows]

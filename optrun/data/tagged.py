@@ -71,7 +71,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _columns_of(lines: list[str]) -> int:
-    """Count the columns of the first line that is certainly no comment."""
+    """Count the columns of the first line without a doubt about comments."""
     tagged = [line for line in lines if _cells(line) and not _DOCUMENT.match(line)]
     certain = (line for line in tagged if not line.startswith("#"))
     likely = (line for line in tagged if not _KEY_AND_VALUE.match(line))

@@ -1,4 +1,4 @@
-"""Rows of one column of texts in memory: what text tasks ask of a `datasets.Dataset`.
+"""Rows of one column of texts in memory, with the interface of a `datasets.Dataset`.
 
 To import datasets, with pandas and pyarrow, takes a second. Texts that optrun has read by itself
 need none of it.
@@ -57,7 +57,7 @@ class TextRows:
         return TextRows(self._texts[index] for index in indices)
 
     def select_columns(self, names: Sequence[str]) -> TextRows | Dataset:
-        """Return the same rows; a column that is not there is refused as a Dataset does."""
+        """Return the same rows; an unknown column is refused as by a Dataset."""
         return self if list(names) == [_COLUMN] else self.dataset.select_columns(names)
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[str]]]:

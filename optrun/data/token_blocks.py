@@ -85,7 +85,7 @@ class TokenBlocks:
         )
 
     def expect_ids_below(self, size: int, key: str) -> None:
-        """Refuse tokens that a vocabulary does not have.
+        """Refuse ids beyond a vocabulary.
 
         Args:
             size: Entries of the vocabulary.

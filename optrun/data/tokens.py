@@ -38,7 +38,7 @@ _READ = 1 << 22
 
 
 def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Map the files that `data.train` and `data.eval` name.
+    """Map the files of `data.train` and `data.eval`.
 
     Without the latter the end of the stream is held back.
 
