@@ -173,7 +173,7 @@ def _wait_for(lock: int, folder: Path) -> None:
     Raises:
         OSError: There are no locks on this disk.
     """
-    begun = time.monotonic()
+    start_time = time.monotonic()
     is_told = False
     while True:
         try:
@@ -182,7 +182,7 @@ def _wait_for(lock: int, folder: Path) -> None:
             beat()
         else:
             return
-        if time.monotonic() - begun > _TOLD_SECONDS and not is_told:
+        if time.monotonic() - start_time > _TOLD_SECONDS and not is_told:
             is_told = True
             holder = os.pread(lock, 200, 0).decode("utf-8", "replace") or "another process"
             tell_user(
@@ -295,9 +295,11 @@ def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None)
         memory_content: dict[str, Found] = read_json(memory)
         if memory_content == memory_content | seal:
             return memory_content["found"]
-    begun = time.time()
+    start_time = time.time()
     finding = find()
-    if of is None or (file_state(of) == state and begun - max(state[-2:]) / 1e9 > YOUNG_SECONDS):
+    if of is None or (
+        file_state(of) == state and start_time - max(state[-2:]) / 1e9 > YOUNG_SECONDS
+    ):
         with contextlib.suppress(
             OSError
         ):  # a cache that cannot be written costs time, and nothing else

@@ -76,8 +76,8 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     rows = len(offsets) - 1
     first = 0
     while first < rows:
-        wanted = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
-        end = min(rows, max(first + 1, wanted), first + _PIECE)
+        end_of_piece = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
+        end = min(rows, max(first + 1, end_of_piece), first + _PIECE)
         borders = np.asarray(offsets[first : end + 1]) - offsets[first]
         piece = marks[offsets[first] : offsets[end]] != 0
         sums = np.concatenate([[0], np.cumsum(piece, dtype=np.int64)])

@@ -103,7 +103,7 @@ class ChatColumns:
         return [*self.names, *self.more]
 
 
-def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
+def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
     """Find the columns of chats, as keys name them, else by their usual names.
 
     `data.messages_column` names the column of turns, `data.text_column` and `data.target_column`
@@ -112,7 +112,7 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
     Args:
         source: Carries the names.
         split: Where the columns must be.
-        wanted: The layout, where it is given.
+        layout_key: The layout of `task.layout`; None: it is not set.
 
     Raises:
         ConfigError: No such column, none at all, those of several layouts, or a column of turns
@@ -126,7 +126,7 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
     column_names = split.rows.column_names
     _refuse_beside_turns(source)
     if target is not None:
-        _expect_layout(wanted, ChatLayout.prompt_completion, f"data.target_column={target}")
+        _expect_layout(layout_key, ChatLayout.prompt_completion, f"data.target_column={target}")
         if text is None and "prompt" not in column_names:
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no column called prompt."
@@ -137,18 +137,20 @@ def chat_columns(source: Source, split: Split, wanted: ChatLayout | None) -> Cha
         key = "data.text_column"
         turns = text
     if turns is not None:
-        layout = wanted if wanted is ChatLayout.sharegpt else ChatLayout.messages
-        _expect_layout(wanted, layout, f"{key}={turns}")
+        layout = layout_key if layout_key is ChatLayout.sharegpt else ChatLayout.messages
+        _expect_layout(layout_key, layout, f"{key}={turns}")
         return _found(split, layout, (turns,), column_names)
     fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(column_names)]
-    if wanted is not None:
-        if wanted not in fitting:
-            lacking = " and ".join(name for name in _COLUMNS[wanted] if name not in column_names)
+    if layout_key is not None:
+        if layout_key not in fitting:
+            lacking = " and ".join(
+                name for name in _COLUMNS[layout_key] if name not in column_names
+            )
             raise ConfigError(
-                f"task.layout={wanted.value}: {split.key} has no column {lacking}."
+                f"task.layout={layout_key.value}: {split.key} has no column {lacking}."
                 f" {columns_in_words(split.rows)}"
             )
-        fitting = [wanted]
+        fitting = [layout_key]
     if not fitting:
         layouts = "; ".join(" and ".join(names) for names in _COLUMNS.values())
         raise ConfigError(
@@ -171,18 +173,18 @@ def _refuse_beside_turns(source: Source) -> None:
     """Refuse keys of other columns beside one of whole chats."""
     turns = getattr(source.columns, "messages_column", None)
     for key in ("text_column", "eval_text_column", "target_column"):
-        other = getattr(source.columns, key, None)
-        if turns is not None and other is not None:
+        column = getattr(source.columns, key, None)
+        if turns is not None and column is not None:
             raise ConfigError(
-                f"data.messages_column={turns}: whole chats stand there, so data.{key}={other} has"
+                f"data.messages_column={turns}: whole chats stand there, so data.{key}={column} has"
                 " nothing to name. Leave one of them out."
             )
 
 
-def _expect_layout(wanted: ChatLayout | None, found: ChatLayout, key: str) -> None:
-    if wanted is not None and wanted is not found:
+def _expect_layout(layout_key: ChatLayout | None, found: ChatLayout, key: str) -> None:
+    if layout_key is not None and layout_key is not found:
         raise ConfigError(
-            f"task.layout={wanted.value}: {key} names a column of the layout {found.value}."
+            f"task.layout={layout_key.value}: {key} names a column of the layout {found.value}."
         )
 
 
@@ -240,7 +242,7 @@ def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
     return (dict(zip(names, values, strict=True)) for values in split.cells(names))
 
 
-def question_columns(source: Source, split: Split, wanted: ChatLayout | None) -> ChatColumns:
+def question_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
     """Find the columns of rows to answer; completions and outputs may be missing.
 
     A named column holds prompts if the run was trained on prompts and completions and the column is
@@ -258,7 +260,7 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
         name = named(source.columns, key, split)
         assert name is not None
         prompts = (
-            wanted is ChatLayout.prompt_completion
+            layout_key is ChatLayout.prompt_completion
             or getattr(source.columns, "target_column", None) is not None
         )
         usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
@@ -268,7 +270,7 @@ def question_columns(source: Source, split: Split, wanted: ChatLayout | None) ->
     fitting = [
         layout
         for layout, names in _COLUMNS.items()
-        if names[0] in column_names and wanted in (None, layout)
+        if names[0] in column_names and layout_key in (None, layout)
     ]
     if len(fitting) == 1:
         return _found(split, fitting[0], _COLUMNS[fitting[0]][:1], column_names)
@@ -492,12 +494,12 @@ def _history(value: object) -> list[Message]:
     return turns
 
 
-def _turns(value: object, roles: frozenset[str], what: str) -> list[Message]:
+def _turns(value: object, roles: frozenset[str], part_name: str) -> list[Message]:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | type(None)):
         raise Unreadable(
-            f"has {cell_repr(value)} as its {what}, where a list of turns is expected."
+            f"has {cell_repr(value)} as its {part_name}, where a list of turns is expected."
         )
     return [_turn(turn, number, roles) for number, turn in enumerate(value or [], start=1)]
 
@@ -572,12 +574,12 @@ def _text(content: object, number: int) -> str:
     return content
 
 
-def _expect_answers(turns: list[Message], what: str) -> None:
+def _expect_answers(turns: list[Message], part_name: str) -> None:
     if not any(turn["role"] == ASSISTANT for turn in turns):
         have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
         raise Unreadable(
-            f"has no turn of the assistant in its {what}, only {have}: nothing to learn. Leave it"
-            " out."
+            f"has no turn of the assistant in its {part_name}, only {have}: nothing to learn. Leave"
+            " it out."
         )
 
 

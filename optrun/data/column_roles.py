@@ -162,10 +162,10 @@ def _tagged(columns: Columns) -> Roles | None:
     words_column = next((name for name in (*USUAL_WORDS, *texts) if name in lengths), None)
     if words_column is None:
         return None
-    alike = [
+    same_length = [
         name for name in lengths if name != words_column and lengths[name] == lengths[words_column]
     ]
-    tags = next((name for name in (*_TAGS, *alike) if name in alike), None)
+    tags = next((name for name in (*_TAGS, *same_length) if name in same_length), None)
     if tags is None:
         return None
     return Roles("token_classification", {"text_column": words_column, "label_column": tags})

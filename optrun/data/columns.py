@@ -115,8 +115,8 @@ def same_column(name: str, column_names: Sequence[str]) -> str | None:
     if name in column_names:
         return name
     folded = name.strip().casefold()
-    alike = [other for other in column_names if other.strip().casefold() == folded]
-    return alike[0] if len(alike) == 1 else None
+    close = [candidate for candidate in column_names if candidate.strip().casefold() == folded]
+    return close[0] if len(close) == 1 else None
 
 
 def usual_columns(names: Iterable[str], column_names: Sequence[str]) -> list[str]:
@@ -148,9 +148,9 @@ def _named_or_usual(
     if name is not None:
         return name
     if source.columns is None:
-        wanted = f"{key.removesuffix('_column').removesuffix('s')}s"
+        kind_of_column = f"{key.removesuffix('_column').removesuffix('s')}s"
         raise ConfigError(
-            f"{split.key} has texts alone, and this task needs {wanted}. Take data=files or"
+            f"{split.key} has texts alone, and this task needs {kind_of_column}. Take data=files or"
             " data=hub."
         )
     columns = usual_columns(usual, split.rows.column_names)
@@ -211,9 +211,9 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         if name is not None:
             return name
     candidates = [name for name in _texts(split.rows) if name not in taken]
-    wanted = columns.text_column if columns is not None else None
-    if wanted is not None:
-        column = _wanted_text(source, split, wanted, taken, candidates)
+    name_of_key = columns.text_column if columns is not None else None
+    if name_of_key is not None:
+        column = _wanted_text(source, split, name_of_key, taken, candidates)
     else:
         column = _usual_text(split, taken, candidates, evaluation=evaluation)
     split.columns_read.add(column)
@@ -418,8 +418,8 @@ def refuse_mixed(split: Split, column: str) -> None:
         ConfigError: With the first row that differs from those before it.
     """
     feature = split.rows.features[column]
-    listed = is_mixed(getattr(feature, "feature", None))
-    if not listed and not is_mixed(feature):
+    is_mixed_list = is_mixed(getattr(feature, "feature", None))
+    if not is_mixed_list and not is_mixed(feature):
         return
     first: dict[int, tuple[str, int, object]] = {}
     """Of cells (0) and of the items of lists (1): the first type, its row and value."""

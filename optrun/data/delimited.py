@@ -113,11 +113,11 @@ def dialect_of(key: str, path: Path, kind: str, encoding: str, options: ReadOpti
         return Dialect(excel[1], True, 1, note)
     fitting = [mark for mark in DELIMITERS if _width(text, mark, usual) > 1]
     if usual.delimiter in fitting:
-        others = [mark for mark in fitting if mark != usual.delimiter]
-        if not others:
+        other_marks = [mark for mark in fitting if mark != usual.delimiter]
+        if not other_marks:
             return usual
-        note = f"columns separated by {usual.delimiter!r}; every row has {others[0]!r}, too"
-        return replace(usual, note=f"{note} ({_argument(others[0])} reads them so)")
+        note = f"columns separated by {usual.delimiter!r}; every row has {other_marks[0]!r}, too"
+        return replace(usual, note=f"{note} ({_argument(other_marks[0])} reads them so)")
     if not fitting:
         fitting = [mark for mark in DELIMITERS if mark in header]
     if not fitting or usual.delimiter in fitting:

@@ -66,12 +66,15 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 def _splits_among(files: list[Path]) -> list[str]:
     """Warn of training files named after other splits, beside files called `train`."""
     names = {path: split_name(path, path.parent.parent) for path in files}
-    others = [str(path) for path, name in names.items() if name not in (None, "train")]
-    if not others or "train" not in names.values():
+    other_files = [str(path) for path, name in names.items() if name not in (None, "train")]
+    if not other_files or "train" not in names.values():
         return []
-    names_in_words = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+    first_files = ", ".join(other_files[:3])
+    if len(other_files) > 3:
+        first_files += ", ..."
     return [
-        f"data.train holds {len(others):,} files that are called as other splits: {names_in_words}"
+        f"data.train holds {len(other_files):,} files that are called as other splits:"
+        f" {first_files}"
     ]
 
 
@@ -133,8 +136,10 @@ def read_split(
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
     digests = (f"{path.suffixes} {content}" for path, content in zip(files, contents, strict=True))
-    said = () if options == ReadOptions() else (repr(options),)
-    content = digest("rows-2", versions("datasets", "pyarrow"), str(documents), *digests, *said)
+    typed_options = () if options == ReadOptions() else (repr(options),)
+    content = digest(
+        "rows-2", versions("datasets", "pyarrow"), str(documents), *digests, *typed_options
+    )
     return Split(rows, key, content=content, folder=files[0].parent)
 
 
@@ -229,8 +234,8 @@ def _why_nothing(name: str) -> str:
         for other in beside
         if Path(other).suffix == path.suffix
     }
-    alike = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems, n=1)]
+    names_alike = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems, n=1)]
     other_kinds = [other for other in beside if Path(other).suffix != path.suffix]
-    alike += difflib.get_close_matches(path.name, other_kinds, n=1)
-    hint = f" Did you mean {beside[alike[0]]}?" if alike else ""
+    names_alike += difflib.get_close_matches(path.name, other_kinds, n=1)
+    hint = f" Did you mean {beside[names_alike[0]]}?" if names_alike else ""
     return f"no such file (looked from {Path.cwd()}).{hint}"

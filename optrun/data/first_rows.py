@@ -51,10 +51,10 @@ def related_columns(
     has_turns = any(
         isinstance(value, list) and value and isinstance(value[0], dict) for value in first.values()
     )
-    wanted: set[str] = set()
+    related: set[str] = set()
     if has_turns:
-        wanted |= _OF_CHATS
+        related |= _OF_CHATS
     for names, more in _OF_LAYOUTS.items():
         if names <= set(columns):
-            wanted |= _OF_CHATS | more
-    return frozenset(wanted - set(column_names))
+            related |= _OF_CHATS | more
+    return frozenset(related - set(column_names))

@@ -124,7 +124,7 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
         name = split_name(path, folder)
         if name is None or name in splits:
             continue
-        together = [other for other in tables if split_name(other, folder) == name]
+        together = [table for table in tables if split_name(table, folder) == name]
         pattern = str(path)
         if len(together) > 1 and path.parent != folder and split_name(path.parent, folder) == name:
             pattern = str(path.parent / f"*{path.suffix}")
@@ -179,24 +179,24 @@ def read_classes(reading: Reading) -> Dataset:
         return Dataset.from_dict(
             {"image": [str(path.resolve()) for path in files], "label": labels}, features=features
         )
-    others: dict[str, str] = {}
-    texts = [_text(reading, path, others) for path in files]
+    samples: dict[str, str] = {}
+    texts = [_text(reading, path, samples) for path in files]
     reading.notes += [
         f"{reading.key}: some files are no UTF-8, and read as {name}: {sample}"
-        for name, sample in others.items()
+        for name, sample in samples.items()
     ]
     return Dataset.from_dict({"text": texts, "label": labels})
 
 
 def _text(reading: Reading, path: Path, others: dict[str, str]) -> str:
-    said = reading.options.encoding
+    typed_encoding = reading.options.encoding
     try:
         raw = read_bytes(path, _LARGEST, follow=True)
-        name = said or marked(raw)
+        name = typed_encoding or marked(raw)
         try:
             return b"".join(recoded([raw], name)).decode(UTF8)
         except NotDecodableError as error:
-            if name != UTF8 or said is not None:
+            if name != UTF8 or typed_encoding is not None:
                 raise
             name, sample_line = western([raw], error)
             others.setdefault(name, f"in {path.name} {sample_line} (data.encoding)")

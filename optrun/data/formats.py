@@ -171,7 +171,7 @@ def by_ending() -> dict[str, Format]:
     return formats
 
 
-def format_of(key: str, path: Path, said: str | None) -> Format:
+def format_of(key: str, path: Path, typed_format: str | None) -> Format:
     """Return the format of a file or folder.
 
     Raises:
@@ -179,19 +179,21 @@ def format_of(key: str, path: Path, said: str | None) -> Format:
     """
     if path.is_dir():
         return FORMATS["saved" if (path / "state.json").is_file() else "classes"]
-    if said is not None:
+    if typed_format is not None:
         names = [name for name, row in FORMATS.items() if row.endings]
-        if said not in names:
-            raise ConfigError(f"data.format={said}: no such format. {did_you_mean(said, names)}")
-        return FORMATS[said]
+        if typed_format not in names:
+            raise ConfigError(
+                f"data.format={typed_format}: no such format. {did_you_mean(typed_format, names)}"
+            )
+        return FORMATS[typed_format]
     ending = Path(name_inside(path)).suffix.lower()
     formats = by_ending()
     if ending not in formats:
-        what = "unknown format"
+        problem = "unknown format"
         if ending in ELSEWHERE:
-            what = f"unknown format: {ELSEWHERE[ending]}"
+            problem = f"unknown format: {ELSEWHERE[ending]}"
         raise ConfigError(
-            f"{key}={path}: {what}. Known endings: {', '.join(formats)} (also with"
+            f"{key}={path}: {problem}. Known endings: {', '.join(formats)} (also with"
             f" {', '.join(COMPRESSED)}); data.format=NAME says what a file with another one holds."
         )
     return formats[ending]

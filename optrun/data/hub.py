@@ -209,8 +209,8 @@ def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
     if not all(name.startswith(begin) for name in names):
         return None
     commit = names[0].removeprefix(begin).partition("/")[0]
-    wanted = [name.removeprefix(f"{begin}{commit}/") for name in names]
-    return Path(fetch(revision=commit, allow_patterns=["README.md", *wanted]))
+    paths_in_repo = [name.removeprefix(f"{begin}{commit}/") for name in names]
+    return Path(fetch(revision=commit, allow_patterns=["README.md", *paths_in_repo]))
 
 
 def _listing(folder: Path) -> str:

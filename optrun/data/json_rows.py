@@ -212,11 +212,11 @@ def _checked(where: str, number: int, value: object) -> Row:
         items = cell if isinstance(cell, list) else [cell]
         for item in items:
             if type(item) is int and not -_LARGEST <= item < _LARGEST:
-                what = f"has a number beyond 64 bits in {name}: {item}. Write it as a text"
-                raise _refusal(where, number, what)
+                problem = f"has a number beyond 64 bits in {name}: {item}. Write it as a text"
+                raise _refusal(where, number, problem)
             if isinstance(item, str) and not _is_unicode(item):
-                what = f"has half of a surrogate pair in {name}: {ascii(item)[:60]}. Write UTF-8"
-                raise _refusal(where, number, what)
+                problem = f"has half of a surrogate pair in {name}: {ascii(item)[:60]}. Write UTF-8"
+                raise _refusal(where, number, problem)
     return value
 
 
@@ -257,5 +257,5 @@ def _end_of_blank(text: str, begin: int) -> int:
     return match.end()
 
 
-def _refusal(where: str, number: int, what: str) -> ConfigError:
-    return ConfigError(f"{where}: cannot be read as json: row {number:,} {what}.")
+def _refusal(where: str, number: int, problem: str) -> ConfigError:
+    return ConfigError(f"{where}: cannot be read as json: row {number:,} {problem}.")

@@ -63,12 +63,12 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
     column_names = split.rows.column_names
-    for wanted in (CHOSEN, REJECTED):
-        if wanted not in column_names:
-            close = nearest(wanted, column_names)
-            hint = f" Did you mean {' or '.join(close)}? Call it {wanted}." if close else ""
+    for column in (CHOSEN, REJECTED):
+        if column not in column_names:
+            close = nearest(column, column_names)
+            hint = f" Did you mean {' or '.join(close)}? Call it {column}." if close else ""
             raise ConfigError(
-                f"{split.key} has no column {wanted}: task=preference reads {CHOSEN}, {REJECTED},"
+                f"{split.key} has no column {column}: task=preference reads {CHOSEN}, {REJECTED},"
                 f" and {PROMPT} where the prompt stands apart.{hint} {columns_in_words(split.rows)}"
             )
     prompt = named(source.columns, "text_column", split) or (

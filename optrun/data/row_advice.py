@@ -139,13 +139,13 @@ def labelled_lines(rows: Dataset) -> str:
             table = f"sed '{command}' FILE" if command else "cat FILE"
             # TREC's `DESC:manner How ...` and a text glued to its label look alike: a person has to
             # say which it is.
-            other = ""
+            hint = ""
             if form == _WITH_DETAIL:
-                other = f" If the label ends at the colon: sed '{_AT_COLON}'."
+                hint = f" If the label ends at the colon: sed '{_AT_COLON}'."
             return (
                 f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them, here with"
                 " the label "
-                rf"{labels[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{other}"
+                rf"{labels[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{hint}"
             )
     return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
 
@@ -255,7 +255,7 @@ def _list_of_objects(value: Json, depth: int = 3) -> tuple[list[str], list[Json]
 
 
 def _some(names: Iterable[object]) -> str:
-    listed = [str(name) for name in names]
-    if len(listed) > 6:
-        listed[6:] = ["..."]
-    return ", ".join(listed)
+    shown_names = [str(name) for name in names]
+    if len(shown_names) > 6:
+        shown_names[6:] = ["..."]
+    return ", ".join(shown_names)

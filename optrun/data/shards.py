@@ -320,8 +320,10 @@ class Groups(Shard):
         totals = []
         for group in groups:
             chunks = map(group.column, range(group.num_columns))
-            wanted = [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
-            totals.append(sum(chunk.total_uncompressed_size for chunk in wanted))
+            chunks_of_columns = [
+                chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns
+            ]
+            totals.append(sum(chunk.total_uncompressed_size for chunk in chunks_of_columns))
         return totals
 
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:

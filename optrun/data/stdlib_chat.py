@@ -56,9 +56,9 @@ def pairs_of(path: Path) -> Iterator[dict[str, Turns]]:
     kinds = [chat[-2]["content"].split()[:2] for chat in chats]
     for number, chat in enumerate(chats):
         answer = chat[-1]
-        others = [*range(number + 1, len(chats)), *range(number)]
-        alike = (chats[other][-1] for other in others if kinds[other] == kinds[number])
-        wrong = next((other for other in alike if other != answer), None)
+        other_chats = [*range(number + 1, len(chats)), *range(number)]
+        answers_alike = (chats[other][-1] for other in other_chats if kinds[other] == kinds[number])
+        wrong = next((other for other in answers_alike if other != answer), None)
         if wrong is not None:
             yield {"prompt": chat[:-1], "chosen": [answer], "rejected": [wrong]}
 

@@ -245,7 +245,7 @@ def open_stream(
     """
     kind = one_format(key, (streamed_format(key, path) for path in files))
     assert kind.stream is not None
-    begun = time.monotonic()
+    start_time = time.monotonic()
     opening = Opening(window)
     shards: list[Shard] = []
     for path in files:
@@ -259,10 +259,10 @@ def open_stream(
             raise ConfigError(f"{key}={path}: no rows in it.")
     rows = StreamRows(key, shards, window)
     if opening.read:
+        seconds = time.monotonic() - start_time
         notes.append(
             f"{key}: {len(rows):,} rows of {len(files):,} files found by reading"
-            f" {opening.read / 1e6:,.0f} MB once ({time.monotonic() - begun:.0f} s); where they are"
-            " is remembered"
+            f" {opening.read / 1e6:,.0f} MB once ({seconds:.0f} s); where they are is remembered"
         )
     return rows
 

@@ -252,7 +252,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.txt",
         numbered("{label}:good {text}"),
-        ["with the label 'DESC:good'", r"Where the label ends at the colon: sed 's/: */\t/'"],
+        ["with the label 'DESC:good'", r"If the label ends at the colon: sed 's/: */\t/'"],
     ),
     (
         "__label__ text",
