@@ -7,6 +7,7 @@ the package really computed it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -173,17 +174,17 @@ class AdamWDL(BatchOptimizer):
         return all("param_names" in group for group in self.param_groups)
 
     def _layer_ratios(self, params: dict[str, Tensor]) -> dict[str, float]:
-        """Ask the function for the ratio of each parameter; nothing where all are 1 by default."""
+        """Ask the function for the ratio of each parameter; empty if all are 1 by default."""
         function, rate, name_dict = (
             self._apart[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict")
         )
-        named = self._named()
+        has_names = self._named()
         default = function is layerwise_lr_decay
-        if name_dict is not None and named:
+        if name_dict is not None and has_names:
             _same_names(name_dict, list(params))
         if function is None or (default and rate == 1.0):
             return {}
-        if not named:
+        if not has_names:
             raise ValueError(
                 "layer ratios go by parameter name, and the parameters have none. Pass"
                 " model.named_parameters()."
@@ -198,10 +199,11 @@ class AdamWDL(BatchOptimizer):
                     "(Up to PaddleNLP 2.2 it set the rate on the parameter instead.)"
                 )
             ratios[name] = not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
-        own = [structured[name] for name in params] if default else []
-        blocks = any("encoder.layers." in name for name in own)
-        numbered = any(piece.isdigit() for name in own for piece in name.split("."))
-        if default and not blocks and (numbered or all(ratio == 1.0 for ratio in ratios.values())):
+        structured_names = [structured[name] for name in params]
+        has_blocks = any("encoder.layers." in name for name in structured_names)
+        has_numbers = any(re.search(r"(^|\.)\d+(\.|$)", name) for name in structured_names)
+        scales_nothing = all(ratio == 1.0 for ratio in ratios.values())
+        if default and not has_blocks and (has_numbers or scales_nothing):
             # Embeddings are found by 'embedding': scaled while every block keeps its rate is worse
             # than not at all.
             raise ValueError(

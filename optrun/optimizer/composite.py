@@ -106,27 +106,26 @@ class Composite(NamedOptimizer):
         Patterns and a `name_dict` see all names.
         """
         pairs = [
-            given_names(group["params"], place) for place, (_, group) in enumerate(self._waiting)
+            given_names(group["params"], index) for index, (_, group) in enumerate(self._waiting)
         ]
         refuse_repeats(chain.from_iterable(pairs))
         groups: dict[str, list[ParamGroup]] = {}
         for name, group in self._waiting:
             groups.setdefault(name, []).append(group)
-        for name, own in groups.items():
-            self._add_member(name, own)
-        places = {name: iter(range(len(own))) for name, own in groups.items()}
+        for name, groups_of_member in groups.items():
+            self._add_member(name, groups_of_member)
+        taken_groups = dict.fromkeys(groups, 0)
         for name, _ in self._waiting:
-            self._take(name, next(places[name]))
+            self._take(name, taken_groups[name])
+            taken_groups[name] += 1
         self._waiting = []
         self._offer_momentum()
 
     def _offer_momentum(self) -> None:
-        """Say in the defaults that momentum can be cycled.
-
-        Where torch's OneCycleLR and CyclicLR look for it.
+        """Offer momentum in the defaults, where torch's OneCycleLR and CyclicLR look for it.
 
         They write `betas` of every group, or `momentum` of every group; with members of both kinds
-        that is `momentum`, which `step` hands on.
+        that is `momentum`, and `step` hands it on.
         """
         for key in ("betas", "momentum"):
             self.defaults.pop(key, None)
@@ -157,7 +156,7 @@ class Composite(NamedOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step every member; returns what `closure` returned."""
+        """Step every member; return the result of `closure`."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -170,8 +169,9 @@ class Composite(NamedOptimizer):
         return loss
 
     def _share_with_members(self) -> None:
-        """Give the members the state and the groups that a host may have put in place of ours."""
-        now, before = self.param_groups, self._handed_out
+        """Give the members state and groups, since a host may have replaced them."""
+        now = self.param_groups
+        before = self._handed_out
         exchanged = len(now) != len(before) or not all(map(operator.is_, now, before))
         for name, member in self.members.items():
             member.state = self.state
@@ -187,31 +187,31 @@ class Composite(NamedOptimizer):
 
     @property
     def trust_ratios(self) -> dict[str, float]:
-        """Those of the members that have any, by parameter name."""
-        return {
-            name: ratio
-            for member in self.members.values()
-            for name, ratio in getattr(member, "trust_ratios", {}).items()
-        }
+        """Trust ratios of all members, by parameter name."""
+        ratios: dict[str, float] = {}
+        for member in self.members.values():
+            ratios.update(getattr(member, "trust_ratios", {}))
+        return ratios
 
     def get_config(self) -> PlainDict:
         """Return `lr` and, by member, the keywords it was built with."""
         config = super().get_config()
-        config["members"] = {
-            name: {key: value for key, value in member.get_config().items() if key != "lr"}
-            for name, member in self.members.items()
-        }
+        members: dict[str, PlainDict] = {}
+        for name, member in self.members.items():
+            members[name] = member.get_config()
+            del members[name]["lr"]
+        config["members"] = members
         return config
 
     def __getstate__(self) -> StateDict:
         """As in `NamedOptimizer`, with the members."""
-        kept = ("members", "_options", "_main", "_driver")
+        keys = ("members", "_options", "_main", "_driver")
         state = super().__getstate__()
         del state["_lr_driven_by"]
-        return {**state, **{key: self.__dict__[key] for key in kept}}
+        return {**state, **{key: self.__dict__[key] for key in keys}}
 
     def __setstate__(self, state: State) -> None:
-        """As in `NamedOptimizer`; the members share what was set."""
+        """As in `NamedOptimizer`; the members share state and groups."""
         super().__setstate__(state)
         for name, member in self.members.items():
             groups = [group for group in self.param_groups if group["optimizer"] == name]

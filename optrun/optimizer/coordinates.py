@@ -1,6 +1,4 @@
-"""The coordinate check.
-
-Does what a parameter does in a few steps stay as it is while the model grows?
+"""The coordinate check: does the effect of each parameter keep its size while the model grows?
 
 Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1. Beside the change of each module's output,
 the part of it is measured that the update of one parameter makes, so that the parameter is named
@@ -14,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -103,25 +102,25 @@ class Line:
 
     @property
     def right(self) -> str:
-        """Name the slopes that are right."""
+        """Range of right slopes, as text."""
         highest = self.expected or 0.0
         return f"{highest - self.below:+.1f} to {highest:+.1f}" if self.below else f"{highest:+.1f}"
 
     def in_words(self) -> str:
-        """Say what fails and where to look."""
-        what = {
+        """Describe the failure and its likely cause."""
+        measured = {
             "initial": "the initial output of its module",
             "change": "the change of its module's output",
             "update": "what its update does to the output",
         }[self.measure]
         assert self.expected is not None
-        way = "grows" if self.slope > self.expected else "dies"
-        look = {"initial": "initial standard deviation", "change": "inputs", "update": "lr_scale"}[
+        trend = "grows" if self.slope > self.expected else "dies"
+        cause = {"initial": "initial standard deviation", "change": "inputs", "update": "lr_scale"}[
             self.measure
         ]
         return (
-            f"{self.parameter}: {what} {way} with the size, by a power of {self.slope:+.2f} (±"
-            f" {2 * self.noise:.2f}) where {self.right} is right: look at its {look}"
+            f"{self.parameter}: {measured} {trend} with the size, by a power of {self.slope:+.2f}"
+            f" (± {2 * self.noise:.2f}) where {self.right} is right: look at its {cause}"
         )
 
 
@@ -180,7 +179,7 @@ def coordinate_check(
     *,
     by_gradient: bool = False,
 ) -> CoordinateCheck:
-    """Train models of several sizes for a few steps each, and see what goes with the size.
+    """Train models of several sizes for a few steps, and measure how outputs grow with size.
 
     Args:
         trial: From a size, over that of the base, and a seed to a model at its start.
@@ -206,31 +205,32 @@ def coordinate_check(
                     key, Line(*key, expected=_expected(*key, grown, along), below=below)
                 )
                 line.values.setdefault(size, []).append(value)
-    whole = [line for line in lines.values() if _is_whole(line, sizes, seeds)]
-    return CoordinateCheck(along, whole)
+    complete = [line for line in lines.values() if _is_complete(line, sizes, seeds)]
+    return CoordinateCheck(along, complete)
 
 
 def _shared(larger: Trial, smaller: Trial, grown: Mapping[str, Growth]) -> set[str]:
-    """Name parameters of one size that act on units whose number grows.
+    """Name parameters of one size shared by a growing number of units.
 
-    Norms of queries, which act on heads, are an example.
-
-    The gradient of such a one is a sum over units. They begin as noise, which adds up to a power of
-    -1/2 of what it comes to once they learn alike.
+    Norms of queries, which act on every head, are an example. The gradient of such a parameter is a
+    sum over units. At first these are noise, whose sum grows with half the power of the number of
+    units; once the units learn alike, it grows with the number itself.
     """
     counts = []
     for trial in (larger, smaller):
         with _recorded(trial.model) as calls:
             trial.forward()
-        counts.append(
-            {path: sum(tensor.numel() for tensor in call.outputs) for path, call in calls.items()}
-        )
+        counts.append({path: _count(call.outputs) for path, call in calls.items()})
     grow = {path for path, count in counts[0].items() if count > counts[1].get(path, count)}
     return {
         name
         for name, size in grown.items()
         if size.kind == "of one size" and name.rpartition(".")[0] in grow
     }
+
+
+def _count(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors)
 
 
 def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
@@ -247,25 +247,25 @@ def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str,
         )
         if not is_head:
             out[name] = size
-        elif any(other.logits != 1 for other in grown.values()):
+        elif any(growth.logits != 1 for growth in grown.values()):
             out.setdefault(name, replace(size, fan_in=size.fan_out, fan_out=1.0, is_head=True))
     return out
 
 
-def _is_whole(line: Line, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
+def _is_complete(line: Line, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
     """Tell whether a line was measured everywhere, and is more than rounding."""
-    values = [value for one in line.values.values() for value in one]
+    values = list(chain.from_iterable(line.values.values()))
     return len(values) == len(sizes) * len(seeds) and all(value > 0 for value in values)
 
 
-def _merged(found: Mapping[tuple[str, str], float], along: str) -> dict[tuple[str, str], float]:
-    """Average over blocks where their number varies."""
+def _merged(values: Mapping[tuple[str, str], float], along: str) -> dict[tuple[str, str], float]:
+    """Average over blocks if their number varies."""
     if along == "width":
-        return dict(found)
+        return dict(values)
     groups: dict[tuple[str, str], list[float]] = {}
-    for (name, measure_), value in found.items():
+    for (name, measure_), value in values.items():
         groups.setdefault((_any_block(name), measure_), []).append(value)
-    return {key: math.fsum(values) / len(values) for key, values in groups.items()}
+    return {key: math.fsum(group) / len(group) for key, group in groups.items()}
 
 
 def _any_block(name: str) -> str:
@@ -273,33 +273,29 @@ def _any_block(name: str) -> str:
 
 
 def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) -> float | None:
-    """Find the slope that is right; None where none follows."""
-    size = next(
-        (
-            size
-            for own, size in grown.items()
-            if (own if along == "width" else _any_block(own)) == name
-        ),
-        None,
-    )
+    """Find the right slope; None if the theory gives none."""
+    by_name: dict[str, Growth] = {}
+    for param_name, growth in grown.items():
+        by_name.setdefault(param_name if along == "width" else _any_block(param_name), growth)
+    size = by_name.get(name)
     if size is None:  # a tied head, whose logits a key scales
         return None
     if along == "depth":
-        in_block = "*" in name
-        return (
-            None
-            if measure == "change" and in_block
-            else -1.0
-            if size.ends_branch and measure != "change"
-            else 0.0
-        )
+        return _expected_along_depth(name, measure, size)
     if size.logits != 1:
         return math.log(size.logits) / math.log(size.fan_out)
-    if size.kind == "output matrix" and measure != "update":
-        return (
-            -0.5 if measure == "initial" else None
-        )  # its initial part falls, and so does what that makes of a change
+    if size.kind == "output matrix" and measure == "initial":
+        return -0.5
+    if size.kind == "output matrix" and measure == "change":
+        return None  # its initial part falls, and the change with it
     return 0.0
+
+
+def _expected_along_depth(name: str, measure: str, size: Growth) -> float | None:
+    if measure == "change":
+        is_in_block = "*" in name
+        return None if is_in_block else 0.0
+    return -1.0 if size.ends_branch else 0.0
 
 
 def measure(trial: Trial) -> dict[tuple[str, str], float]:
@@ -317,7 +313,7 @@ def measure(trial: Trial) -> dict[tuple[str, str], float]:
     trial.train()
     with _recorded(model) as after:
         trial.forward()
-    found: dict[tuple[str, str], float] = {}
+    measured: dict[tuple[str, str], float] = {}
     for path, call in after.items():
         if path not in before:
             continue
@@ -325,16 +321,16 @@ def measure(trial: Trial) -> dict[tuple[str, str], float]:
         names = [name for name, _ in module.named_parameters(recurse=False)]
         if not any(True for _ in module.children()):  # else its output is the work of others
             first = f"{path}.{names[0]}" if path else names[0]
-            found[first, "initial"] = _mean(before[path].outputs)
-            found[first, "change"] = _mean(
+            measured[first, "initial"] = _mean(before[path].outputs)
+            measured[first, "change"] = _mean(
                 [b - a for a, b in zip(before[path].outputs, call.outputs, strict=True)]
             )
         for leaf in names:
             name = f"{path}.{leaf}" if path else leaf
             part = _part_of(module, leaf, initial[name], call)
             if part is not None and part > _MOVES * _mean(call.outputs):
-                found[name, "update"] = part
-    return found
+                measured[name, "update"] = part
+    return measured
 
 
 @dataclass
@@ -346,28 +342,26 @@ class _Call:
 
 @contextmanager
 def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
-    """Record the last call of each module that has parameters of its own, in evaluation mode."""
-    found: dict[str, _Call] = {}
+    """Record the last call of each module with parameters of its own, in evaluation mode."""
+    calls: dict[str, _Call] = {}
 
     def note(path: str) -> Callable[..., None]:
         def hook(
             _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object
         ) -> None:
-            found[path] = _Call(args, kwargs, _floats(out))
+            calls[path] = _Call(args, kwargs, _floats(out))
 
         return hook
 
-    own = [
-        (path, module)
-        for path, module in model.named_modules()
-        if any(True for _ in module.parameters(False))
-    ]
-    hooks = [module.register_forward_hook(note(path), with_kwargs=True) for path, module in own]
+    hooks = []
+    for path, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            hooks.append(module.register_forward_hook(note(path), with_kwargs=True))
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            yield found
+            yield calls
     finally:
         model.train(training)
         for handle in hooks:
@@ -375,7 +369,10 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
 
 
 def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float | None:
-    """Measure what the change of one parameter does to the output, at the input of today."""
+    """Measure the effect of one parameter's change on the output, at its latest input.
+
+    None for a module that writes into a cache and cannot be called again.
+    """
     training = module.training
     module.eval()
     try:
@@ -384,11 +381,7 @@ def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float
                 torch.func.functional_call(module, {leaf: before}, call.args, call.kwargs)
             )
         return _mean([b - a for a, b in zip(out, call.outputs, strict=True)])
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-    ):  # a module that writes into a cache cannot be called again
+    except (RuntimeError, ValueError, TypeError):
         return None
     finally:
         module.train(training)
@@ -403,5 +396,4 @@ def _floats(out: object) -> list[Tensor]:
 
 
 def _mean(tensors: Sequence[Tensor]) -> float:
-    count = sum(tensor.numel() for tensor in tensors)
-    return float(sum(tensor.abs().sum().item() for tensor in tensors)) / max(count, 1)
+    return float(sum(tensor.abs().sum().item() for tensor in tensors)) / max(_count(tensors), 1)

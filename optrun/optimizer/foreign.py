@@ -120,7 +120,7 @@ def library_class(name: str) -> type[Optimizer]:
 def build_pytorch_optimizer(
     class_name: str, param_groups: Sequence[Group], *, lr: float, **options: object
 ) -> Optimizer:
-    """Build an optimizer of pytorch-optimizer whose state survives a round trip.
+    """Build an optimizer of pytorch-optimizer, and check a round trip of its state.
 
     Args:
         class_name: Name of its class there; case does not matter.
@@ -156,7 +156,7 @@ def build_plain(
     lr: float,
     **options: object,
 ) -> Optimizer:
-    """Build a registered class that is a torch optimizer and no `NamedOptimizer`.
+    """Build a registered torch optimizer of a class beside `NamedOptimizer`.
 
     Args:
         choice: Its name.
@@ -220,14 +220,14 @@ def _build_foreign(
 
 
 def _named_keywords(cls: type[Optimizer]) -> set[str]:
-    """Collect the keywords that a constructor names; what goes into `**kwargs` may be ignored."""
+    """Collect the named keywords of a constructor; others, in `**kwargs`, may be ignored."""
     parameters = inspect.signature(cls).parameters
     names = {key for key, value in parameters.items() if value.kind is not value.VAR_KEYWORD}
     return names - {"params"}
 
 
 def _without_zero_decay(options: Options, keywords: Iterable[str]) -> dict[str, object]:
-    """Drop a weight decay of 0 for an optimizer that has none; any other is left, to be refused."""
+    """Drop a weight decay of 0 for an optimizer without one; another is refused later."""
     if "weight_decay" in keywords or options.get("weight_decay") != 0:
         return dict(options)
     return {key: value for key, value in options.items() if key != "weight_decay"}

@@ -36,7 +36,7 @@ COUNTER_KEYS = frozenset({"step"})
 
 
 def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Refuse a key that nothing reads.
+    """Refuse an unknown key.
 
     Args:
         keys: What was given.
@@ -103,7 +103,7 @@ def given_names(params: Iterable[object], group_index: int) -> list[tuple[str, A
 
 
 def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
-    """Raise where a name or a tensor comes twice.
+    """Refuse a name or a tensor twice.
 
     Raises:
         ValueError: With the name, or with both names of the tensor.
@@ -131,7 +131,8 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
                 f"{first!r} and {name!r} are one parameter: it would be stepped twice. Give it"
                 " once."
             )
-        tensors[name], names[id(tensor)] = tensor, name
+        tensors[name] = tensor
+        names[id(tensor)] = name
 
 
 def listed_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
@@ -166,13 +167,13 @@ def has_names(listed: Iterable[object]) -> bool:
     """
     for entry in listed:
         inner = entry.get("params", ()) if isinstance(entry, dict) else [entry]
-        if isinstance(inner, list | tuple) and any(isinstance(one, tuple) for one in inner):
+        if isinstance(inner, list | tuple) and any(isinstance(param, tuple) for param in inner):
             return True
     return False
 
 
 def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
-    """Refuse what FSDP1 hands out: one-dimensional pieces of a buffer, without the tensor's shape.
+    """Refuse the parameters of FSDP1: flat pieces of a buffer, without the tensor's shape.
 
     Args:
         named: (name, parameter) pairs.

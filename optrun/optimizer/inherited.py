@@ -1,7 +1,4 @@
-"""Takes over the state of another run's optimizer where it is of the same kind.
-
-Says what became of it.
-"""
+"""Takes over the state of another run's optimizer of the same kind."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from optrun.base.errors import ConfigError
 
 
 def refuse_sparse_gradients(model: nn.Module, distributed: str, device_type: str = "cpu") -> None:
-    """Refuse a model with sparse gradients where its ranks cannot reduce them.
+    """Refuse a model with sparse gradients if its ranks cannot reduce them.
 
     To be called before it is sharded.
 

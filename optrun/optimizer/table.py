@@ -27,9 +27,8 @@ def class_of(name: str) -> type[Optimizer]:
         'Lamb'
     """
     if name not in SCHEMAS or name == LIBRARY_CHOICE:
-        near = did_you_mean(
-            name, [known for known in registry.names("optimizer") if known != LIBRARY_CHOICE]
-        )
+        choices = [choice for choice in registry.names("optimizer") if choice != LIBRARY_CHOICE]
+        near = did_you_mean(name, choices)
         raise ConfigError(f"optimizer={name}: there is no such optimizer. {near}")
     row = registry.choices("optimizer")[name]
     cls = row.load()
@@ -42,7 +41,7 @@ def class_of(name: str) -> type[Optimizer]:
 
 
 def member_class(name: str) -> type[NamedOptimizer]:
-    """Find the class behind a name that a parameter group gives, beside other optimizers.
+    """Find the class behind the `optimizer` of a parameter group.
 
     Raises:
         ConfigError: As `class_of`; or it is a plain torch optimizer, which cannot share state and

@@ -8,6 +8,7 @@ ranks, and the same bits as in one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ Function = Callable[[int, Tensor], Tensor]
 def on_whole(
     function: Function, pieces: Sequence[Tensor], params: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Apply a function of whole matrices to matrices that lie in pieces.
+    """Apply a function of whole matrices to matrices in pieces.
 
     Args:
         function: The same on every rank; called here for some of the matrices.
@@ -46,7 +47,8 @@ def on_whole(
         if not isinstance(param, DTensor) or not sharding_of(param).groups:
             out[index] = function(index, piece)
             continue
-        mesh, placements = param.device_mesh, param.placements
+        mesh = param.device_mesh
+        placements = param.placements
         cut = [
             dim
             for dim in range(mesh.ndim)
@@ -55,11 +57,12 @@ def on_whole(
         if len(cut) == 1 and type(placements[cut[0]]) is Shard:
             together.setdefault((mesh, cut[0]), []).append(index)
         else:  # cut over several dimensions of the mesh: each rank brings it together for itself
-            whole = DTensor.from_local(
+            matrix = DTensor.from_local(
                 piece, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
             ).full_tensor()
-            made = distribute_tensor(function(index, whole), mesh, placements, src_data_rank=None)
-            out[index] = made.to_local()
+            result = function(index, matrix)
+            pieces_of_result = distribute_tensor(result, mesh, placements, src_data_rank=None)
+            out[index] = pieces_of_result.to_local()
     for (mesh, dim), indices in together.items():
         axes = [params[index].placements[dim].dim % params[index].dim() for index in indices]  # type: ignore[attr-defined]
         matrices = [
@@ -75,7 +78,10 @@ class _Cut:
     """A matrix of which each rank has one piece, cut as torch.chunk does."""
 
     def __init__(self, index: int, piece: Tensor, shape: torch.Size, axis: int) -> None:
-        self.index, self.piece, self.shape, self.axis = index, piece, shape, axis
+        self.index = index
+        self.piece = piece
+        self.shape = shape
+        self.axis = axis
 
     def shapes(self, ranks: int) -> list[list[int]]:
         """Return the shape of each rank's piece; the last ones may be short or empty."""
@@ -90,43 +96,47 @@ class _Cut:
 def _exchanged(
     function: Function, matrices: Sequence[_Cut], mesh: DeviceMesh, dim: int
 ) -> list[Tensor]:
-    """Send every matrix's pieces to its owner, and back what the owner made of it."""
-    ranks, me, group = mesh.size(dim), mesh.get_local_rank(dim), mesh.get_group(dim)
+    """Send the pieces of every matrix to its owner, and the pieces of its result back."""
+    ranks = mesh.size(dim)
+    me = mesh.get_local_rank(dim)
+    group = mesh.get_group(dim)
     shapes = [matrix.shapes(ranks) for matrix in matrices]
-    counts = [[torch.Size(shape).numel() for shape in of_ranks] for of_ranks in shapes]
-    owned = _owned([matrix.shape.numel() for matrix in matrices], ranks)
-    sent = [sum(counts[at][me] for at in owned[rank]) for rank in range(ranks)]
-    taken = [sum(counts[at][rank] for at in owned[me]) for rank in range(ranks)]
 
-    send = torch.cat(
-        [matrices[at].piece.reshape(-1) for rank in range(ranks) for at in owned[rank]]
-    )
-    received = send.new_empty(sum(taken))
-    dist.all_to_all_single(received, send, taken, sent, group=group)
-    by_rank = [
-        part.split([counts[at][rank] for at in owned[me]])
-        for rank, part in enumerate(received.split(taken))
-    ]
-    made: list[list[Tensor]] = [[] for _ in range(ranks)]
+    def count(at: int, rank: int) -> int:
+        return torch.Size(shapes[at][rank]).numel()
+
+    owned = _owned([matrix.shape.numel() for matrix in matrices], ranks)
+    order = list(chain.from_iterable(owned))
+    counts_here = [count(at, me) for at in order]
+    send_counts = [sum(count(at, me) for at in matrices_of_rank) for matrices_of_rank in owned]
+    receive_counts = [sum(count(at, rank) for at in owned[me]) for rank in range(ranks)]
+
+    send = torch.cat([matrices[at].piece.reshape(-1) for at in order])
+    received = send.new_empty(sum(receive_counts))
+    dist.all_to_all_single(received, send, receive_counts, send_counts, group=group)
+    from_ranks = []
+    for rank, part in enumerate(received.split(receive_counts)):
+        from_ranks.append(part.split([count(at, rank) for at in owned[me]]))
+    results: list[list[Tensor]] = [[] for _ in range(ranks)]
     for position, at in enumerate(owned[me]):
-        own, axis = (
-            [part[position].view(shapes[at][rank]) for rank, part in enumerate(by_rank)],
-            matrices[at].axis,
-        )
-        whole = function(matrices[at].index, torch.cat(own, dim=axis))
-        for rank, piece in enumerate(whole.split([shape[axis] for shape in shapes[at]], dim=axis)):
-            made[rank].append(piece.reshape(-1))
-    back = torch.cat([piece for of_rank in made for piece in of_rank]) if owned[me] else received
-    returned = back.new_empty(sum(sent))
-    dist.all_to_all_single(returned, back, sent, taken, group=group)
-    order = [at for rank in range(ranks) for at in owned[rank]]
-    parts = returned.split([counts[at][me] for at in order])
+        axis = matrices[at].axis
+        pieces_of_matrix = [
+            part[position].view(shapes[at][rank]) for rank, part in enumerate(from_ranks)
+        ]
+        result = function(matrices[at].index, torch.cat(pieces_of_matrix, dim=axis))
+        lengths = [shape[axis] for shape in shapes[at]]
+        for rank, piece in enumerate(result.split(lengths, dim=axis)):
+            results[rank].append(piece.reshape(-1))
+    send_back = torch.cat(list(chain.from_iterable(results))) if owned[me] else received
+    returned = send_back.new_empty(sum(send_counts))
+    dist.all_to_all_single(returned, send_back, send_counts, receive_counts, group=group)
+    parts = returned.split(counts_here)
     pieces = {at: part.view(shapes[at][me]) for at, part in zip(order, parts, strict=True)}
     return [pieces[at] for at in range(len(matrices))]
 
 
 def _owned(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Assign matrices to ranks: the largest first, each to the rank that has least to do.
+    """Assign matrices to ranks: the largest first, each to the least busy rank.
 
     Example:
         >>> _owned([10, 40, 20, 30], 2)
