@@ -87,11 +87,14 @@ def _of_its_type(key: str, schema: type[object], name: str, value: object) -> ob
     if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
         return value
     fields = OmegaConf.structured(schema)
-    # what a list or a mapping holds is looked at by the schema, which says which item it means
+    # The schema itself checks the items of a list or a mapping, and names the wrong one.
+    container: object = value
+    if isinstance(value, list | tuple):
+        container = []
+    elif isinstance(value, Mapping):
+        container = {}
     try:
-        fields[name] = (
-            [] if isinstance(value, list | tuple) else {} if isinstance(value, Mapping) else value
-        )
+        fields[name] = container
     except UnsupportedValueType:  # a function, a tensor: whoever takes it says so
         return value
     except OmegaConfBaseException as error:

@@ -153,6 +153,7 @@ def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
     What the dialect beside it says of this key, else the default.
     """
     presets = DIALECTS.get(getattr(OmegaConf.get_type(_parent_), "DIALECTS_OF", ""), {})
-    key, dialect = _node_._key(), _parent_.get("dialect")
+    key = _node_._key()
+    dialect = _parent_.get("dialect")
     value = presets.get(dialect, {}).get(key, default)
     return _parent_.get(value.option) if isinstance(value, SameAs) else value

@@ -74,7 +74,9 @@ def complete_choices(group: str) -> dict[str, registry.Choice]:
 
     Their values are their schemas' defaults.
     """
-    rows = registry.choices(registry.GROUPS[group]) if group in registry.GROUPS else {}
+    if group not in registry.GROUPS:
+        return {}
+    rows = registry.choices(registry.GROUPS[group])
     return {name: row for name, row in rows.items() if row.origin is not None}
 
 
@@ -107,10 +109,12 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
     answer = other_choice(group, str(name))
     if answer is not None and answer.startswith(NOT_OFFERED):
         return ConfigError(f"{group}={name}: {answer}.")
-    near, close = did_you_mean(str(name), options), nearest(str(name), options)
+    near = did_you_mean(str(name), options)
+    close = nearest(str(name), options)
     is_choice = answer is not None and answer.split()[0].partition("=")[2] in options
     if answer is not None and is_choice and not (close and "path=" in answer):
-        near, close = f"Did you mean {answer}?", [answer]
+        near = f"Did you mean {answer}?"
+        close = [answer]
     every = f" Choices: {', '.join(sorted(options))}." if close else ""
     plugin_hint = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
     return ConfigError(f"{group}={name}: no such {group}. {near}{every}{plugin_hint}")

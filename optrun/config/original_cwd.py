@@ -25,7 +25,9 @@ def original_cwd(hydra_folder: Path) -> Path | None:
         hydra_folder: `.hydra` of its run directory.
     """
     folder = _noted(hydra_folder, "runtime", "cwd")
-    return Path(folder) if isinstance(folder, str) and folder and "${" not in folder else None
+    if not isinstance(folder, str) or not folder or "${" in folder:
+        return None
+    return Path(folder)
 
 
 def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
@@ -34,15 +36,11 @@ def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
     Args:
         hydra_folder: `.hydra` of its run directory.
     """
-    name, tokens = (
-        _noted(hydra_folder, "job", "config_name"),
-        _noted(hydra_folder, "overrides", "task"),
-    )
-    return (
-        None
-        if name is None or not isinstance(tokens, list)
-        else (str(name), list(map(str, tokens)))
-    )
+    name = _noted(hydra_folder, "job", "config_name")
+    tokens = _noted(hydra_folder, "overrides", "task")
+    if name is None or not isinstance(tokens, list):
+        return None
+    return str(name), list(map(str, tokens))
 
 
 def _noted(hydra_folder: Path, section: str, key: str) -> object:

@@ -85,7 +85,8 @@ def _unreadable(error: HydraException, token: str) -> str:
         )
         return f"unexpected {token[at : at + 1]!r} at character {at + 1}"
     for pattern, template in _SAID:
-        if lines and (match := re.fullmatch(pattern, lines[0])):
+        match = re.fullmatch(pattern, lines[0]) if lines else None
+        if match is not None:
             return match.expand(template)
     return "Hydra's grammar does not have it"
 
@@ -93,7 +94,8 @@ def _unreadable(error: HydraException, token: str) -> str:
 def _readings(token: str) -> Iterator[str]:
     """Yield readable versions of an unreadable token, the likeliest first."""
     key, _, value = token.partition("=")
-    key, value = key.strip(" \"'"), value.strip()
+    key = key.strip(" \"'")
+    value = value.strip()
     yield f"{key}={value}"
     if value != "," and (value[:1] in "([{" or value.endswith(",")):
         inner = ",".join(piece for piece in re.split(r"[,;\s]+", value.strip("()[] ")) if piece)
@@ -311,7 +313,8 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
 
 
 def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
-    key, value = override.key_or_group, str(override.value())
+    key = override.key_or_group
+    value = str(override.value())
     options = hydra.config_loader.get_group_options(key)
     if not options:
         raise unknown_hydra_group(hydra.config_loader.list_groups("hydra"), key)
@@ -375,11 +378,8 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     _refuse_list_without_sweep(override, sweep=sweep)
     prefix = open_prefix(base, key)
     if prefix is not None:
-        return (
-            token
-            if override.is_add() or override.is_force_add() or override.is_delete()
-            else f"++{token}"
-        )
+        has_sign = override.is_add() or override.is_force_add() or override.is_delete()
+        return token if has_sign else f"++{token}"
     if node_at(base, key) is None:
         raise unknown_key(base, key)
     if override.is_delete():

@@ -89,7 +89,8 @@ def entries(group: str, choice: str) -> list[Entry]:
 
 def type_name(hint: Any) -> str:
     """Name a type for people: `int | None` is a whole number or null, an Enum is its values."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(type_name(argument) for argument in arguments))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -128,16 +129,21 @@ def _text(name: str) -> str:
 
 
 def _commented(text: str) -> Iterator[tuple[str, str, str]]:
-    """Read the keys of a file's top level.
+    """Yield the top-level keys of a file, each with its default as written and its comment.
 
-    Default as written, and the comment beside, below or above it.
+    The comment stands beside, below or above the key.
     """
-    key, default, comment, above = "", "", "", ""
+    key = ""
+    default = ""
+    comment = ""
+    above = ""
     for line in [*text.splitlines(), "end: 0"]:
         if match := _KEY.match(line):
             if key:
                 yield key, default, comment.strip()
-            key, default, comment = match[1], (match[2] or "").strip(), match[3] or above
+            key = match[1]
+            default = (match[2] or "").strip()
+            comment = match[3] or above
             above = ""
         elif match := re.match(r"\s+#(.*)", line):
             comment += " " + match[1].strip()

@@ -60,20 +60,21 @@ class CommandLine:
         from optrun.config import values_file  # needs Hydra
 
         path = values_file.find_values_file(config_name)
-        values = {"defaults": ()} if path is None else values_file.read_values_file(path)
-        if path is None or "defaults" in values:
-            name, folder = config_name, config_dir
-            if path is not None and config_dir is None:
-                name, folder = path.stem, str(path.parent)
-            return cls(
-                argv=argv,
-                config_name=name,
-                names_config=True,
-                config_dir=folder,
-                overrides=overrides,
-            )
-        lines = values_file.file_overrides(path, values, overrides)
-        return cls(argv=argv, config_dir=config_dir, overrides=[*lines, *overrides])
+        if path is not None:
+            values = values_file.read_values_file(path)
+            if "defaults" not in values:
+                lines = values_file.file_overrides(path, values, overrides)
+                return cls(argv=argv, config_dir=config_dir, overrides=[*lines, *overrides])
+            if config_dir is None:  # a recipe with a defaults list, found in its own folder
+                config_name = path.stem
+                config_dir = str(path.parent)
+        return cls(
+            argv=argv,
+            config_name=config_name,
+            names_config=True,
+            config_dir=config_dir,
+            overrides=overrides,
+        )
 
     @cached_property
     def parsed(self) -> list[Override]:

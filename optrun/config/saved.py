@@ -160,7 +160,8 @@ def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
 
 
 def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
-    group, value = override.key_or_group, override.get_value_element_as_str()
+    group = override.key_or_group
+    value = override.get_value_element_as_str()
     options = hydra.config_loader.get_group_options(group)
     if value not in options:
         raise no_such_choice(group, value, options)

@@ -118,7 +118,9 @@ def explain(
         clip = build_clip(config.clip)
         clip.clip_groups(optimizer.param_groups)
     except (TypeError, ValueError) as error:
-        raise error if isinstance(error, OptrunError) else ConfigError(str(error)) from error
+        if isinstance(error, OptrunError):
+            raise
+        raise ConfigError(str(error)) from error
     curve = sample_curve(scheduler.multiplier, config.scheduler, steps)
     states = state_bytes(optimizer)
     tensors = _tensors(config, optimizer, states, curve.peak)

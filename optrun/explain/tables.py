@@ -105,11 +105,9 @@ def _headline(facts: Facts) -> RenderableType:
         grid.add_row("" if index else "rules", rule)
     memory = facts.rank_memory
     if memory is not None:
-        shared = (
-            f"a model in {memory.shards} shards"
-            if memory.distributed == "fsdp"
-            else "each with the whole model"
-        )
+        shared = "each with the whole model"
+        if memory.distributed == "fsdp":
+            shared = f"a model in {memory.shards} shards"
         ranks = "1 rank" if memory.ranks == 1 else f"{memory.ranks} ranks"
         grid.add_row("ranks", Text.assemble((memory.distributed, "bold"), f": {ranks}, {shared}"))
     grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
@@ -170,6 +168,20 @@ class _Column:
 Columns = dict[str, _Column]
 
 
+def _decay_cell(row: GroupFacts) -> Text:
+    if not row.weight_decays[1]:
+        return Text("–", style="dim")
+    return Text(span(*row.weight_decays))
+
+
+def _adapts_cell(row: GroupFacts) -> Text:
+    if not row.adapted:
+        return Text("–", style="dim")
+    if row.adapted == len(row.tensors):
+        return Text("yes")
+    return Text(f"{row.adapted}/{len(row.tensors)}")
+
+
 def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
     """Return the informative columns by name, from left to right.
 
@@ -187,16 +199,6 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
 
     def tensors(row: GroupFacts) -> Text:
         return Text(str(len(row.tensors)))
-
-    def decay(row: GroupFacts) -> Text:
-        return Text(span(*row.weight_decays)) if row.weight_decays[1] else Text("–", style="dim")
-
-    def adapts(row: GroupFacts) -> Text:
-        if not row.adapted:
-            return Text("–", style="dim")
-        return Text(
-            "yes" if row.adapted == len(row.tensors) else f"{row.adapted}/{len(row.tensors)}"
-        )
 
     def role(row: GroupFacts) -> Text:
         return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
@@ -220,10 +222,10 @@ def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
             lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
             right=True,
         ),
-        "decay": _Column("decay", decay, right=True),
+        "decay": _Column("decay", _decay_cell, right=True),
         "adapts": (
             any(tensor.adapted is not None for tensor in facts.tensors)
-            and _Column("adapts", adapts, right=True)
+            and _Column("adapts", _adapts_cell, right=True)
         ),
         "middle": _Column(*number, right=True),
         "params": _Column(
@@ -336,22 +338,19 @@ def _memory(facts: Facts) -> Table:
     amounts = [amount for _, amount in parts if amount is not None]
     total = sum(amounts)
     per_rank = facts.rank_memory
-    of_rank = (
-        [None] * 3
-        if per_rank is None
-        else [per_rank.weight_bytes, per_rank.gradient_bytes, per_rank.state_bytes]
-    )
+    beside = ["", "", ""]
+    rank_total = ""
+    if per_rank is not None:
+        of_rank = [per_rank.weight_bytes, per_rank.gradient_bytes, per_rank.state_bytes]
+        beside = [f"{size(piece)} per rank" for piece in of_rank]
+        rank_total = f"{size(sum(piece or 0 for piece in of_rank))} per rank"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
-    for (name, amount), piece in zip(parts, of_rank, strict=True):
-        beside = Text("" if per_rank is None else f"{size(piece)} per rank")
-        grid.add_row(name, size(amount), "", beside)
-    rank_total = (
-        "" if per_rank is None else f"{size(sum(piece or 0 for piece in of_rank))} per rank"
-    )
+    for (name, amount), rank_share in zip(parts, beside, strict=True):
+        grid.add_row(name, size(amount), "", rank_share)
     note = Text(f"{facts.weight_dtype}, without activations", style="dim")
     grid.add_row("memory", Text(size(total), style="bold"), note, Text(rank_total, style="bold"))
     return grid

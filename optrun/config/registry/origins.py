@@ -119,7 +119,8 @@ def _difference(record: Mapping[str, object], row: registry.Choice) -> str | Non
     now = _source(row)
     if now["sha256"] == record.get("sha256"):
         return None
-    was, new = str(record.get("sha256"))[:12], str(now["sha256"])[:12]
+    was = str(record.get("sha256"))[:12]
+    new = str(now["sha256"])[:12]
     return f"{name}: {_who(now)} changed since: sha256 {was}, now {new}"
 
 

@@ -86,7 +86,9 @@ def metric_mode(name: str) -> str:
     modes = [
         str(task.MODE) for task in registry.schemas("task").values() if leaf == task.MAIN_METRIC
     ]
-    return modes[0] if modes else "min" if _LESS_IS_BETTER.search(leaf) else "max"
+    if modes:
+        return modes[0]
+    return "min" if _LESS_IS_BETTER.search(leaf) else "max"
 
 
 def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list[registry.Choice]:
@@ -101,10 +103,11 @@ def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list
         ConfigError: No such metric, or one that is not for this task; with those that are.
     """
     names = list(names)
-    rows = {
-        **registry.choices("metric"),
-        **{name: row for name in names if (row := registry.find("metric", name))},
-    }
+    rows = dict(registry.choices("metric"))
+    for name in names:
+        row = registry.find("metric", name)
+        if row is not None:
+            rows[name] = row
     fitting = {
         name: row
         for name, row in rows.items()
@@ -113,7 +116,9 @@ def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list
     }
     for name in names:
         if name not in fitting:
-            why = "no such metric" if name not in rows else f"this metric is not for task={task}"
-            why += " with numbers as labels" if name in rows and of_numbers else ""
+            why = "no such metric"
+            if name in rows:
+                labels = " with numbers as labels" if of_numbers else ""
+                why = f"this metric is not for task={task}{labels}"
             raise ConfigError(f"task.metrics: {name}: {why}. {did_you_mean(name, fitting)}")
     return [fitting[name] for name in names]

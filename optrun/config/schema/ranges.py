@@ -221,7 +221,8 @@ def in_order(
         ValueError: With both.
     """
     for low, high in bounds:
-        least, most = options[low], options[high]
+        least = options[low]
+        most = options[high]
         if most is not None and least > most:
             raise ValueError(f"{prefix}{low}={least!r}: expected at most {prefix}{high}={most!r}.")
 

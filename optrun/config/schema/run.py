@@ -87,16 +87,18 @@ class RunConfig(Checked):
             self._expect_reader_of_tokens()
         if self.data.streamed_by is not None:
             self._expect_reader_of_streams(self.data.streamed_by)
-        classes = self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets
+        has_classes = (
+            self.task.LABEL_SMOOTHING and not self.task.of_numbers and not self.task.of_sets
+        )
+        labels = ""
+        if self.task.of_numbers:
+            labels = " and numbers as labels"
+        elif self.task.of_sets:
+            labels = " and any number of labels"
         self.training.expect(
-            self.training.label_smoothing_factor == 0 or classes,
+            self.training.label_smoothing_factor == 0 or has_classes,
             "label_smoothing_factor",
-            f"0 with task={self.task.name}"
-            + (
-                " and numbers as labels"
-                if self.task.of_numbers
-                else " and any number of labels" * self.task.of_sets
-            ),
+            f"0 with task={self.task.name}{labels}",
             "There are no classes to spread a target over.",
         )
         self.training.expect(
@@ -105,10 +107,8 @@ class RunConfig(Checked):
             f"auto or false with task={self.task.name}",
             "It is for causal_lm, sft, preference and masked_lm.",
         )
-        lora, sharded = (
-            isinstance(self.adapter, LoraConfig),
-            isinstance(self.distributed, FsdpConfig),
-        )
+        lora = isinstance(self.adapter, LoraConfig)
+        sharded = isinstance(self.distributed, FsdpConfig)
         if isinstance(self.adapter, QloraConfig):
             self._quantise_base()
         bits = getattr(self.model, "quantization", None)
@@ -144,7 +144,8 @@ class RunConfig(Checked):
             "It quantises pretrained weights: model=pretrained model.path=NAME.",
         )
         if isinstance(model, PretrainedConfig) and model.quantization is None:
-            model.quantization, model.bnb_4bit_use_double_quant = "4bit", True
+            model.quantization = "4bit"
+            model.bnb_4bit_use_double_quant = True
 
     def _expect_room_for_small_steps(self) -> None:
         """Refuse bfloat16 weights without a float32 copy for small steps."""
@@ -161,12 +162,9 @@ class RunConfig(Checked):
         ]
         keeps_copy = getattr(self.optimizer, "master_weights", False) and not rule_optimizers
         name = rule_optimizers[0] if rule_optimizers else self.optimizer.name
-        has = hasattr(self.optimizer, "master_weights")
-        advice = (
-            "optimizer.master_weights=true"
-            if has
-            else "optimizer=lamb optimizer.master_weights=true"
-        )
+        advice = "optimizer.master_weights=true"
+        if not hasattr(self.optimizer, "master_weights"):
+            advice = f"optimizer=lamb {advice}"
         self.model.expect(
             keeps_copy or isinstance(self.adapter, LoraConfig),
             "dtype",
@@ -224,28 +222,26 @@ class RunConfig(Checked):
 
         None where it was given, or all is new.
         """
-        of, group = (
-            ("the factors", "adapter")
-            if isinstance(self.adapter, LoraConfig)
-            else ("pretrained weights", "model")
-        )
+        weights = "pretrained weights"
+        group = "model"
+        usual_lr = "1e-6"
+        if isinstance(self.adapter, LoraConfig):
+            weights = "the factors"
+            group = "adapter"
+            usual_lr = "1e-5"
         factor = getattr(getattr(self, group), "default_lr_factor", None)
         if factor is None or not math.isclose(self.lr, self.optimizer.default_lr * factor):
             return None
-        climbs = (
-            self.scheduler.num_warmup_steps is not None or self.scheduler.warmup_ratio is not None
+        note = (
+            f"lr={self.lr:g} is the default of optimizer={self.optimizer.name},"
+            f" {self.optimizer.default_lr:g}, times {group}.default_lr_factor={factor:g} for"
+            f" {weights}; lr=VALUE sets another"
         )
-        warmup = "" if climbs else ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
-        prefers = isinstance(self.task, PreferenceConfig)
-        usual = (
-            ". task=preference usually takes far less:"
-            f" lr={'1e-5' if group == 'adapter' else '1e-6'}" * prefers
-        )
-        return (
-            f"{'warning: ' * prefers}lr={self.lr:g} is the default of"
-            f" optimizer={self.optimizer.name}, {self.optimizer.default_lr:g}, times"
-            f" {group}.default_lr_factor={factor:g} for {of}; lr=VALUE sets another{usual}{warmup}"
-        )
+        if isinstance(self.task, PreferenceConfig):
+            note = f"warning: {note}. task=preference usually takes far less: lr={usual_lr}"
+        if self.scheduler.num_warmup_steps is None and self.scheduler.warmup_ratio is None:
+            note += ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
+        return note
 
     def factors_note(self) -> str | None:
         """Explain LAMB's trust ratio on the factors of a LoRA.
