@@ -26,7 +26,7 @@ from optrun.data.cached_arrays import array_to_texts, rows_without_marks, texts_
 from optrun.data.examples import InMemory
 from optrun.data.files import load_files
 from optrun.model.tokenizer import train_tokenizer
-from optrun.task import Task, build_task, chat_task, facts
+from optrun.task import Task, build_task, chat_task, data_facts
 from optrun.task.data_check import data_check
 
 SENTENCE = "the cat sat on a mat while Anna Smith went to Paris and Berlin with Bob"
@@ -76,7 +76,7 @@ def start(tmp_path: Path) -> Callable[..., Any]:
         made = build_task(
             choice("task", TASKS, task, options), data, source, tokenizers[kind], seed=0
         )
-        found = facts.data_facts(made, source, tokenizers[kind])
+        found = data_facts.data_facts(made, source, tokenizers[kind])
         whole = [made.train, *made.eval_sets.values()]
         return made, found, made.notes + data_check(found), [one.fingerprint() for one in whole]
 
@@ -128,7 +128,7 @@ def test_a_warm_start_reads_no_targets_and_packs_nothing(
     with pytest.MonkeyPatch.context() as patched:
         places = [
             (examples.Examples, "_fingerprint"),
-            (facts, "_count_known"),
+            (data_facts, "_count_known"),
             (packing.Packed, "_fingerprint"),
         ]
         forbid(

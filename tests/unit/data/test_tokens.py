@@ -138,7 +138,7 @@ def test_a_fingerprint_knows_tokens_and_cuts(tmp_path: Path) -> None:
 
 REFUSED = [
     ("empty.bin", b"", {}, "the file is empty"),
-    ("odd.bin", b"abc", {}, "3 bytes, where tokens of 2 bytes"),
+    ("odd.bin", b"abc", {}, "3 bytes; expected tokens of 2 bytes"),
     ("some.idx", b"x", {}, "Give the ids beside it: .*some.bin"),
     (
         "few.bin",
