@@ -43,13 +43,6 @@ def write(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def as_before(run: Path) -> None:
-    """Make a run's configuration that of a version that called `data.mixture` `data.sources`."""
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("\n  mixture:\n", "\n  sources:\n"))
-    assert "\n  sources:\n" in config.read_text()
-
-
 @pytest.mark.usefixtures("no_pictures")
 def test_a_mixture_trains_tells_each_source_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -59,9 +52,7 @@ def test_a_mixture_trains_tells_each_source_and_goes_on(
     words = [*MIXED, *TINY_GPT, *EVERY]
     assert optrun(*words, "training.max_steps=9", "hydra.run.dir=straight") == 0
     cut("straight", "cut", 4)
-    as_before(Path("cut"))
     assert optrun("resume=cut") == 0
-    assert "\n  mixture:\n" in Path("cut/config.yaml").read_text()
     assert tensors(Path("cut"), 9) == tensors(Path("straight"), 9)
     kept = ("train/loss/prose", "train/loss/code", "train/share/prose", "train/share/code")
     lines = [
