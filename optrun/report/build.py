@@ -31,7 +31,7 @@ from optrun.report.confirmation_result import (
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
-from optrun.report.runs import NOT_STARTED, load_runs
+from optrun.report.runs import NOT_STARTED, Run, load_runs
 from optrun.report.statistics import Judgement
 from optrun.report.sweep_folder import count_looks, dated_folder, tuned_keys
 from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
@@ -42,6 +42,8 @@ from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
 
 _REPORTS = Path("outputs", "reports")
+_SHOWN = 20
+"""Runs without a result that a terminal lists."""
 HTML_MARK = '<meta name="generator" content="optrun report">'
 MARKDOWN_MARK = "<!-- optrun report -->"
 """By these an earlier report is told from a person's own file."""
@@ -118,13 +120,7 @@ def report(
         StorageError: A file cannot be written.
     """
     dirs = [Path(directory) for directory in dirs]
-    if not dirs:
-        raise ConfigError(
-            "report: name at least one run or sweep directory, as in: optrun report outputs/sweeps"
-        )
-    for directory in dirs:
-        if not directory.is_dir():
-            raise ConfigError(f"report {directory}: no such directory")
+    _expect_directories(dirs)
     planned = find_plans(dirs)
     runs = load_runs(dirs, beside=planned)
     if not runs:
@@ -133,60 +129,70 @@ def report(
             f"report {listed}: no run found here or beneath (a run has metrics.jsonl or"
             " summary.json)"
         )
-    question: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
-    typed = question | {"by": ",".join(by)}
-    line = [
-        *map(str, dirs),
-        *(f"{key}={given}" for key, given in typed.items() if given not in (None, "")),
-    ]
-    sweeps, own = [run.path.parent for run in runs], read_plan(dirs[0]) if len(dirs) == 1 else None
-    compare = partial(compare_runs, runs, tuned=tuned_keys(sweeps))
-    question = question if own is None else question_of_plans([own], runs, **question)
-    comparison = compare(**question)
-    asked = _looks(dirs, comparison) if own is None else count_ended_confirmations(dirs[0], own)
-    if asked > 1:
-        comparison = compare(**(question | {"looks": asked}))
-    alone = None if own is None else ConfirmationResult.of(dirs[0], own, comparison, asked)
-    confirmed = alone or judge_together(planned, dirs, comparison, **question)
-    judged = confirmed or ConfirmationResult({}, comparison, looks=asked)
-    waits = own is not None and bool(judged.waiting)
+    typed: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
+    plan = read_plan(dirs[0]) if len(dirs) == 1 else None
+    question = typed if plan is None else question_of_plans([plan], runs, **typed)
+    question["tuned"] = tuned_keys(run.path.parent for run in runs)
+    comparison = compare_runs(runs, **question)
+    looks = _looks(dirs, comparison) if plan is None else count_ended_confirmations(dirs[0], plan)
+    if looks > 1:
+        comparison = compare_runs(runs, **(question | {"looks": looks}))
+    if plan is None:
+        confirmed = judge_together(planned, dirs, comparison, **question)
+    else:
+        confirmed = ConfirmationResult.of(dirs[0], plan, comparison, looks)
+    judged = confirmed or ConfirmationResult({}, comparison, looks=looks)
     verdict = write_verdict(
         judged.comparison,
         confirmed=judged.seeds,
         looks=judged.looks,
         note=judged.note,
-        waits=waits,
+        waits=plan is not None and bool(judged.waiting),
     )
-    further = choose_next_command(
-        comparison, confirmed, dirs, ConfirmationRequest(baseline=baseline, metric=metric, by=by)
+    request = ConfirmationRequest(baseline=baseline, metric=metric, by=by)
+    verdict = replace(verdict, next=choose_next_command(comparison, confirmed, dirs, request))
+    options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
+    words = [f"{key}={value}" for key, value in options.items() if value not in (None, "")]
+    made = Report(
+        comparison,
+        verdict,
+        _cautions(comparison, of_the_choice=plan is None),
+        shlex.join(["optrun", "report", *map(str, dirs), *words]),
+        confirmed,
     )
-    verdict = replace(verdict, next=further)
-    cautions = _cautions(comparison, of_the_choice=own is None)
-    made = Report(comparison, verdict, cautions, shlex.join(["optrun", "report", *line]), confirmed)
-    opened = _open_sections(made)
-    content = _content(made, opened)
-    if len(runs) > 1:
-        drawn = all_pictures(comparison)
-    else:
-        caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
-        drawn = [
-            Picture(
-                "curves", curves.run_title(runs[0]), caption, partial(curves.curves_figure, runs[0])
-            )
-        ]
+    sections = _open_sections(made)
     folder = out or _own_folder(dirs, len(runs))
     stem = "report"
     if folder.resolve() == dirs[0].resolve():
         # The report of a sweep answers its own question: another one has files of its own.
-        stem += _slug({**typed, "metric": metric if metric != _own_metric(comparison) else None})
+        if metric == comparison.findings.own_metric:
+            options["metric"] = None
+        stem += _slug(options)
+    drawn = all_pictures(comparison) if len(runs) > 1 else [_curves_picture(runs[0])]
+    content = _content(made, sections)
     made.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
-        console.print(
-            f"{verdict} More in {made.files[0]}", markup=False, highlight=False, soft_wrap=True
-        )
+        line = f"{verdict} More in {made.files[0]}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     elif console is not None:
-        _print(made, opened, console)
+        _print(made, sections, console)
     return made
+
+
+def _expect_directories(dirs: Sequence[Path]) -> None:
+    if not dirs:
+        raise ConfigError(
+            "report: name at least one run or sweep directory, as in: optrun report outputs/sweeps"
+        )
+    for directory in dirs:
+        if not directory.is_dir():
+            raise ConfigError(f"report {directory}: no such directory")
+
+
+def _curves_picture(run: Run) -> Picture:
+    """Describe the picture of a report on one run."""
+    caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
+    return Picture("curves", curves.run_title(run), caption, partial(curves.curves_figure, run))
 
 
 def _own_folder(dirs: Sequence[Path], runs: int) -> Path:
@@ -194,10 +200,6 @@ def _own_folder(dirs: Sequence[Path], runs: int) -> Path:
     if len(dirs) > 1 or (runs > 1 and RunDir(dirs[0]).is_run()):
         return dated_folder(_REPORTS)
     return dirs[0]
-
-
-def _own_metric(comparison: Comparison) -> str:
-    return comparison.findings.own_metric
 
 
 def _slug(typed: Mapping[str, object]) -> str:
@@ -221,45 +223,40 @@ def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
 
 
 def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
-    """Collect what to take care of; what is said of every workload once, else with its name."""
-    found: dict[Warning, list[str]] = {}
+    """Collect what to take care of; what not every workload says has their names before it."""
+    workloads: dict[Warning, list[str]] = {}
     for each in comparison.workloads:
         for warning in find_warnings(each):
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
-                found.setdefault(warning, []).append(each.name)
-    return [
-        (
-            each
-            if len(names) == len(comparison.workloads)
-            else replace(each, text=f"{', '.join(names)}: {each.text}")
-        )
-        for each, names in found.items()
-    ]
+                workloads.setdefault(warning, []).append(each.name)
+    cautions = []
+    for warning, names in workloads.items():
+        if len(names) == len(comparison.workloads):
+            cautions.append(warning)
+        else:
+            cautions.append(replace(warning, text=f"{', '.join(names)}: {warning.text}"))
+    return cautions
 
 
-def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
-    """Print the report in a terminal.
-
-    The line, the tables that stand open on the page, warnings, files.
-    """
-    begun = [run for run in made.comparison.runs if run.status != NOT_STARTED]
+def _print(made: Report, sections: Sequence[Section], console: Console) -> None:
+    """Print the report in a terminal: line, tables, warnings, files."""
     console.print()
     console.print(Text(made.verdict.text, style="bold"))
     if made.verdict.next:
         console.print(f"next: {made.verdict.next}", markup=False, highlight=False, soft_wrap=True)
-    for section in opened:
+    for section in sections:
         console.print(to_rich(section.table, title=section.title or None, width=console.width))
         if section.note:
             console.print(Text(section.note, style="dim"))
-    if len(begun) > 1 and (rest := [run for run in begun if not run.finished or run.diverged]):
-        title = (
-            f"{len(rest)} of {len(begun)} runs without a"
-            f" result{', the first 20' if len(rest) > 20 else ''}"
-        )
-        shown = tables.runs_table(
-            rest[:20], made.findings.keys, made.findings.metric, made.findings.mode
-        )
-        console.print(to_rich(drop_empty_columns(shown), title=title, width=console.width))
+    begun = [run for run in made.comparison.runs if run.status != NOT_STARTED]
+    lacking = [run for run in begun if not run.finished or run.diverged]
+    if len(begun) > 1 and lacking:
+        title = f"{len(lacking)} of {len(begun)} runs without a result"
+        if len(lacking) > _SHOWN:
+            title += f", the first {_SHOWN}"
+        findings = made.findings
+        table = tables.runs_table(lacking[:_SHOWN], findings.keys, findings.metric, findings.mode)
+        console.print(to_rich(drop_empty_columns(table), title=title, width=console.width))
     for caution in made.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
     if made.warnings:
@@ -269,33 +266,30 @@ def _print(made: Report, opened: Sequence[Section], console: Console) -> None:
 
 
 def _open_sections(made: Report) -> list[Section]:
-    """List what stands open in the terminal and in both pages.
-
-    The table of contenders, then what belongs to it.
-    """
-    comparison, confirmed = made.comparison, made.confirmed
-    table = (
-        tables.scores_table(comparison)
-        if comparison.several
-        else tables.ranking_table(made.findings)
-    )
+    """List what stands open in the terminal and in both pages, the table of contenders first."""
+    comparison = made.comparison
+    confirmed = made.confirmed
+    if comparison.several:
+        table = tables.scores_table(comparison)
+    else:
+        table = tables.ranking_table(made.findings)
     note = _interval_note(comparison.judgement)
-    found = [Section("", table, note)]
+    sections = [Section("", table, note)]
     if confirmed is not None and confirmed.comparison is not comparison:
         fresh = confirmed.comparison.findings
         first = Section("", tables.ranking_table(fresh), _interval_note(fresh.judgement))
-        found = [first, Section("The choice that was confirmed", table, note)]
+        sections = [first, Section("The choice that was confirmed", table, note)]
     if len(comparison.runs) == 1:
-        found.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
+        sections.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
         answers = tables.answers_table(comparison.runs[0])
-        return [*found, Section("Answers", answers)] if answers is not None else found
-    if comparison.several:
-        found.append(Section("Workloads", tables.workloads_table(comparison)))
-    for each in comparison.workloads:
-        if comparison.several:
+        if answers is not None:
+            sections.append(Section("Answers", answers))
+    elif comparison.several:
+        sections.append(Section("Workloads", tables.workloads_table(comparison)))
+        for each in comparison.workloads:
             table = tables.ranking_table(each)
-            found.append(Section(f"Within {each.name}", table, _interval_note(each.judgement)))
-    return found
+            sections.append(Section(f"Within {each.name}", table, _interval_note(each.judgement)))
+    return sections
 
 
 def _interval_note(judged: Judgement | None) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,10 +27,13 @@ that is not there."""
 def dated_folder(beneath: Path) -> Path:
     """Name a folder by date and time that is not there yet."""
     now = datetime.now().astimezone()
-    day, stem = beneath / now.strftime("%Y-%m-%d"), now.strftime("%H-%M-%S")
-    return next(
-        each for n in count(1) if not (each := day / (f"{stem}-{n}" if n > 1 else stem)).exists()
-    )
+    folder = beneath / now.strftime("%Y-%m-%d") / now.strftime("%H-%M-%S")
+    name = folder.name
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{name}-{number}")
+    return folder
 
 
 def in_sweep(run: Path) -> bool:
@@ -50,30 +52,35 @@ def is_search(sweep: Path) -> bool:
 
 def find_waiting(sweep: Path) -> dict[Path, list[str]]:
     """Find the jobs of a sweep's last command that have not begun: folder -> overrides."""
-    rows = _read(
-        sweep, "jobs", lambda row: (str(row["name"]), row["status"], [*map(str, row["overrides"])])
-    )
-    # A name is one folder beneath the sweep, whatever a file from elsewhere says.
-    new = {
-        sweep / name: overrides
-        for name, status, overrides in rows
-        if status == "new" and Path(name).name == name
-    }
-    return {
-        path: overrides
-        for path, overrides in new.items()
-        if not path.exists() or RunDir(path).is_unbegun()
-    }
+    waiting = {}
+    for name, status, overrides in _read(sweep, "jobs", _parse_job):
+        # A name is one folder beneath the sweep, whatever a file from elsewhere says.
+        if status != "new" or Path(name).name != name:
+            continue
+        path = sweep / name
+        if not path.exists() or RunDir(path).is_unbegun():
+            waiting[path] = overrides
+    return waiting
+
+
+def _parse_job(row: Any) -> tuple[str, object, list[str]]:
+    return str(row["name"]), row["status"], [str(token) for token in row["overrides"]]
 
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
     """Collect the keys that sweeps tuned, groups as `GROUP.name`."""
-    return with_group_names(key for sweep in {*sweeps} for key in _read(sweep, "tuned", str))
+    keys: set[str] = set()
+    for sweep in set(sweeps):
+        keys |= with_group_names(_read(sweep, "tuned", str))
+    return keys
 
 
 def with_group_names(keys: Iterable[str]) -> set[str]:
     """Collect the keys of configurations that typed ones may mean."""
-    return {name for key in keys for name in (key, f"{key}.name")}
+    names: set[str] = set()
+    for key in keys:
+        names |= {key, f"{key}.name"}
+    return names
 
 
 def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
@@ -84,7 +91,7 @@ def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
 
 
 def count_looks(folders: Sequence[Path], metric: str, seeds: int) -> int:
-    """Count the looks up to this one.
+    """Count the looks up to this one, and note it in each folder.
 
     Args:
         folders: The sweeps of a report.
@@ -92,22 +99,25 @@ def count_looks(folders: Sequence[Path], metric: str, seeds: int) -> int:
         seeds: How many seeds its contenders have, the most of one.
 
     Returns:
-        1 for the first; as before where this number of seeds was looked at before.
+        1 for the first; as before if this number of seeds was looked at before.
     """
     numbers = [1]
     for folder in folders:
-        held: dict[str, list[int]] = {}
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            noted = read_json(folder / LOOKS).items()
-            held = {
-                str(name): [n for n in own if type(n) is int]
-                for name, own in noted
-                if isinstance(own, list)
-            }
-        own = held.setdefault(metric, [])
-        if seeds not in own:
-            own.append(seeds)
+        looks = _read_looks(folder)
+        of_metric = looks.setdefault(metric, [])
+        if seeds not in of_metric:
+            of_metric.append(seeds)
             with contextlib.suppress(OSError):  # a report of what lies on a disk that is not ours
-                replace_text(folder / LOOKS, json.dumps(held) + "\n")
-        numbers.append(own.index(seeds) + 1)
+                replace_text(folder / LOOKS, json.dumps(looks) + "\n")
+        numbers.append(of_metric.index(seeds) + 1)
     return max(numbers)
+
+
+def _read_looks(folder: Path) -> dict[str, list[int]]:
+    """Read the numbers of seeds that were looked at, by metric; nothing if that is unreadable."""
+    looks: dict[str, list[int]] = {}
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        for name, numbers in read_json(folder / LOOKS).items():
+            if isinstance(numbers, list):
+                looks[str(name)] = [number for number in numbers if type(number) is int]
+    return looks

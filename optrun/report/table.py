@@ -37,12 +37,14 @@ class Table:
 
 def drop_empty_columns(table: Table) -> Table:
     """Keep the columns that have a value in some row."""
-    kept = [
-        any(cell not in ("", NONE) for cell in cells) for cells in zip(*table.rows, strict=True)
-    ]
-    rows = [[*compress(row, kept)] for row in table.rows]
+    filled = []
+    for cells in zip(*table.rows, strict=True):
+        filled.append(any(cell not in ("", NONE) for cell in cells))
     return Table(
-        [*compress(table.columns, kept)], [*compress(table.numeric, kept)], rows, table.styles
+        list(compress(table.columns, filled)),
+        list(compress(table.numeric, filled)),
+        [list(compress(row, filled)) for row in table.rows],
+        table.styles,
     )
 
 
@@ -59,7 +61,7 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     grid = RichTable(
         title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False
     )
-    widths = [None] * len(table.columns) if width is None else _fitted(table, width)
+    widths = [None] * len(table.columns) if width is None else _fit_widths(table, width)
     for column, numeric, fitted in zip(table.columns, table.numeric, widths, strict=False):
         grid.add_column(
             Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted
@@ -70,37 +72,40 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     return grid
 
 
-def _fitted(table: Table, width: int) -> list[int]:
+def _fit_widths(table: Table, width: int) -> list[int]:
     """Fit as many columns as there is room for: no word breaks, numbers stay on one line.
 
-    Long names may fold.
-
-    rich by itself narrows every column at once, down to pieces of words.
+    Long names may fold. rich by itself narrows every column at once, down to pieces of words.
     """
-    columns = [
-        [column, *(row[index] for row in table.rows)] for index, column in enumerate(table.columns)
-    ]
-    wanted = [max(map(len, cells)) for cells in columns]
+    wanted = []
     least = []
-    for (head, *cells), numeric in zip(columns, table.numeric, strict=True):
-        pieces = [*head.split(), *(cells if numeric else " ".join(cells).split())]
-        least.append(min(30, max(map(len, pieces), default=0)))
+    for index, (head, numeric) in enumerate(zip(table.columns, table.numeric, strict=True)):
+        cells = [row[index] for row in table.rows]
+        words = head.split()
+        words += cells if numeric else " ".join(cells).split()
+        wanted.append(max(len(cell) for cell in [head, *cells]))
+        least.append(min(30, max((len(word) for word in words), default=0)))
     shown = len(least)
     while shown > 4 and sum(least[:shown]) + 3 * shown > width:
         shown -= 1
-    room, widths = max(0, width - sum(least[:shown]) - 3 * shown), list[int]()
+    room = max(0, width - sum(least[:shown]) - 3 * shown)
+    widths = []
     for narrow, wide in zip(least[:shown], wanted, strict=False):
-        widths.append(narrow + min(room, wide - narrow))
-        room -= widths[-1] - narrow
+        more = min(room, wide - narrow)
+        widths.append(narrow + more)
+        room -= more
     return widths
 
 
 def to_markdown(table: Table) -> str:
     """Render a GitHub table; nothing in a name can end its cell or become markup."""
-    head = "| " + " | ".join(escape_markdown(column) for column in table.columns) + " |"
-    rule = "| " + " | ".join("---:" if numeric else "---" for numeric in table.numeric) + " |"
-    rows = ["| " + " | ".join(escape_markdown(cell) for cell in row) + " |" for row in table.rows]
-    return "\n".join([head, rule, *rows])
+    rules = ["---:" if numeric else "---" for numeric in table.numeric]
+    lines = [_markdown_row(table.columns), f"| {' | '.join(rules)} |"]
+    return "\n".join([*lines, *(_markdown_row(row) for row in table.rows)])
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(escape_markdown(cell) for cell in cells)} |"
 
 
 def to_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
