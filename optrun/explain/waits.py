@@ -26,7 +26,7 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
     rows = registry.choices("callback")
     for name in config.callbacks:
         on_step = getattr(rows[name].load(), "on_step", None)
-        # A class that derives from `optrun.plugin.Callback` has that one's, which does nothing.
+        # `Callback` has an `on_step` that does nothing; explain may not import training.
         if on_step is not None and on_step.__module__ != "optrun.training.callback":
             return f"callbacks.{name}: its on_step is told the loss of each step"
     device = device_type(config.training.device)

@@ -120,7 +120,7 @@ def refuse_other_adapter(
         )
 
 
-def rebuilt(
+def rebuild_adapter_model(
     run: RunDir,
     checkpoint: Path,
     snapshot: Snapshot,

@@ -49,13 +49,18 @@ from optrun.runner.resume.data_position import (
     refuse_other_data,
     vocabulary_digest,
 )
-from optrun.runner.resume.global_batch import SettledBatch, asked_for, open_note, settle_batch
+from optrun.runner.resume.global_batch import (
+    SettledBatch,
+    describe_open_size,
+    requested_changes,
+    settle_batch,
+)
 from optrun.runner.resume.restore import (
     environment,
-    other_environment,
     restore_state,
     stop_request,
     train_state,
+    warn_of_other_environment,
 )
 from optrun.scheduler import build_scheduler
 from optrun.scheduler.build import warmup_note
@@ -187,9 +192,9 @@ def assemble(
         *start.notes,
         chunked_note,
         rank_by(state, ranking),
-        open_note(request, batch, world.size),
+        describe_open_size(request, batch, world.size),
     ]
-    groups = [] if saved is None or moves_layers(start.changes) else _whole_groups(saved.optimizer)
+    groups = [] if saved is None or moves_layers(start.changes) else _valid_groups(saved.optimizer)
     train_step = _train_step(config, prepared, device, schedule_steps, world, groups, notes)
     kernel = kernel_of(
         train_step.optimizer, device.type, whole=not isinstance(config.distributed, FsdpConfig)
@@ -199,10 +204,10 @@ def assemble(
     if saved is None:
         notes += [config.default_lr_note(), config.factors_note()]
     else:
-        notes.append(other_environment(saved, constants.environment))
+        notes.append(warn_of_other_environment(saved, constants.environment))
     notes += [config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]
     if train_step.scheduler.metric is not None:
-        known_metric(task, "scheduler.metric", train_step.scheduler.metric)
+        refuse_unknown_metric(task, "scheduler.metric", train_step.scheduler.metric)
     if not len(task.eval):
         _refuse_without_evaluation(config, train_step.scheduler.metric)
     if snapshot is not None and fork is not None:
@@ -264,7 +269,9 @@ def _start(
     plugin_notes = require(saved.plugins or (), "this run")
     changes_note = table(changes, derived=batch.derived, examples=batch.examples)
     notes = [note for note in (changes_note, moved, *plugin_notes) if note]
-    return Start(state, changes, notes, stop=stop_request(saved, asked_for(changes, batch.derived)))
+    return Start(
+        state, changes, notes, stop=stop_request(saved, requested_changes(changes, batch.derived))
+    )
 
 
 def _refuse_other_start(
@@ -328,7 +335,7 @@ def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -
             )
 
 
-def known_metric(task: Task, key: str, metric: str) -> None:
+def refuse_unknown_metric(task: Task, key: str, metric: str) -> None:
     """Refuse a metric unknown to the task.
 
     Raises:
@@ -354,7 +361,7 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
     """
     name = config.checkpoint.metric or task.main_metric
     metric = name if "/" in name else f"{eval_prefixes(task)[0]}{name}"
-    known_metric(task, "checkpoint.metric", metric)
+    refuse_unknown_metric(task, "checkpoint.metric", metric)
     if config.checkpoint.mode is not None:
         return Ranking(metric, config.checkpoint.mode.value)
     return Ranking(metric, best_mode(metric, Ranking(f"eval/{task.main_metric}", task.mode)))
@@ -478,7 +485,7 @@ def build_loaders(
     return loader(task.train), {name: loader(examples) for name, examples in task.eval_sets.items()}
 
 
-def _whole_groups(
+def _valid_groups(
     optimizer: Mapping[str, list[Mapping[str, object]]],
 ) -> list[Mapping[str, object]]:
     """Take the groups of a checkpoint.

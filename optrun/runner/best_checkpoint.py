@@ -9,7 +9,7 @@ from optrun.base.formatting import number
 from optrun.base.plain import PlainMapping, lookup
 
 
-def best_told(summary: PlainMapping) -> str:
+def describe_best(summary: PlainMapping) -> str:
     """Describe the metric of the best checkpoint, and the decision between equals.
 
     Empty: none is.

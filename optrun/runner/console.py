@@ -26,7 +26,7 @@ from optrun.config.registry.plugins import options
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
-from optrun.runner.best_checkpoint import best_told
+from optrun.runner.best_checkpoint import describe_best
 from optrun.runner.class_tables import tables_of
 from optrun.runner.outcome import Outcome, SummaryValues
 from optrun.training.display import Display
@@ -133,7 +133,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     _results(console, summary)
     for line in (
         sentence_of(summary),
-        best_told(summary),
+        describe_best(summary),
         summary["message"] if summary.get("stopped") else "",
     ):
         if line:  # broken between words, which a terminal does not do

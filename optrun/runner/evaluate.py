@@ -18,10 +18,10 @@ from optrun.runner.prepare import TrainedArtifacts, prepare
 from optrun.runner.reference_log_probs import add_reference_log_probs
 from optrun.runner.resume.data_position import (
     class_names,
-    not_held_back,
     pinned,
     pinned_revision,
     refuse_other_tokenizer,
+    warn_of_other_eval_rows,
 )
 from optrun.runner.resume.state_file import read_checkpoint
 from optrun.task.class_table import ClassTable
@@ -82,7 +82,9 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so"
             f" there are none to evaluate on{advice}"
         )
-    warning = not_held_back(snapshot.metadata, task.eval) if prepared.cut_from_train else None
+    warning = (
+        warn_of_other_eval_rows(snapshot.metadata, task.eval) if prepared.cut_from_train else None
+    )
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)
     model = prepared.model.to(device)
     settle_chunked_loss(task, model, config)

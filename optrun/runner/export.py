@@ -23,7 +23,7 @@ from optrun.distributed.shard import is_sharded, model_class, whole_tensors
 from optrun.model.adapter import ADAPTER, inject_alike, injected, merge
 from optrun.model.tokenizer import save_tokenizer
 from optrun.model.weights import all_tensors, place_tensors
-from optrun.runner.best_checkpoint import best_told
+from optrun.runner.best_checkpoint import describe_best
 from optrun.runner.card import TaskCard, model_card
 from optrun.runner.folders import written_aside
 from optrun.runner.model_loading import load_trained_model, refuse_other_vocabulary
@@ -217,7 +217,7 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     return merged_model.train(model.training)
 
 
-def _told_of_a_quantised_base(quantization: Mapping[str, object], *, merged: bool) -> str:
+def _explain_quantised_base(quantization: Mapping[str, object], *, merged: bool) -> str:
     """Explain how to load a quantised base for the same results."""
     if merged:
         return (
@@ -283,7 +283,7 @@ def export(
         merge(model)
     quantization = (snapshot.metadata.adapter or {}).get("quantization")
     if quantization is not None:
-        note(_told_of_a_quantised_base(quantization, merged=merged))
+        note(_explain_quantised_base(quantization, merged=merged))
     tokenizer = _tokenizer(run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     try:
@@ -292,7 +292,7 @@ def export(
         summary = {}
     step = snapshot.global_step
     counters = snapshot.metadata.train
-    best = best_told(summary)
+    best = describe_best(summary)
     if best.startswith(f"best: step {step:,} "):
         note(best)
     # What is told is told of these weights, not of those the run ended with.

@@ -11,7 +11,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import CheckpointError
 from optrun.base.plain import PlainDict
 from optrun.model.weights import load_model_tensors
-from optrun.runner.adapter_base import rebuilt
+from optrun.runner.adapter_base import rebuild_adapter_model
 from optrun.runner.resume.data_position import vocabulary_digest
 from optrun.runner.resume.state_file import read_checkpoint
 
@@ -58,7 +58,9 @@ def load_trained_model(
         model = kind._from_config(config, dtype=dtype)
         load_model_tensors(model, snapshot.model)
     else:
-        model = rebuilt(run, checkpoint, snapshot, kind, config, dequantized=dequantized)
+        model = rebuild_adapter_model(
+            run, checkpoint, snapshot, kind, config, dequantized=dequantized
+        )
     if snapshot.metadata.generation_config is not None:
         generation = GenerationConfig.from_dict(dict(snapshot.metadata.generation_config))
         model.generation_config = generation

@@ -35,13 +35,13 @@ from optrun.runner.prepare import Prepared, artifacts_to_resume, prepare
 from optrun.runner.resume.checkpoint import (
     OpenedCheckpoint,
     ResumePoint,
-    opened_for,
+    open_checkpoint_to_resume,
     refuse_links,
     refuse_other_formats,
 )
 from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
-from optrun.runner.resume.global_batch import asked_for
+from optrun.runner.resume.global_batch import requested_changes
 from optrun.runner.run_start import RunStart
 from optrun.runner.size_warnings import checkpoint_bytes, size_warnings, space_warning
 from optrun.runner.summary import Summary
@@ -176,7 +176,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
             "training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none."
         )
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    with opened_for(run_start, resume) as opened, listened_to(beat, note):
+    with open_checkpoint_to_resume(run_start, resume) as opened, listened_to(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.agree(lambda: _prepare(run_start, opened, revision))
         assembled = assemble(run_start.request, prepared, device, opened, world)
@@ -186,7 +186,9 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
     setup = assembled.setup
     state = setup.state
     if snapshot is not None and assembled.is_done:
-        refuse_idle(asked_for(assembled.start.changes, assembled.derived), state.global_step)
+        refuse_idle(
+            requested_changes(assembled.start.changes, assembled.derived), state.global_step
+        )
         if world.from_main(lambda: summary.finished_before):
             return _leave_finished(
                 run_start, assembled, mended=resume is not None and bool(resume.notes)

@@ -18,7 +18,7 @@ from optrun.distributed.world import World
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def refuse_parted(model: torch.nn.Module, world: World, step: int) -> None:
+def refuse_different_weights(model: torch.nn.Module, world: World, step: int) -> None:
     """Refuse ranks with different weights; all of them take part.
 
     Ranks that hold the same part of the model are compared: all of them under `ddp`, those of one

@@ -13,7 +13,7 @@ from optrun.training.callback import TrainingContext
 from optrun.training.checkpointing import CheckpointManager
 from optrun.training.exchange import Requests
 from optrun.training.progress import Progress
-from optrun.training.replicas import refuse_parted
+from optrun.training.replicas import refuse_different_weights
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler
 
@@ -75,7 +75,7 @@ class Saving:
         ):
             start = self.progress.clock()
             beat(Phase.saving, step)
-            refuse_parted(self.setup.model, self.world, step)
+            refuse_different_weights(self.setup.model, self.world, step)
             checkpoints.save(last=last)
             self.progress.leave_out(self.progress.clock() - start)
 
@@ -153,7 +153,7 @@ class Saving:
                 f"{why} before the first step: there is nothing to save yet. Start again with:"
                 f" {again} (or the same command with resume=auto)"
             )
-        refuse_parted(self.setup.model, self.world, step)
+        refuse_different_weights(self.setup.model, self.world, step)
         self.checkpoints.save_now()
         raise StoppedEarly(
             f"{why} after step {step} of {total}: everything is saved. Go on with: {again}"

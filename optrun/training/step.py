@@ -84,7 +84,7 @@ class Scheduler(Protocol):
     def load_state_dict(self, state: StateDict) -> None: ...
 
 
-def own_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
+def model_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
     """Take the model's own loss."""
     loss: torch.Tensor = outputs.loss
     return loss
@@ -209,7 +209,7 @@ class TrainStep(Precision):
     weight: Callable[[Batch], float]
     """Tokens or examples that the mean loss of a batch is over, or the sum of their class weights.
     """
-    loss: Callable[[Any, Batch], torch.Tensor] = own_loss
+    loss: Callable[[Any, Batch], torch.Tensor] = model_loss
     """What the model returned, and the batch, to the mean loss; shape ()."""
     seed: int | None = 0
     """Of dropout; None: the generators are taken as they stand."""

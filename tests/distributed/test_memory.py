@@ -31,7 +31,7 @@ LARGEST = 4 * WIDTH * 4 * WIDTH
 SLACK = 64 * 1024
 PHASES = {
     "load": ("optrun.runner.train.prepare", "optrun.runner.assemble.cast_slices"),
-    "save": ("optrun.training.saving.refuse_parted", "optrun.runner.train.averages"),
+    "save": ("optrun.training.saving.refuse_different_weights", "optrun.runner.train.averages"),
     "end": ("optrun.runner.train.whole_model", "optrun.runner.train.whole_model"),
 }
 """A function with which each begins, and one with which it ends."""

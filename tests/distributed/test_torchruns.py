@@ -23,7 +23,7 @@ from optrun.artifacts.retention import latest_whole, step_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import OptrunError
 from optrun.distributed.world import World
-from optrun.training.replicas import refuse_parted
+from optrun.training.replicas import refuse_different_weights
 from tests.distributed.ranked_runs import rows
 from tests.distributed.slurm_stand_in import Slurm
 from tests.distributed.test_launch import PATIENCE, ranks_of
@@ -39,12 +39,12 @@ def parted_ranks_are_named(rank: int) -> None:
     world = World(rank, 2)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2).bfloat16())
-    refuse_parted(model, world, 3)
+    refuse_different_weights(model, world, 3)
     if rank:
         with torch.no_grad():
             model[1].weight[1] = 1.0078125  # one bit
     with pytest.raises(OptrunError) as parted:
-        refuse_parted(model, world, 4)
+        refuse_different_weights(model, world, 4)
     for fact in ("rank 1", "rank 0", "step 4", "first tensor is 1.weight"):
         assert fact in str(parted.value)
 

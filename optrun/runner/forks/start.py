@@ -18,7 +18,7 @@ from optrun.config.saved import plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
 from optrun.optimizer.inherited import inherit_state
 from optrun.runner.resume.config_diff import Changes
-from optrun.runner.resume.data_position import Plan, of_steps
+from optrun.runner.resume.data_position import Plan, step_plan
 from optrun.runner.resume.restore import (
     refuse_mutated_optimizer,
     restore_scaler,
@@ -157,8 +157,8 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     Raises:
         ConfigError: With the keys that were changed, and both values of what came of it.
     """
-    before = of_steps(before)
-    now = of_steps(now)
+    before = step_plan(before)
+    now = step_plan(now)
     changed_keys = [key for key in now if key != "fingerprint" and before[key] != now[key]]
     changed_values = ", ".join(
         f"{key}={value}"

@@ -84,7 +84,9 @@ class OpenedCheckpoint:
 
 
 @contextmanager
-def opened_for(run_start: RunStart, resume: ResumePoint | None) -> Iterator[OpenedCheckpoint]:
+def open_checkpoint_to_resume(
+    run_start: RunStart, resume: ResumePoint | None
+) -> Iterator[OpenedCheckpoint]:
     """Open the checkpoint to go on from, or the trunk of a branch that begins.
 
     None for any other run that begins.

@@ -201,7 +201,7 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None
         )
 
 
-def not_held_back(saved: CheckpointMetadata, evaluation: ExampleSource) -> str | None:
+def warn_of_other_eval_rows(saved: CheckpointMetadata, evaluation: ExampleSource) -> str | None:
     """Warn of evaluation rows other than the run's; else None.
 
     Args:
@@ -221,7 +221,7 @@ def _some(classes: Sequence[str]) -> str:
     return ", ".join(classes[:12]) + (", ..." if len(classes) > 12 else "")
 
 
-def of_steps(plan: Plan) -> PlainDict:
+def step_plan(plan: Plan) -> PlainDict:
     """Return the part of a plan that decides the examples of each step.
 
     How a step is divided into micro-batches does not.
@@ -250,7 +250,7 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
         A note about what happens to the position; None: the plan is the same.
     """
     before = {key: value for key, value in before.items() if key != "parts"}  # in the fingerprint
-    if of_steps(before) == of_steps(plan_values(plan, fingerprint)):
+    if step_plan(before) == step_plan(plan_values(plan, fingerprint)):
         return None
     old = EpochPlan(
         before["examples"], before["batch_size"], before["accumulation"], before["seed"]

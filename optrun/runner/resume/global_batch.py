@@ -168,10 +168,10 @@ def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int)
     )
 
 
-def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None:
-    """Say what a size that was left open came to.
+def describe_open_size(request: Request, settled: SettledBatch, ranks: int) -> str | None:
+    """Describe the micro-batch that follows from the global batch.
 
-    None where it was not, or is what it would be anyway.
+    None if its size was given, or is the usual one.
     """
     micro = settled.micro_batch_size
     global_batch = request.config.training.global_batch_size
@@ -181,6 +181,6 @@ def open_note(request: Request, settled: SettledBatch, ranks: int) -> str | None
     return f"{MICRO}={micro}: follows from {WHOLE}={global_batch} on {ranks} {noun}"
 
 
-def asked_for(changes: Changes, derived: Collection[str]) -> Changes:
+def requested_changes(changes: Changes, derived: Collection[str]) -> Changes:
     """Return the changes made by somebody, without those derived from the ranks."""
     return {key: pair for key, pair in changes.items() if key not in derived}

@@ -183,7 +183,7 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
         if saved["name"] != state["name"]:
             scheduler.load_state_dict({**state, "global_step": saved["global_step"]})
         else:
-            forgotten, saved = _of_this_metric(saved, state)
+            forgotten, saved = _drop_other_metric(saved, state)
             notes += forgotten
             scheduler.load_state_dict(saved)
         before = saved["last_lr"]
@@ -200,7 +200,7 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     return notes
 
 
-def _of_this_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Schedule]:
+def _drop_other_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Schedule]:
     """Drop a schedule's history of another metric or direction.
 
     Args:
@@ -236,7 +236,7 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
     }
 
 
-def other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> str | None:
+def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> str | None:
     """Warn where the run goes on under other conditions than it was saved under; else None."""
     saved = {"ranks": 1, **(metadata.environment or {})}
     differing = [

@@ -58,7 +58,7 @@ def configuration_of(
             code, or is lost without a checkpoint.
         OtherFormatError: A newer optrun wrote the newest checkpoint.
     """
-    newest = _of_newest_checkpoint(run)
+    newest = _read_newest_checkpoint(run)
     try:
         values = read_config(run.config)
     except ConfigError as error:
@@ -108,7 +108,7 @@ def plugins_of(run: RunDir) -> list[dict[str, object]]:
     try:
         plugins = read_summary(run.summary).get("plugins", [])
     except (OSError, ValueError):
-        newest = _of_newest_checkpoint(run)
+        newest = _read_newest_checkpoint(run)
         plugins = [] if newest is None else read_state(newest[0]).get("plugins", [])
     return plugins if isinstance(plugins, list) else []
 
@@ -129,7 +129,7 @@ def _was_written(run: RunDir) -> bool | None:
     return None if recorded is None else recorded == digest_of(read_text(run.config))
 
 
-def _of_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, object]] | None:
+def _read_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, object]] | None:
     """Find the newest checkpoint whose state is whole, and the configuration in it."""
     folders = checkpoint_folders(run)
     for folder in folders:

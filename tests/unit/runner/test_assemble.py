@@ -16,7 +16,7 @@ from optrun.base.errors import ConfigError
 from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine
-from optrun.runner.assemble import Assembled, _whole_groups, assemble, length_key
+from optrun.runner.assemble import Assembled, _valid_groups, assemble, length_key
 from optrun.runner.prepare import prepare
 from optrun.training.callback import StopRequest
 from tests.running import TINY_BERT, TINY_GPT, write_labelled, write_text
@@ -173,4 +173,4 @@ def test_what_does_not_fit_is_refused_by_its_key(
 )
 def test_damaged_groups_of_a_checkpoint_are_not_used(saved: Any, kept: int) -> None:
     """Loading the optimizer names what is wrong with them."""
-    assert len(_whole_groups(saved)) == kept
+    assert len(_valid_groups(saved)) == kept

@@ -16,7 +16,13 @@ from optrun.config.request import CommandLine, Request
 from optrun.data.loader import EpochPlan
 from optrun.runner.resume.config_diff import meaning, table
 from optrun.runner.resume.data_position import move, plan_values
-from optrun.runner.resume.global_batch import ACCUMULATION, MICRO, WHOLE, open_note, settle_batch
+from optrun.runner.resume.global_batch import (
+    ACCUMULATION,
+    MICRO,
+    WHOLE,
+    describe_open_size,
+    settle_batch,
+)
 from optrun.training.state import TrainState
 
 
@@ -157,7 +163,7 @@ def test_a_size_that_nobody_gave_is_an_upper_bound(
     settled = settle_batch(asked, None, ranks)
     assert (settled.micro_batch_size, settled.micro_batches) == found
     assert settled.request.config.training.per_device_train_batch_size == found[0]
-    told = open_note(asked, settled, ranks)
+    told = describe_open_size(asked, settled, ranks)
     assert (told is not None) == (found[0] != 16)
     assert told is None or f"{MICRO}={found[0]}" in told
 

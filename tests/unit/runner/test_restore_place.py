@@ -19,11 +19,11 @@ from optrun.runner.resume.config_diff import changes_since, may_change_data, ref
 from optrun.runner.resume.data_position import (
     class_names,
     move,
-    not_held_back,
     plan_values,
     refuse_other_data,
     refuse_other_tokenizer,
     vocabulary_digest,
+    warn_of_other_eval_rows,
 )
 from optrun.runner.snapshot import Copier
 from optrun.training.state import TrainState
@@ -101,8 +101,10 @@ def test_an_evaluation_needs_the_words_and_the_rows_of_the_run() -> None:
     with pytest.raises(ConfigError, match="the tokenizer is another one"):
         refuse_other_tokenizer(saved(), words)
     held = SimpleNamespace(fingerprint=lambda: "0123456789abcdef" * 2)
-    assert not_held_back(saved(plan={"fingerprint": "rows-0123456789abcdef"}), held) is None
-    assert "not those that were held back" in str(not_held_back(saved(), held))
+    assert (
+        warn_of_other_eval_rows(saved(plan={"fingerprint": "rows-0123456789abcdef"}), held) is None
+    )
+    assert "not those that were held back" in str(warn_of_other_eval_rows(saved(), held))
 
 
 def test_a_plan_is_what_decides_which_examples_come() -> None:
@@ -199,12 +201,12 @@ def test_who_is_blamed_for_a_state_that_does_not_fit() -> None:
 def test_what_a_schedule_saw_of_another_metric_is_forgotten() -> None:
     seen = {"mode": "min", "best": 1.0, "num_bad": 2, "reductions": 1}
     state = {"name": "plateau", "metric": "eval/loss", "plateau": seen}
-    assert loading._of_this_metric(state, state) == ([], state)
+    assert loading._drop_other_metric(state, state) == ([], state)
     own = {**state, "metric": "eval/f1"}
-    said, kept = loading._of_this_metric(state, own)
+    said, kept = loading._drop_other_metric(state, own)
     assert "watches eval/f1 from here on: what it saw of eval/loss is forgotten" in said[0]
     assert kept["plateau"] == {**seen, "best": None, "num_bad": 0}
-    assert loading._of_this_metric(state, {**state, "plateau": {**seen, "mode": "max"}})[0]
+    assert loading._drop_other_metric(state, {**state, "plateau": {**seen, "mode": "max"}})[0]
 
 
 def test_another_environment_is_named() -> None:
@@ -212,16 +214,18 @@ def test_another_environment_is_named() -> None:
     now = loading.environment(cpu)
     assert now["device"] == "cpu"
     same = CheckpointMetadata(global_step=0, environment=now)
-    assert loading.other_environment(same, now) is None
-    assert loading.other_environment(CheckpointMetadata(global_step=0), now) is None
+    assert loading.warn_of_other_environment(same, now) is None
+    assert loading.warn_of_other_environment(CheckpointMetadata(global_step=0), now) is None
     other = CheckpointMetadata(global_step=0, environment={**now, "torch": "1.0"})
-    assert f"torch 1.0 then, {now['torch']} now:" in str(loading.other_environment(other, now))
+    assert f"torch 1.0 then, {now['torch']} now:" in str(
+        loading.warn_of_other_environment(other, now)
+    )
     elsewhere = loading.environment(cpu, kernel="fused")
     assert "optimizer kernel torch then, fused now:" in str(
-        loading.other_environment(same, elsewhere)
+        loading.warn_of_other_environment(same, elsewhere)
     )
     assert (
-        loading.other_environment(
+        loading.warn_of_other_environment(
             CheckpointMetadata(global_step=0, environment={"ranks": 1}), elsewhere
         )
         is None
