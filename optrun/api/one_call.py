@@ -46,7 +46,8 @@ def one_call() -> Iterator[None]:
 @contextmanager
 def _environment() -> Iterator[None]:
     """Restore environment variables and the current folder."""
-    variables, folder = dict(os.environ), Path.cwd()
+    variables = dict(os.environ)
+    folder = Path.cwd()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else they warn at every fork
     try:
         yield
@@ -61,9 +62,12 @@ def _environment() -> Iterator[None]:
 @contextmanager
 def _hydra() -> Iterator[None]:
     """Restore the Hydra of a host application."""
-    application, config = GlobalHydra.instance(), HydraConfig.instance()
-    hydra, values = application.hydra, config.cfg
+    application = GlobalHydra.instance()
+    config = HydraConfig.instance()
+    hydra = application.hydra
+    values = config.cfg
     try:
         yield
     finally:
-        application.hydra, config.cfg = hydra, values
+        application.hydra = hydra
+        config.cfg = values

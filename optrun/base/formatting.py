@@ -66,11 +66,9 @@ def count(value: float) -> str:
         return f"{value:,.6g}"
     units = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
     unit, letter = next((unit, letter) for unit, letter in units if abs(value) >= 0.9995 * unit)
-    return (
-        f"{value / unit:.0f}{letter}"
-        if abs(value) >= 999.5 * unit
-        else f"{value / unit:.3g}{letter}"
-    )
+    if abs(value) >= 999.5 * unit:
+        return f"{value / unit:.0f}{letter}"
+    return f"{value / unit:.3g}{letter}"
 
 
 def size(value: float | None) -> str:
@@ -86,8 +84,11 @@ def size(value: float | None) -> str:
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if abs(value) < 1000:
             break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 99.5 else f"{value:.3g} {unit}"
+        value = value / 1024
+        unit = larger
+    if unit == "B" or abs(value) >= 99.5:
+        return f"{value:.0f} {unit}"
+    return f"{value:.3g} {unit}"
 
 
 def duration(seconds: float) -> str:
@@ -100,11 +101,9 @@ def duration(seconds: float) -> str:
     if seconds < 59.95:
         return f"{seconds:.2f} s" if 0 < seconds < 1 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} min {rest:02d} s"
-        if minutes < 60
-        else f"{minutes // 60:,} h {minutes % 60:02d} min"
-    )
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
 def plain(text: str) -> str:
