@@ -286,8 +286,8 @@ def load_checkpoint(
 
 def _refuse_problems(folder: Path, group: ProcessGroup | None) -> None:
     share = (rank_of(group), size_of(group))
-    found = agree(group, lambda: problems(folder, share=share))
-    wrong = dict.fromkeys(problem for part in found for problem in part)
+    problems_of_ranks = agree(group, lambda: problems(folder, share=share))
+    wrong = dict.fromkeys(problem for part in problems_of_ranks for problem in part)
     if wrong:
         raise CheckpointError(next(iter(wrong)))
 

@@ -56,8 +56,8 @@ class Trunk:
             >>> Trunk.parse("/runs/a") is None
             True
         """
-        found = _PINNED.fullmatch(text)
-        return None if found is None else cls(Path(found["folder"]), found["digest"])
+        match = _PINNED.fullmatch(text)
+        return None if match is None else cls(Path(match["folder"]), match["digest"])
 
     def require(self) -> None:
         """Refuse a checkpoint that is gone, or another one than was named.
@@ -72,10 +72,10 @@ class Trunk:
                 " stays, or the place where it lies now."
             )
         refuse_other_format(self.folder)
-        found = checkpoint_digest(self.folder)
-        if found != self.digest:
+        digest = checkpoint_digest(self.folder)
+        if digest != self.digest:
             raise CheckpointError(
-                f"{KEY}={self.folder}: its content is another one now: digest {found}, and"
+                f"{KEY}={self.folder}: its content is another one now: digest {digest}, and"
                 f" {self.digest} when this branch was asked for. A changed trunk makes another"
                 " branch: begin it anew."
             )

@@ -1,7 +1,4 @@
-"""Say whether what a run learnt holds on examples that it was not trained on.
-
-One sentence, before any winner.
-"""
+"""Judge in one sentence whether a run generalises to examples it was not trained on."""
 
 from __future__ import annotations
 
@@ -134,13 +131,10 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
 
 
 def sentence_of(summary: Mapping[str, object]) -> str:
-    """Say it of a run that has ended, if its judgement is of the weights that the summary is of.
-
-    Else empty.
-    """
+    """Write the judgement of a run that has ended; empty if it is of other weights."""
     fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
-    found = generalisation_of(summary) if fits else None
-    return "" if found is None else str(found)
+    generalisation = generalisation_of(summary) if fits else None
+    return "" if generalisation is None else str(generalisation)
 
 
 def _verdict(
@@ -162,14 +156,14 @@ def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
 
     0 if unknown.
     """
-    found = lookup(summary, "data", "eval_seen", _set_of(loss))
+    counts = lookup(summary, "data", "eval_seen", _set_of(loss))
     if not (
-        isinstance(found, list)
-        and len(found) == 2
-        and all(isinstance(number, int) for number in found)
+        isinstance(counts, list)
+        and len(counts) == 2
+        and all(isinstance(number, int) for number in counts)
     ):
         return 0, 0
-    return found[0], found[1]
+    return counts[0], counts[1]
 
 
 def _set_of(loss: str) -> str:

@@ -33,11 +33,11 @@ def run_id_of(run: RunDir) -> str | None:
         OtherFormatError: A newer optrun wrote the summary.
     """
     try:
-        told = read_summary(run.summary).get("run_id")
+        run_id_of_summary = read_summary(run.summary).get("run_id")
     except (OSError, ValueError):
-        told = None
-    if isinstance(told, str) and told:
-        return told
+        run_id_of_summary = None
+    if isinstance(run_id_of_summary, str) and run_id_of_summary:
+        return run_id_of_summary
     run_ids: dict[str, str] = {}
     for folder in checkpoint_folders(run):
         with contextlib.suppress(CheckpointError, OSError):

@@ -24,12 +24,12 @@ def run_problems(run: RunDir) -> list[str]:
         run_id = run_id_of(run)
     except CheckpointError as error:
         return [str(error)]
-    found = missing_model(run)
+    messages = missing_model(run)
     for folder in checkpoint_folders(run):
-        found += problems(folder, run_id)
+        messages += problems(folder, run_id)
     for folder in saved_folders(run):
-        found += folder_problems(folder)
-    return found
+        messages += folder_problems(folder)
+    return messages
 
 
 def missing_model(run: RunDir) -> list[str]:

@@ -38,7 +38,7 @@ def write_samples(path: Path, lines: Sequence[SampleLine]) -> None:
 
 def read_samples(path: Path) -> list[SampleLine]:
     """Read every line that is whole; nothing if there is no such file."""
-    found = []
+    samples = []
     try:
         lines = list(read_lines(path))
     except (OSError, UnreadableFileError):
@@ -47,9 +47,9 @@ def read_samples(path: Path) -> list[SampleLine]:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             values = parse_json(line, path)
             reference = None if values["reference"] is None else str(values["reference"])
-            found.append(
+            samples.append(
                 SampleLine(
                     int(values["step"]), str(values["prompt"]), reference, str(values["generated"])
                 )
             )
-    return found
+    return samples

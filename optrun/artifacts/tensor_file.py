@@ -131,21 +131,21 @@ def write_tensors(
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head
-    whole = ALGORITHMS[algorithm]()
-    whole.update(head)
+    file_hash = ALGORITHMS[algorithm]()
+    file_hash.update(head)
     digests: dict[str, Hash] = {}
     # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
     with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
         file.write(head)
         pending = None
         for name in ordered:
-            own = xxhash.xxh3_128()
+            tensor_hash = xxhash.xxh3_128()
             for chunk in _chunks(tensor_bytes(tensors[name])):
                 pending = helper.submit(
-                    _update, chunk, own, whole
+                    _update, chunk, tensor_hash, file_hash
                 )  # one worker: in the order of the file
                 file.write(chunk)
-            digests[name] = own
+            digests[name] = tensor_hash
         if pending is not None:
             pending.result()
         file.sync()
@@ -153,7 +153,7 @@ def write_tensors(
         name: {**describe(tensor), "xxh3": digests[name].hexdigest()}
         for name, tensor in tensors.items()
     }
-    return Written(Entry(len(head) + offset, whole.hexdigest(), algorithm), described)
+    return Written(Entry(len(head) + offset, file_hash.hexdigest(), algorithm), described)
 
 
 def tensors_on_disk(
@@ -213,7 +213,7 @@ def damaged_tensors(path: Path, expected: Mapping[str, TensorEntry]) -> list[str
     Returns:
         Sentences; that of a header that cannot be read stands for all tensors.
     """
-    found = []
+    messages = []
     with open_file(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(_HEADER_LIMIT, path.stat().st_size):
@@ -225,8 +225,8 @@ def damaged_tensors(path: Path, expected: Mapping[str, TensorEntry]) -> list[str
         for name, saved in expected.items():
             problem = _problem(file, 8 + length, header.get(name), saved)
             if problem:
-                found.append(f"{path}: tensor {name}: {problem}.")
-    return found
+                messages.append(f"{path}: tensor {name}: {problem}.")
+    return messages
 
 
 def _problem(file: BufferedReader, begin: int, entry: Any, saved: TensorEntry) -> str | None:

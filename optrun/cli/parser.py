@@ -44,11 +44,11 @@ class VerbArguments:
         Raises:
             ConfigError: One does not exist.
         """
-        found = [Path(path).expanduser() for path in self.positional]
-        for folder in found:
+        folders = [Path(path).expanduser() for path in self.positional]
+        for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"{folder}: no such directory.")
-        return found
+        return folders
 
     def flag(self, key: str) -> bool | None:
         """Read true or false; None if the key is not given.

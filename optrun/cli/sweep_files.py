@@ -88,13 +88,13 @@ def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
     else:
         matches = [] if path.is_file() else glob.glob(str(path), recursive=True)  # noqa: PTH207
         files = {text: path, **{match: Path(match) for match in matches}}
-    found = {}
+    contents = {}
     for name, file in sorted(files.items()):
         with contextlib.suppress(OSError, ValueError):  # who needs it says what is wrong with it
             if file.is_file():
                 size = f"{file.stat().st_size:,} bytes"
-                found[name] = size if sizes_alone else f"{size}, digest {content_of(file)[:16]}"
-    return found
+                contents[name] = size if sizes_alone else f"{size}, digest {content_of(file)[:16]}"
+    return contents
 
 
 def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -1,7 +1,4 @@
-"""Read values of the command line.
-
-Numbers, seeds, what is asked of a confirmation, where its runs run.
-"""
+"""Read numbers, seeds and the request of a confirmation from the command line."""
 
 from __future__ import annotations
 

@@ -51,24 +51,24 @@ def find_devices(asked: str | Sequence[int | str]) -> list[Device]:
             raise ConfigError(
                 f"{KEY}={asked}: expected MIG names alone, or none; CUDA does not see both at once."
             )
-    there = visible_devices(inherited)
+    visible = visible_devices(inherited)
     setting = "" if inherited is None else f" with {VISIBLE}={','.join(inherited)}"
     if asked == "auto":
-        if not there:
+        if not visible:
             raise ConfigError(
                 f"{KEY}=auto: torch sees no CUDA device on this machine{setting}. Leave it out, and"
                 " the jobs run one after the other; hydra/launcher=joblib runs several at a time"
                 " on the CPU."
             )
-        return there
-    found = [_pick(name, there, f"{KEY}={asked}", setting) for name in asked]
-    for device in found:
-        if found.count(device) > 1:
+        return visible
+    devices = [_pick(name, visible, f"{KEY}={asked}", setting) for name in asked]
+    for device in devices:
+        if devices.count(device) > 1:
             raise ConfigError(
                 f"{KEY}={asked}: {device.visible} and {device.uuid} are one device; expected each"
                 " once."
             )
-    return found
+    return devices
 
 
 def visible_devices(inherited: Sequence[str] | None) -> list[Device]:
@@ -165,15 +165,15 @@ def _inherited() -> list[str] | None:
 def _pick(name: int | str, there: Sequence[Device], given: str, setting: str) -> Device:
     """Find the visible device of an index or a name; a UUID may be cut short, as CUDA takes it."""
     if isinstance(name, int):
-        found = [there[name]] if name < len(there) else []
+        matches = [there[name]] if name < len(there) else []
     else:
-        found = [
+        matches = [
             device for device in there if name == device.visible or device.uuid.startswith(name)
         ]
-    if len(found) == 1:
-        return found[0]
+    if len(matches) == 1:
+        return matches[0]
     listed = ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(there)) or "none"
-    what = f"{name} means {len(found)} devices" if found else f"there is no device {name}"
+    what = f"{name} means {len(matches)} devices" if matches else f"there is no device {name}"
     raise ConfigError(f"{given}: {what} on this machine{setting}. Visible CUDA devices: {listed}.")
 
 

@@ -137,19 +137,14 @@ class Driver:
         return goal.stop_at is None or str(goal.stop_at) not in record.rungs
 
     def is_short_of(self, goal: Goal) -> bool:
-        """Tell whether a job is still to get where it is wanted, in this start or.
-
-        If its time is up, the next.
-        """
+        """Tell whether a job has not reached its goal, also if its time is up for this start."""
         return self.board.row(goal.job).out_of_time or self._wanted(goal)
 
     # What is done
     # ----------------------------------------------------------------------------------------------
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
-        """Bring jobs to where a plan wants them.
-
-        It is asked again whenever a launch has ended, until nothing is left.
+        """Run jobs until a plan has no goal left; it is asked again when a launch has ended.
 
         Args:
             plan: Of jobs known to the sweep by `add`.
@@ -187,10 +182,7 @@ class Driver:
         self.refresh(job for job, _ in goals)
 
     def _ask_to_stop(self) -> None:
-        """Let jobs at work save and end.
-
-        By a file that they look for, or by a signal if the disk takes none.
-        """
+        """Ask running jobs to save and end, by a file, or by a signal if the disk takes none."""
         try:
             self.sweep.stop(self.token).touch()
         except OSError:
@@ -202,7 +194,8 @@ class Driver:
     def _is_given_up(self) -> bool:
         """Kill the jobs that have not stopped long after the limit of time.
 
-        Whether even that did not end them.
+        Returns:
+            Whether even that did not end them.
         """
         patience = self.stop.patience
         if patience is None or patience > 0:
@@ -289,12 +282,12 @@ class Driver:
         if self.workers.one_job_each:
             yield from ([goal] for goal in free)
         elif not self._open:
-            found = list(
+            distinct_goals = list(
                 {goal.job.name: goal for goal in free}.values()
             )  # two trials may be one job
-            suspects = [goal for goal in found if self.board.row(goal.job).suspect]
-            if found:
-                yield suspects[:1] or found[: self.options.max_batch_size]
+            suspects = [goal for goal in distinct_goals if self.board.row(goal.job).suspect]
+            if distinct_goals:
+                yield suspects[:1] or distinct_goals[: self.options.max_batch_size]
 
     def _mark(self, row: JobRow) -> tuple[object, ...]:
         record, state = self.sweep.read_record(row.job.name), self.sweep.state(row.job.name)
@@ -432,9 +425,10 @@ class Driver:
     # ----------------------------------------------------------------------------------------------
 
     def exit_code(self) -> int:
-        """Return 0: all are finished or rest at a rung; 1: some failed; 74: the disk refused; 75.
+        """Return the exit code of the sweep.
 
-        Stopped, saved.
+        0: all jobs finished or were pruned; 1: some failed; 74: the disk refused; 75: stopped with
+        everything saved.
         """
         states = [row.state for row in self.board.rows.values() if not row.resting]
         if self.stop.refused:

@@ -55,7 +55,7 @@ def param_overrides(
         >>> param_overrides({"lr": "1e-3,2e-3", "optimizer": {"eps": 1e-6}, "seed": None})
         ['lr=1e-3,2e-3', 'optimizer.eps=1e-06', 'seed=null']
     """
-    found = []
+    overrides = []
     for name, value in params.items():
         if isinstance(value, list | tuple):
             raise ConfigError(
@@ -63,10 +63,10 @@ def param_overrides(
                 " '1e-3,2e-3', or '[0.9,0.99]' for a value that is a list."
             )
         if isinstance(value, Mapping) and value:
-            found += param_overrides(value, f"{key}.{name}", f"{prefix}{name}.")
+            overrides += param_overrides(value, f"{key}.{name}", f"{prefix}{name}.")
         else:
-            found.append(f"{prefix}{name}={'null' if value is None else value}")
-    return found
+            overrides.append(f"{prefix}{name}={'null' if value is None else value}")
+    return overrides
 
 
 def merged(lower: Iterable[str], upper: Iterable[str]) -> list[str]:

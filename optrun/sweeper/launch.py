@@ -193,9 +193,9 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
     refused = ""
     for number, batch in enumerate(batches):
         for answer in launcher.launch(batch, initial_job_idx=number):
-            done = getattr(answer, "_return_value", None)
-            if not refused and isinstance(done, str) and done.startswith(REFUSED):
-                refused = done
+            answer_text = getattr(answer, "_return_value", None)
+            if not refused and isinstance(answer_text, str) and answer_text.startswith(REFUSED):
+                refused = answer_text
     return refused
 
 

@@ -13,11 +13,11 @@ def main() -> None:
     """Print the UUID of every device that this process sees, by index, as JSON on one line."""
     import torch
 
-    found = [
+    uuids = [
         str(torch.cuda.get_device_properties(index).uuid)
         for index in range(torch.cuda.device_count())
     ]
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(uuids) + "\n")
 
 
 if __name__ == "__main__":

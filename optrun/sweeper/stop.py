@@ -125,10 +125,10 @@ def family(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             parent = read_text(stat, errors="replace").rpartition(")")[2].split()[1]
             children.setdefault(int(parent), []).append(int(stat.parent.name))
-    found = [pid]
-    for each in found:
-        found += children.get(each, [])
-    return found
+    pids = [pid]
+    for parent_pid in pids:
+        pids += children.get(parent_pid, [])
+    return pids
 
 
 def end_family(pid: int) -> None:

@@ -1,6 +1,6 @@
-"""Starts a fork: the trunk's weights, generators and place in the data.
+"""Start a fork from the weights, generators and place in the data of its trunk.
 
-Its optimizer state where that fits.
+The optimizer state is taken over if it fits.
 """
 
 from __future__ import annotations
