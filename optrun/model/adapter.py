@@ -22,10 +22,10 @@ from optrun.base.errors import ConfigError
 from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.model.adapter_modules import (
-    Places,
+    AdapterModules,
     head_modules,
     linear_modules,
-    matched,
+    match_modules,
     shared_modules,
 )
 from optrun.model.quantization import Quantization, dequantize, quantize, tensor_sizes
@@ -62,13 +62,13 @@ class Injected:
 
     Attributes:
         names: Parameters and buffers that the adapter has, or trains; the others are the base.
-        places: Modules with factors, and modules that train whole.
+        modules: Modules with factors, and modules that train whole.
         base: Where others find the base: a hub name or a folder; None: its weights were made from a
             seed.
     """
 
     names: frozenset[str]
-    places: Places
+    modules: AdapterModules
     base: str | None = None
 
 
@@ -160,9 +160,9 @@ def inject(
     for param in model.parameters():
         if param.requires_grad:  # what trains is float32, whatever it stands beside
             param.data = param.data.float()
-    places = _places(model)
-    _refuse_other_places(places, Places(targets, saved))
-    setattr(model, _MARK, Injected(_names(model, places), places, base))
+    places = _find_adapter_modules(model)
+    _refuse_other_places(places, AdapterModules(targets, saved))
+    setattr(model, _MARK, Injected(_adapter_names(model, places), places, base))
     unread = (
         "; so does what its weights lack, which are not read here"
         if meta and base is not None
@@ -189,7 +189,7 @@ def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers of the frozen base under their plain names."""
     adapter = injected(model)
     tensors: dict[str, Tensor] = {}
-    inside = () if adapter is None else tuple(f"{path}." for path in adapter.places.saved)
+    inside = () if adapter is None else tuple(f"{path}." for path in adapter.modules.saved)
     adapter_names = frozenset() if adapter is None else adapter.names
     for name, tensor in [*model.named_parameters(), *model.state_dict().items()]:
         plain = name.replace("base_layer.", "")
@@ -251,7 +251,7 @@ def _modules_to_save(
     modules = {name for name, module in model.named_modules() if name and list(module.parameters())}
     key = "adapter.modules_to_save"
     if config.modules_to_save is not None:
-        saved = matched(key, config.modules_to_save, modules)
+        saved = match_modules(key, config.modules_to_save, modules)
         shared = shared_modules(model)
         for path in saved:
             if path in shared:
@@ -295,7 +295,7 @@ def _targets(
     """
     targets = _asked_targets(config, model, saved, auto_class)
     if config.exclude_modules is not None:
-        out = set(matched("adapter.exclude_modules", config.exclude_modules, targets))
+        out = set(match_modules("adapter.exclude_modules", config.exclude_modules, targets))
         targets = [path for path in targets if path not in out]
     if config.layers_to_transform is not None:
         layers = config.layers_to_transform
@@ -347,7 +347,7 @@ def _asked_targets(
     modules = {name: module for name, module in model.named_modules() if name}
     paths = [
         path
-        for path in matched(key, wanted_names, modules, linear_modules(model))
+        for path in match_modules(key, wanted_names, modules, linear_modules(model))
         if not _is_inside_any(path, saved)
     ]
     if not paths:
@@ -387,12 +387,12 @@ def _refuse_running_statistics(model: nn.Module) -> None:
             )
 
 
-def _places(model: nn.Module) -> Places:
+def _find_adapter_modules(model: nn.Module) -> AdapterModules:
     """Find peft's layers in a model, by their original names."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    places = Places([], [])
+    places = AdapterModules([], [])
     for path, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):
             places.targets.append(path)
@@ -401,7 +401,7 @@ def _places(model: nn.Module) -> Places:
     return places
 
 
-def _refuse_other_places(found: Places, wanted: Places) -> None:
+def _refuse_other_places(found: AdapterModules, wanted: AdapterModules) -> None:
     """Refuse name endings that peft matches to unintended modules.
 
     Raises:
@@ -420,7 +420,7 @@ def _refuse_other_places(found: Places, wanted: Places) -> None:
             )
 
 
-def _names(model: nn.Module, places: Places) -> frozenset[str]:
+def _adapter_names(model: nn.Module, places: AdapterModules) -> frozenset[str]:
     """List the adapter's parameters and buffers.
 
     All that trains now, and the buffers of modules that train whole.
@@ -432,7 +432,7 @@ def _names(model: nn.Module, places: Places) -> frozenset[str]:
     )
 
 
-def _note(config: LoraConfig, model: nn.Module, places: Places) -> str:
+def _note(config: LoraConfig, model: nn.Module, places: AdapterModules) -> str:
     kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
     plural = "" if len(places.targets) == 1 else "s"
     kinds_shown = ", ".join([*kinds[:6], *(["..."] if len(kinds) > 6 else [])])

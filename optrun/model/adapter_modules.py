@@ -30,7 +30,7 @@ _NO_OUT_PROJ = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 
 
 @dataclass(frozen=True)
-class Places:
+class AdapterModules:
     """Dotted names of modules.
 
     Attributes:
@@ -126,7 +126,7 @@ def shared_modules(model: nn.Module) -> dict[str, str]:
     return shared
 
 
-def matched(
+def match_modules(
     key: str,
     asked: str | Sequence[str],
     modules: Iterable[str],
@@ -147,10 +147,10 @@ def matched(
         ConfigError: One of them matches nothing.
 
     Example:
-        >>> matched("key", ["query"], ["layer.0", "layer.0.query", "layer.0.key"])
+        >>> match_modules("key", ["query"], ["layer.0", "layer.0.query", "layer.0.key"])
         ['layer.0.query']
-        >>> matched("key", r"layer\.\d+\.(query|key)", ["layer.0.query", "layer.0.key", "layer.0"])
-        ['layer.0.query', 'layer.0.key']
+        >>> match_modules("key", r"layer\.\d+\.(query|key)", ["layer.0.key", "layer.0"])
+        ['layer.0.key']
     """
     every = list(modules)
     near = every if shown is None else list(shown)

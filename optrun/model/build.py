@@ -17,9 +17,9 @@ from optrun.model.adapter import inject
 from optrun.model.attention import plain_attention
 from optrun.model.configuration import (
     ModelSpec,
-    called,
     configuration,
     head_classes,
+    name_of_model,
     refuse_long,
     special_ids,
     stored_vocab_size,
@@ -103,7 +103,7 @@ def build_model(
         raise
     except Exception as error:  # each architecture refuses in its own way
         raise ConfigError(
-            f"{called(config)}: cannot be built for this task: {in_one_line(error)}"
+            f"{name_of_model(config)}: cannot be built for this task: {in_one_line(error)}"
         ) from error
     notes += _vocabulary_notes(config, model, spec)
     _refuse_padded_positions(config, model, spec)
@@ -425,7 +425,8 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
             else "are called otherwise"
         )
         raise ConfigError(
-            f"{called(config)}: {len(new)} of the model's {len(names)} tensors are not in its"
+            f"{name_of_model(config)}: {len(new)} of the model's {len(names)} tensors are not in"
+            " its"
             f" weights, or {why}: {_some(sorted(new))}. config.json and weights are not of one"
             " model."
         )

@@ -137,7 +137,7 @@ def stored_vocab_size(config: PretrainedConfig) -> int | None:
     return getattr(_loaded(config).get_text_config(), "vocab_size", None)
 
 
-def called(config: ModelConfig) -> str:
+def name_of_model(config: ModelConfig) -> str:
     """Name the model in a message, by its key."""
     return (
         f"model.path={config.path}"
@@ -384,7 +384,7 @@ def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class:
     if type(values) in mapping or getattr(values, "auto_map", None):
         return
     raise ConfigError(
-        f"{called(config)}: transformers has no {auto_class} of the architecture"
+        f"{name_of_model(config)}: transformers has no {auto_class} of the architecture"
         f" {values.model_type}, which this task needs. Take another model or another task."
     )
 
@@ -416,7 +416,8 @@ def _refuse_other_direction(
         return
     task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
     raise ConfigError(
-        f"{called(config)}: {values.model_type} is {kind}. For task={task} take {_FOR_TASK[task]},"
+        f"{name_of_model(config)}: {values.model_type} is {kind}. For task={task} take"
+        f" {_FOR_TASK[task]},"
         f" or {other_task}; model.config.is_decoder={str(not decodes).lower()} makes it one"
         " knowingly."
     )

@@ -152,7 +152,7 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
     )
 
 
-def other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def warn_of_other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
     """Warn if the ids of `model.tokenizer` differ from the model's own tokenizer."""
     if config.tokenizer is None or not isinstance(config, PretrainedConfig):
         return []

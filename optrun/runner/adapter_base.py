@@ -43,8 +43,8 @@ def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
         return None
     return {
         "base": base_digest(model),
-        "target_modules": list(adapter.places.targets),
-        "modules_to_save": list(adapter.places.saved),
+        "target_modules": list(adapter.modules.targets),
+        "modules_to_save": list(adapter.modules.saved),
         "quantization": quantized(model),
     }
 

@@ -34,7 +34,12 @@ from optrun.model.configuration import head_classes, refuse_unknown, router_loss
 from optrun.model.documents import expect_apart
 from optrun.model.images import load_image_preparation
 from optrun.model.quantization import require_quantization
-from optrun.model.tokenizer import load_tokenizer, other_ids, saved_tokenizer, train_tokenizer
+from optrun.model.tokenizer import (
+    load_tokenizer,
+    saved_tokenizer,
+    train_tokenizer,
+    warn_of_other_ids,
+)
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize, scale_initial_weights
 from optrun.runner.resume.checkpoint import OpenedCheckpoint
@@ -207,7 +212,13 @@ def prepare(
         notes.append(separation(model, key))
         if not meta and not sharded and not needs_device(model):
             expect_apart(model, key)
-    notes = [*cached, *other_ids(config.model, tokenizer), *source.notes, *task.notes, *notes]
+    notes = [
+        *cached,
+        *warn_of_other_ids(config.model, tokenizer),
+        *source.notes,
+        *task.notes,
+        *notes,
+    ]
     cut = source.cut_from_train
     return Prepared(task, tokenizer, model, notes, cut, facts, spec, sharded, sizes)
 

@@ -15,7 +15,7 @@ from optrun.data.token_blocks import TokenBlocks
 from optrun.task.base import TextKind, in_one_row, pad, pad_inputs
 from optrun.task.evaluation import IGNORED
 from optrun.task.generation import continued
-from optrun.task.language_model import LanguageModel, around
+from optrun.task.language_model import LanguageModel, ids_around_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -89,13 +89,13 @@ class CausalLm(LanguageModel):
         """
         rows = [example["input_ids"] for example in examples]
         if self.config.document_masking:
-            return self._apart(rows)
+            return self._collate_documents(rows)
         if len({len(row) for row in rows}) == 1:  # blocks
             ids = torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))
             return {"input_ids": ids, "labels": ids.clone()}
         return {**pad_inputs(examples, self.padding), "labels": pad(rows, IGNORED)}
 
-    def _apart(self, rows: list[np.ndarray]) -> Batch:
+    def _collate_documents(self, rows: list[np.ndarray]) -> Batch:
         ids = pad(rows, self.padding)
         labels = pad(rows, IGNORED)
         begins = torch.zeros_like(ids, dtype=torch.bool)
@@ -124,6 +124,6 @@ class CausalLm(LanguageModel):
         """Sample a continuation of the prompt, if there is one."""
         if not self.prompt or not self.config.sample_tokens:
             return None
-        begin, _ = around(tokenizer)
+        begin, _ = ids_around_text(tokenizer)
         ids = begin + tokenizer(self.prompt, add_special_tokens=False)["input_ids"]
         return self.prompt, continued(model, tokenizer, ids, self.config.sample_tokens, seed=seed)

@@ -100,9 +100,9 @@ class ChatEncoder:
                 if row.given is not None and config.completion_only_loss is not False:
                     prompts.append(template.text(row.turns[: row.given], row.tools, opening=True))
             except TemplateFailed as error:
-                raise unwritten(template, self.split, row, error) from error
+                raise unwritable_row_error(template, self.split, row, error) from error
         if spans:
-            row_ids, targets = self._told_apart(texts, spans)
+            row_ids, targets = self._encode_with_spans(texts, spans)
         else:
             row_ids = self._ids(texts, special=False)
             targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
@@ -116,7 +116,7 @@ class ChatEncoder:
     def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
         return encoded(self.tokenizer, texts, None, add_special_tokens=special)["input_ids"]
 
-    def _told_apart(
+    def _encode_with_spans(
         self, texts: list[str], spans: list[list[Span]]
     ) -> tuple[list[list[int]], list[np.ndarray]]:
         """Return ids, and 1 for each token with a character inside a span."""
@@ -139,16 +139,16 @@ class ChatEncoder:
         return encoding["input_ids"], targets
 
 
-def unwritten(
+def unwritable_row_error(
     template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed
 ) -> ConfigError:
     """Build the error for a row outside of the template's reach.
 
     A row whose answers cannot be found in its text is refused likewise.
     """
-    return ConfigError(f"{template.origin}: {place(split, row)} {error}. {OTHER_TEMPLATE}")
+    return ConfigError(f"{template.origin}: {row_name(split, row)} {error}. {OTHER_TEMPLATE}")
 
 
-def place(split: Split, row: Chat | Plain) -> str:
+def row_name(split: Split, row: Chat | Plain) -> str:
     """Name a row in a message; the reader of a stream adds file and row itself."""
     return "this row" if row.row is None else f"row {split.number(row.row)} of {split.key}"

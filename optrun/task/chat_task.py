@@ -19,7 +19,7 @@ from optrun.data.chat import ROLES, Chat, Plain
 from optrun.data.examples import Example, Examples, Selected, encode
 from optrun.data.source import Split
 from optrun.task.base import Task, TextKind
-from optrun.task.chat_encoder import TARGETS, ChatEncoder, place, unwritten
+from optrun.task.chat_encoder import TARGETS, ChatEncoder, row_name, unwritable_row_error
 from optrun.task.chat_template import (
     KEY,
     NAMES,
@@ -71,7 +71,7 @@ class ChatTask(Task):
         """Roles allowed in rows."""
         return ROLES if self.template is None else self.template.roles
 
-    def alike(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
+    def check_alike(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
         """Yield rows, checking that all are of one kind with roles known to the template.
 
         Raises:
@@ -82,8 +82,8 @@ class ChatTask(Task):
             first = row[0] if first is None else first
             if type(row[0]) is not type(first):
                 raise ConfigError(
-                    f"{split.where(number)} has {kind_of(row[0])}, row {split.number(0)}"
-                    f" {kind_of(first)}. Write all of them alike."
+                    f"{split.where(number)} has {row_kind(row[0])}, row {split.number(0)}"
+                    f" {row_kind(first)}. Write all of them alike."
                 )
             for side in row:
                 if isinstance(side, Chat) and self.template is not None:
@@ -212,7 +212,8 @@ class ChatTask(Task):
                     continue
                 if key in _LEARNT_KEYS:
                     raise ConfigError(
-                        f"{template.origin} does not read {key} in {place(split, row)}: nothing of"
+                        f"{template.origin} does not read {key} in {row_name(split, row)}: nothing"
+                        " of"
                         f" it would be learnt. {OTHER_TEMPLATE} Or leave the key out."
                     )
                 self.notes.append(f"{template.origin} does not read {key} of the turns")
@@ -230,10 +231,10 @@ class ChatTask(Task):
             try:
                 writes_role = template.knows(row.turns, row.tools, role)
             except TemplateFailed as error:
-                raise unwritten(template, split, row, error) from error
+                raise unwritable_row_error(template, split, row, error) from error
             if not writes_role:
                 raise ConfigError(
-                    f"{template.origin} does not know the role {role!r} in {place(split, row)}:"
+                    f"{template.origin} does not know the role {role!r} in {row_name(split, row)}:"
                     f" nothing of what it says is written. {OTHER_TEMPLATE} Or leave"
                     " such turns out."
                 )
@@ -260,17 +261,17 @@ class ChatTask(Task):
             return split.number(example if rows_of is None else rows_of()[example])
 
         for side in sides:
-            without_target = _without_targets(side)
+            without_target = _rows_without_targets(side)
             every.append(without_target)
             assert side.lost is not None
             bare = without_target[side.lost[without_target] == 0]
             if not len(bare):
                 continue
             row = int(bare[0])
-            why = why_bare(int(side.lengths[row]))
+            why = reason_for_no_target(int(side.lengths[row]))
             raise ConfigError(
                 f"{split.key}: row {number(row)} has no token to learn: {why}."
-                f"{_more(len(bare), len(side))} Leave such rows out."
+                f"{_count_similar_rows(len(bare), len(side))} Leave such rows out."
             )
         empty = np.unique(np.concatenate(every))
         if not len(empty):
@@ -286,7 +287,9 @@ class ChatTask(Task):
                 f" The longest has {int(full_lengths.max()):,} tokens." if len(empty) > 1 else ""
             )
             who = f"row {number(row)} of {split.key}"
-            raise self.overlong(who, int(full_lengths[0]), f"{_more(len(empty), rows)}{longest}")
+            raise self.overlong(
+                who, int(full_lengths[0]), f"{_count_similar_rows(len(empty), rows)}{longest}"
+            )
         if len(empty) == rows:
             raise self.all_overlong(
                 split, f"; the longest row has {int(full_lengths.max()):,} tokens."
@@ -314,7 +317,7 @@ class ChatTask(Task):
         )
 
 
-def _without_targets(examples: Examples) -> np.ndarray:
+def _rows_without_targets(examples: Examples) -> np.ndarray:
     """List the rows without a target, but for the first token.
 
     Which nothing is before to predict it from.
@@ -327,17 +330,17 @@ def _without_targets(examples: Examples) -> np.ndarray:
     ]
 
 
-def kind_of(row: Chat | Plain | None) -> str:
+def row_kind(row: Chat | Plain | None) -> str:
     """Name the kind of a row for a message."""
     return "texts" if isinstance(row, Plain) else "turns"
 
 
-def why_bare(tokens: int) -> str:
+def reason_for_no_target(tokens: int) -> str:
     """Explain why no token of an uncut row carries loss."""
     return "too short" if tokens < 2 else "the template writes nothing of its answer"
 
 
-def _more(count: int, rows: int) -> str:
+def _count_similar_rows(count: int, rows: int) -> str:
     """Write how many more rows have the same problem; empty if none has."""
     if count == 1:
         return ""

@@ -51,7 +51,7 @@ def compared_columns(
     columns = source.columns
     loss = f"task.loss={config.loss.value}"
     score = (
-        label_column(source, split, _there(USUAL_SCORES, split) or USUAL_SCORES)
+        label_column(source, split, _first_usual_name(USUAL_SCORES, split) or USUAL_SCORES)
         if config.of_numbers
         else None
     )
@@ -75,7 +75,7 @@ def compared_columns(
     return [*pair, *negatives], score
 
 
-def _there(names: Sequence[str], split: Split) -> list[str]:
+def _first_usual_name(names: Sequence[str], split: Split) -> list[str]:
     """List the first usual name among the split's columns; scores come before labels."""
     return [name for name in names if name in split.rows.column_names][:1]
 
@@ -83,7 +83,9 @@ def _there(names: Sequence[str], split: Split) -> list[str]:
 def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
     """Refuse scores the loss would ignore, unless the text columns are named."""
     score_column = columns.label_column if columns is not None else None
-    score_columns = [score_column] if score_column is not None else _there(USUAL_SCORES[:3], split)
+    score_columns = (
+        [score_column] if score_column is not None else _first_usual_name(USUAL_SCORES[:3], split)
+    )
     if score_columns and (
         score_column is not None
         or columns is None

@@ -88,7 +88,7 @@ class MetricAccumulator(ABC):
         raise NotImplementedError
 
 
-def _scalar(loss: object) -> object:
+def _expect_scalar(loss: object) -> object:
     """Refuse a task's loss unless it is one number.
 
     Raises:
@@ -216,7 +216,7 @@ class TokenMetrics(SummedMetrics):
         return values
 
 
-def by_turns(lists: Iterable[Iterable[Item]]) -> list[Item]:
+def interleave(lists: Iterable[Iterable[Item]]) -> list[Item]:
     """Interleave the batches kept by each rank, in their global order."""
     return [item for together in zip_longest(*lists) for item in together if item is not None]
 
@@ -260,7 +260,7 @@ class EvaluationMetrics(MetricAccumulator):
             and self.loss is not None
             and getattr(outputs, "loss", None) is None
         ):
-            outputs.loss = _scalar(self.loss(outputs, batch))
+            outputs.loss = _expect_scalar(self.loss(outputs, batch))
         self.running.update(outputs, batch)
         if self.functions:
             self.kept.append(self.predictions(outputs, batch))
@@ -277,7 +277,7 @@ class EvaluationMetrics(MetricAccumulator):
     def merge(self, partials: Sequence[Seen]) -> None:
         """Merge the counts of all ranks, with predictions in the order of their batches."""
         self.running.merge([running for running, _ in partials])
-        self.kept = by_turns(batches for _, batches in partials)
+        self.kept = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics over the whole set; a registered metric of no target at all is NaN.

@@ -21,7 +21,7 @@ from optrun.task.labels import (
     LabelLists,
     class_names,
     note_doubtful_labels,
-    present,
+    present_values,
     row_label_lists,
 )
 
@@ -143,7 +143,7 @@ def _indicator(split: Split, name: str) -> np.ndarray:
 
     def find() -> dict[str, np.ndarray]:
         has = np.zeros(len(split.rows), dtype=np.float32)
-        for row, value in enumerate(present(split, name)):
+        for row, value in enumerate(present_values(split, name)):
             if isinstance(value, list | dict) or value not in (*_YES, *_NO):
                 raise ConfigError(
                     f"data.label_columns: {split.where(row)} has {value!r} in column {name}; "

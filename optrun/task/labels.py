@@ -33,7 +33,7 @@ def is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def present(split: Split, name: str) -> Iterator[Any]:
+def present_values(split: Split, name: str) -> Iterator[Any]:
     """Yield the values of a column, none of them missing.
 
     Raises:
@@ -53,7 +53,7 @@ def declared_names(feature: object) -> list[str]:
     return [str(label) for label in names] if names else []
 
 
-def _places(
+def _label_indices(
     split: Split, name: str, met: dict[str, int], expected: str | None = None
 ) -> Iterator[list[int]]:
     """Yield for each row the places of its labels, and note new ones in `met`.
@@ -73,7 +73,7 @@ def _places(
     """
     declared = declared_names(split.rows.features[name])
     streamed = isinstance(split.rows, StreamRows)
-    for row, value in enumerate(present(split, name)):
+    for row, value in enumerate(present_values(split, name)):
         if expected is not None and not isinstance(value, list | tuple | np.ndarray):
             raise ConfigError(
                 f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}"
@@ -99,7 +99,7 @@ def _places(
             )
 
 
-def _kept(
+def _cache_labels(
     split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
     """Cache the labels of a column for the same rows.
@@ -144,7 +144,7 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
     def find() -> dict[str, np.ndarray]:
         met: dict[str, int] = {}
         label_indices = np.fromiter(
-            chain.from_iterable(_places(split, name, met)), np.int32, len(split.rows)
+            chain.from_iterable(_label_indices(split, name, met)), np.int32, len(split.rows)
         )
         if not declared_names(split.rows.features[name]):
             _refuse_unlabelled(split, name, list(met), label_indices)
@@ -152,7 +152,7 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
                 _refuse_missing(split, name, list(met), label_indices)
         return {"names": texts_to_array(met), "places": label_indices}
 
-    arrays = _kept(split, "labels-2", name, find)
+    arrays = _cache_labels(split, "labels-2", name, find)
     return array_to_texts(arrays["names"]), arrays["places"]
 
 
@@ -258,7 +258,7 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
         met: dict[str, int] = {}
         label_indices = array("i")
         borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
-        for row, indices in enumerate(_places(split, name, met, expected)):
+        for row, indices in enumerate(_label_indices(split, name, met, expected)):
             label_indices.extend(indices)
             borders[row + 1] = len(label_indices)
         if not declared_names(split.rows.features[name]):
@@ -269,7 +269,7 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
             "borders": borders,
         }
 
-    arrays = _kept(split, "label-lists-2", name, find)
+    arrays = _cache_labels(split, "label-lists-2", name, find)
     return LabelLists(array_to_texts(arrays["names"]), arrays["places"], arrays["borders"])
 
 
@@ -556,7 +556,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
 
     def find() -> dict[str, np.ndarray]:
         parsed = np.empty(len(split.rows), dtype=np.float32)
-        for row, value in enumerate(present(split, name)):
+        for row, value in enumerate(present_values(split, name)):
             try:
                 number = float(value) if not isinstance(value, bool) else math.nan
             except (TypeError, ValueError, OverflowError):
@@ -569,7 +569,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
             parsed[row] = number
         return {"numbers": parsed}
 
-    return _kept(split, NUMBERS, name, find)["numbers"]
+    return _cache_labels(split, NUMBERS, name, find)["numbers"]
 
 
 def label_config(names: Iterable[str]) -> dict[str, object]:

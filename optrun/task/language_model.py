@@ -98,7 +98,7 @@ class LanguageModel(Task):
         separator = self.separator
         longest = None if self.config.packing else self.max_length
         special = separator is None  # the tokenizer itself puts ids around a text
-        before, after = around(tokenizer)
+        before, after = ids_around_text(tokenizer)
         if separator is not None:
             after = [separator]
         start, end = ([], []) if special else (before, after)
@@ -156,7 +156,7 @@ def _without_ends(text: Any, begin: str, end: str) -> Any:
     return text.removeprefix(begin).removesuffix(end) if end else text.removeprefix(begin)
 
 
-def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """List a tokenizer's ids before and after a text, such as Llama's `<s>`.
 
     GPT-2's puts none.

@@ -127,7 +127,7 @@ class Preference(ChatTask):
 
     def rows(self, split: Split) -> Iterator[Pair]:
         """Yield the pairs of a split, checking kinds and roles."""
-        return self.alike(split, preferences(split, self.columns_of[split.key], self.roles))
+        return self.check_alike(split, preferences(split, self.columns_of[split.key], self.roles))
 
     def read(
         self,

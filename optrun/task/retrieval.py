@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from optrun.data.loader import TEXTS, Batch
-from optrun.task.evaluation import MetricAccumulator, by_turns
+from optrun.task.evaluation import MetricAccumulator, interleave
 
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
@@ -69,8 +69,8 @@ class RetrievalMetrics(MetricAccumulator):
 
     def merge(self, partials: Sequence[tuple[list[float], list[Kept]]]) -> None:
         """Merge the vectors of all ranks, in the order of their batches."""
-        self.losses = by_turns(losses for losses, _ in partials)
-        self.kept = by_turns(batches for _, batches in partials)
+        self.losses = interleave(losses for losses, _ in partials)
+        self.kept = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
         """Rank every text of the set; NaN if there was none."""

@@ -31,8 +31,8 @@ from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import Answer, in_one_row, pad, pad_inputs
-from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritten
-from optrun.task.chat_task import ChatTask, kind_of, marked_text, why_bare
+from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritable_row_error
+from optrun.task.chat_task import ChatTask, marked_text, reason_for_no_target, row_kind
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
 from optrun.task.evaluation import IGNORED, MetricAccumulator
 from optrun.task.generation import continued
@@ -102,7 +102,7 @@ class Sft(ChatTask):
         self.settle_ends(tokenizer)
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
-            self._note_way(source.train)
+            self._note_answer_spans(source.train)
 
     # Examples
     # ----------------------------------------------------------------------------------------------
@@ -110,10 +110,10 @@ class Sft(ChatTask):
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield the chats of a split, checking kinds and roles."""
         rows = ((row,) for row in chats(split, self.columns_of[split.key], self.roles))
-        return (row for (row,) in self.alike(split, rows))
+        return (row for (row,) in self.check_alike(split, rows))
 
     @property
-    def _by_prefix(self) -> ChatTemplate | None:
+    def _prefix_template(self) -> ChatTemplate | None:
         """The template if answers are told apart by the text before them.
 
         None: it has marks, or they need not be.
@@ -124,7 +124,7 @@ class Sft(ChatTask):
             else None
         )
 
-    def _apart(self, split: Split) -> Iterator[Chat | Plain]:
+    def _examples_of(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield one chat for each example.
 
         A row, or each of its answers where later turns change how it is written.
@@ -132,7 +132,7 @@ class Sft(ChatTask):
         Raises:
             ConfigError: With the first row that cannot be written.
         """
-        template = self._by_prefix
+        template = self._prefix_template
         for row in self._rows(split):
             if template is None or isinstance(row, Plain):
                 yield row
@@ -140,12 +140,12 @@ class Sft(ChatTask):
             try:
                 parts = template.apart(row.turns, row.tools, row.given or 0)
             except TemplateFailed as error:
-                raise unwritten(template, split, row, error) from error
+                raise unwritable_row_error(template, split, row, error) from error
             yield from (replace(row, turns=[*turns], last_alone=True) for turns in parts)
             if not parts:
                 yield row
 
-    def _alone(self, chat: Chat, template: ChatTemplate) -> Chat:
+    def _keep_single_answer(self, chat: Chat, template: ChatTemplate) -> Chat:
         """Mark a streamed chat as one example with one trained answer, if needed.
 
         Such a chat is one example.
@@ -153,7 +153,9 @@ class Sft(ChatTask):
         Raises:
             ConfigError: It has several such answers.
         """
-        parts = template.apart(chat.turns, chat.tools, chat.given or 0) if self._by_prefix else []
+        parts = (
+            template.apart(chat.turns, chat.tools, chat.given or 0) if self._prefix_template else []
+        )
         if len(parts) > 1:
             raise ConfigError(
                 f"it has {len(parts)} answers, and {template.origin}, without generation marks,"
@@ -163,13 +165,13 @@ class Sft(ChatTask):
             )
         return replace(chat, turns=[*parts[0]], last_alone=True) if parts else chat
 
-    def _note_way(self, split: Split) -> None:
+    def _note_answer_spans(self, split: Split) -> None:
         """Note how answers are found, and warn if the template drops a part of them."""
-        template = self._by_prefix
+        template = self._prefix_template
         if template is None:
             return
         note = f"{template.origin} has no generation marks: answers are told apart by prefix"
-        examples = self._apart(
+        examples = self._examples_of(
             split.take(np.arange(min(len(split.rows), _LOOKED_AT), dtype=np.int64))
         )
         last_answers = [row for row in examples if isinstance(row, Chat) and row.last_alone]
@@ -210,16 +212,16 @@ class Sft(ChatTask):
         settings = (
             "sft",
             str(self.columns_of[split.key]),
-            self._by_prefix.key() if self._by_prefix else "",
+            self._prefix_template.key() if self._prefix_template else "",
         )
-        examples = self.encode_rows(part, tokenizer, lambda: self._apart(part), *settings)
+        examples = self.encode_rows(part, tokenizer, lambda: self._examples_of(part), *settings)
         if len(examples) > len(part.rows):
             self.notes.append(
                 f"{part.key}: {len(part.rows):,} chats are {len(examples):,} examples, one an"
                 " answer"
             )
         (learnt,) = self.with_targets(
-            [examples], part, lambda: [row.row or 0 for row in self._apart(part)]
+            [examples], part, lambda: [row.row or 0 for row in self._examples_of(part)]
         )
         return Packed(learnt, self.max_length) if self.config.packing else learnt
 
@@ -241,12 +243,12 @@ class Sft(ChatTask):
                 raise ConfigError(f"it {error}") from None
             if type(chat) is not self.kinds[split.key]:
                 raise ConfigError(
-                    f"it has {kind_of(chat)}, and the first row has not. Write all of them alike."
+                    f"it has {row_kind(chat)}, and the first row has not. Write all of them alike."
                 )
             if isinstance(chat, Chat):
                 assert template is not None
                 self.expect_known_roles(split, chat, template)
-                chat = self._alone(chat, template)
+                chat = self._keep_single_answer(chat, template)
             arrays = {
                 name: np.asarray(values[0], dtype=np.int64)
                 for name, values in encoder([chat], True).items()
@@ -256,7 +258,8 @@ class Sft(ChatTask):
             tokens = len(encoder([chat], False)["input_ids"][0])
             if tokens <= self.max_length:
                 raise ConfigError(
-                    f"it has no token to learn: {why_bare(tokens)}. Leave such rows out."
+                    f"it has no token to learn: {reason_for_no_target(tokens)}. Leave such rows"
+                    " out."
                 )
             if self.config.overlong_rows is OverlongRows.refuse:
                 raise self.overlong("it", tokens)
@@ -351,7 +354,7 @@ class Sft(ChatTask):
             try:
                 text = self.template.text(turns, row.tools, opening=True)
             except TemplateFailed as error:
-                raise unwritten(self.template, sample, row, error) from error
+                raise unwritable_row_error(self.template, sample, row, error) from error
             (ids,) = encoded(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
             yield ids, text, answer
 

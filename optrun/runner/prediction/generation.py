@@ -13,9 +13,9 @@ from optrun.data.chat import ROLES, question_columns, questions
 from optrun.data.columns import texts
 from optrun.runner.prediction.base import Inputs, Predictor, Values
 from optrun.task.base import pad_inputs
-from optrun.task.chat_encoder import place
+from optrun.task.chat_encoder import row_name
 from optrun.task.chat_template import TemplateFailed, no_template, use_template
-from optrun.task.language_model import around
+from optrun.task.language_model import ids_around_text
 from optrun.task.tokens import begin_of_text
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class TextGeneration(Predictor):
         is_named = columns is not None and (columns.text_column or columns.eval_text_column)
         usual = "prompt" in self.split.rows.column_names
         column = "prompt" if usual and not is_named else self.text_column()
-        start, _ = around(self.tokenizer)
+        start, _ = ids_around_text(self.tokenizer)
         begin = begin_of_text(self.tokenizer)
         prompts = [text.removeprefix(begin) for text in texts(self.split, column)]
         encoding = self.tokenizer(prompts, add_special_tokens=False, verbose=False)
@@ -141,7 +141,7 @@ class ChatAnswers(TextGeneration):
                 try:
                     text = template.text(row.turns, row.tools, opening=True)
                 except TemplateFailed as error:
-                    raise ConfigError(f"{place(self.split, row)} {error}.") from error
+                    raise ConfigError(f"{row_name(self.split, row)} {error}.") from error
             encoding = self.tokenizer(text, add_special_tokens=is_plain, verbose=False)
             prompts.append(encoding["input_ids"])
         return prompts

@@ -140,13 +140,13 @@ def test_the_default_fits(
     notes = inject(lora(r=2), model, auto_class)
     facts = injected(model)
     assert facts is not None
-    assert list(facts.places.saved) == saved
+    assert list(facts.modules.saved) == saved
     heads = (
         tuple(f"{path}." for path in head_modules(model))
         if not saved
         else tuple(f"{path}." for path in saved)
     )
-    assert set(facts.places.targets) == {
+    assert set(facts.modules.targets) == {
         path for path in linear if not f"{path}.".startswith(heads or ("-",))
     }
     assert "parameters train" in notes[0]
@@ -271,8 +271,8 @@ def test_a_model_is_built_again_and_merged(options: dict[str, Any]) -> None:
     assert facts is not None
     again = small(SEQUENCE, "bert", COMMON)
     named = {
-        "target_modules": list(facts.places.targets),
-        "modules_to_save": list(facts.places.saved),
+        "target_modules": list(facts.modules.targets),
+        "modules_to_save": list(facts.modules.saved),
     }
     inject(lora(r=2, **{**options, **named, "layers_to_transform": None}), again, SEQUENCE)
     load_model_tensors(again, held)
@@ -288,7 +288,7 @@ def test_all_linear_is_what_null_is() -> None:
         inject(lora(target_modules=asked), model, SEQUENCE)
         facts = injected(model)
         assert facts is not None
-        places.append(facts.places)
+        places.append(facts.modules)
     assert places[0] == places[1]
 
 
@@ -304,8 +304,8 @@ def test_new_modules_train_whole() -> None:
     inject(lora(), model, SEQUENCE, ["classifier.weight", "bert.pooler.dense.weight"])
     facts = injected(model)
     assert facts is not None
-    assert set(facts.places.saved) == {"classifier", "bert.pooler.dense"}
-    assert "bert.pooler.dense" not in facts.places.targets
+    assert set(facts.modules.saved) == {"classifier", "bert.pooler.dense"}
+    assert "bert.pooler.dense" not in facts.modules.targets
 
 
 REFUSED = [
@@ -530,14 +530,14 @@ def adapted(model_type: str) -> str:
         return f"{'refused' if known else 'wrong'}: {error}"
     facts = injected(model)
     assert facts is not None
-    assert set(facts.places.targets) <= set(linear)
+    assert set(facts.modules.targets) <= set(linear)
     assert all(
         param.requires_grad == (name in facts.names) for name, param in model.named_parameters()
     )
     if (
         auto_class in (SEQUENCE, IMAGE) and model_type != "perceiver"
     ):  # its decoder is a part of its body
-        assert facts.places.saved, f"{auto_class} has a head"
+        assert facts.modules.saved, f"{auto_class} has a head"
     build_param_groups(model, "standard", lr=1.0)
     return "adapted"
 

@@ -25,7 +25,7 @@ from optrun.data.randomness import generator
 from optrun.data.source import Source
 from optrun.task import Task
 from optrun.task.evaluation import IGNORED, TokenMetrics
-from optrun.task.language_model import around
+from optrun.task.language_model import ids_around_text
 from optrun.task.seq2seq_lm import Seq2SeqLm
 from optrun.task.tokens import tokenizer_key
 
@@ -83,11 +83,11 @@ def test_documents_begin_as_the_tokenizer_begins_them(
     rows = make_task("causal_lm", make_source({"text": TEXTS}, max_length=7), words, packing=False)
     for index, ids in enumerate(plain):
         assert rows.train[index]["input_ids"].tolist() == [begin, *ids, end][:7]
-    assert around(tokenizer("pair")) == (
+    assert ids_around_text(tokenizer("pair")) == (
         [tokenizer("pair").cls_token_id],
         [tokenizer("pair").sep_token_id],
     )
-    assert around(tokenizer("seq2seq")) == ([], [tokenizer("seq2seq").eos_token_id])
+    assert ids_around_text(tokenizer("seq2seq")) == ([], [tokenizer("seq2seq").eos_token_id])
 
 
 def test_causal_batch(make_source: Make, make_task: Make, tokenizer: Make) -> None:
