@@ -40,7 +40,7 @@ from torch.optim import Optimizer
 
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.optimizer.build import build_optimizer, divided
-from optrun.optimizer.table import LIBRARY_CHOICE, member_class
+from optrun.optimizer.classes import LIBRARY_CHOICE, member_class
 
 OPTIMIZERS = [
     name for name in SCHEMAS if name != LIBRARY_CHOICE and member_class(name).TAKES_SHARDS

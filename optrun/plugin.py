@@ -24,7 +24,7 @@ _NAMES = {
     "optrun.data.source": ("Source", "Split"),
     "optrun.optimizer.base": ("NamedOptimizer",),
     "optrun.optimizer.numerics": ("norms",),
-    "optrun.optimizer.whole": ("on_whole",),
+    "optrun.optimizer.whole_matrices": ("on_whole",),
     "optrun.runner.prediction.base": ("Predictor",),
     "optrun.task.base": ("Task", "pad"),
     "optrun.task.sequence_classification": ("SequenceClassification",),

@@ -21,7 +21,7 @@ from optrun.data.source import Source as Source
 from optrun.data.source import Split as Split
 from optrun.optimizer.base import NamedOptimizer as NamedOptimizer
 from optrun.optimizer.numerics import norms as norms
-from optrun.optimizer.whole import on_whole as on_whole
+from optrun.optimizer.whole_matrices import on_whole as on_whole
 from optrun.runner.prediction.base import Predictor as Predictor
 from optrun.task.base import Task as Task
 from optrun.task.base import pad as pad

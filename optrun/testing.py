@@ -22,11 +22,11 @@ from optrun.config.choice import choice
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.classes import class_of
 from optrun.optimizer.coordinates import Trial, coordinate_check
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.restore import sharded_like
 from optrun.optimizer.state import TRAINED, load_named_state, named_state
-from optrun.optimizer.table import class_of
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import growth_of

@@ -21,7 +21,7 @@ from optrun.certify.packages import PACKAGES, ClassReference, ParamsSide
 from optrun.certify.problem import Problem, make_problem
 from optrun.config.dialects import DIALECTS, dialect_options
 from optrun.optimizer.build import build_optimizer
-from optrun.optimizer.table import class_of
+from optrun.optimizer.classes import class_of
 
 RELATIVE = 1e-9
 """Largest difference over the largest entry of a tensor that counts as rounding, in float64."""

@@ -87,7 +87,7 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     from optrun.config.overrides import is_hydra
     from optrun.config.tokens import is_typed, key_of
     from optrun.optimizer.build import choice_of
-    from optrun.optimizer.table import is_own
+    from optrun.optimizer.classes import is_own
 
     overrides = list(asked.overrides)
     for token in overrides:

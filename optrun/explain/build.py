@@ -41,7 +41,7 @@ from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.clip import build_clip
 from optrun.optimizer.footprint import state_bytes
-from optrun.optimizer.inherited import inherit_state
+from optrun.optimizer.inherited_state import inherit_state
 from optrun.optimizer.kernels.report import kernel_row
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import build_param_groups

@@ -19,11 +19,11 @@ from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, PytorchOptimizerConfig
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
+from optrun.optimizer.classes import class_of, is_own
 from optrun.optimizer.composite import Composite
-from optrun.optimizer.foreign import build_plain, build_pytorch_optimizer, library_class
 from optrun.optimizer.groups import given_names
+from optrun.optimizer.other_libraries import build_plain, build_pytorch_optimizer, library_class
 from optrun.optimizer.round_trip import Build, build_checked
-from optrun.optimizer.table import class_of, is_own
 from optrun.param_groups.roles import LORA, is_lora
 
 COMPANION = "adamw"

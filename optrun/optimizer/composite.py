@@ -16,8 +16,8 @@ from optrun.base.options import Options, ParamGroup, State, StateDict
 from optrun.base.plain import PlainDict
 from optrun.config.schema.ranges import not_negative
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.classes import member_class
 from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
-from optrun.optimizer.table import member_class
 
 
 class Composite(NamedOptimizer):

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError
 from optrun.base.options import Group, ParamGroup
-from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.evaluation_weights import evaluation_weights
 from optrun.optimizer.state import load_named_state, named_state
 
 Build = Callable[[list[ParamGroup]], Optimizer]

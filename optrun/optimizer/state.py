@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from optrun.base.errors import refuse_format
 from optrun.base.options import Group, ParamGroup, State
 from optrun.base.plain import PlainMapping
-from optrun.optimizer.averaged import averaged_params
 from optrun.optimizer.base import NamedOptimizer
+from optrun.optimizer.evaluation_weights import averaged_params
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
 from optrun.optimizer.restore import (
     placed,

@@ -33,7 +33,7 @@ from optrun.optimizer.decay import decay_scale, note_peak
 from optrun.optimizer.groups import listed_params
 from optrun.optimizer.newton_schulz import orthogonalised
 from optrun.optimizer.numerics import has_own_numbers, local, sharding_of
-from optrun.optimizer.whole import on_whole
+from optrun.optimizer.whole_matrices import on_whole
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 """Where torch has a fused Adam."""

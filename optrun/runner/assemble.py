@@ -25,13 +25,13 @@ from optrun.distributed.contract import refuse_different
 from optrun.distributed.shard import distribute
 from optrun.distributed.world import ALONE, World
 from optrun.model.mapped import cast_slices, mapped_dtype
-from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.clip import build_clip
+from optrun.optimizer.evaluation_weights import evaluation_weights
 from optrun.optimizer.guard import Guard
 from optrun.optimizer.kernels.report import kernel_of
 from optrun.optimizer.kernels.report import refuse_different as refuse_different_kernels
-from optrun.optimizer.sparse import refuse_sparse_gradients
+from optrun.optimizer.sparse_gradients import refuse_sparse_gradients
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, base_digest, refuse_other_adapter

@@ -14,7 +14,7 @@ from optrun.artifacts.manifest import FORMAT
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.tensor_file import local_part
 from optrun.model.weights import model_tensors
-from optrun.optimizer.averaged import averages, evaluation_weights
+from optrun.optimizer.evaluation_weights import averages, evaluation_weights
 from optrun.optimizer.state import named_state
 from optrun.training.setup import TrainingSetup
 

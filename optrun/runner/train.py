@@ -25,8 +25,8 @@ from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
 from optrun.model.attention import plain_attention
 from optrun.model.forward import lean_forward
-from optrun.optimizer.averaged import averages
 from optrun.optimizer.build import require_optimizer
+from optrun.optimizer.evaluation_weights import averages
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.components import build_loop
 from optrun.runner.export import publish, whole_model, write_tokenizer

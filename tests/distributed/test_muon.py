@@ -15,7 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn import Parameter
 
 from optrun.optimizer import torch_named
-from optrun.optimizer.whole import on_whole
+from optrun.optimizer.whole_matrices import on_whole
 from tests.ranks import run_ranks
 
 SHAPES = ((16, 24), (24, 16), (5, 7), (3, 40), (33, 8), (1, 9))

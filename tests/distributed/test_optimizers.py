@@ -25,8 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from optrun.base.errors import ConfigError
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.classes import class_of
 from optrun.optimizer.clip import build_clip
-from optrun.optimizer.table import class_of
 from optrun.scheduler import build_scheduler
 from tests.distributed.promised import promised
 from tests.optimizer_cases import CASES, GOOD, GOOD_IDS

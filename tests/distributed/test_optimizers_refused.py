@@ -19,7 +19,7 @@ from optrun.api import compose
 from optrun.base.errors import ConfigError
 from optrun.config.registry import plugins
 from optrun.optimizer.build import build_optimizer, refuse_unshardable
-from optrun.optimizer.sparse import refuse_sparse_gradients
+from optrun.optimizer.sparse_gradients import refuse_sparse_gradients
 from optrun.testing import check_optimizer
 from tests.ranks import run_ranks
 

@@ -27,7 +27,7 @@ from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.config.schema.run import RunConfig
 from optrun.model.weights import model_tensors
 from optrun.optimizer import round_trip
-from optrun.optimizer.averaged import evaluation_weights
+from optrun.optimizer.evaluation_weights import evaluation_weights
 from optrun.runner.resume.restore import restore_state
 from optrun.training.state import RandomStates, seed_random_states
 from tests.faults.checkpoints import make_run

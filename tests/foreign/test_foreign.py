@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from optrun.base.errors import ConfigError
-from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.evaluation_weights import evaluation_weights
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import load_named_state, named_state
 from optrun.param_groups import build_param_groups

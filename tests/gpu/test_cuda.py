@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from optrun.optimizer import Lamb
-from optrun.optimizer.kernels.triton.found import why_not
+from optrun.optimizer.kernels.triton.availability import why_not
 from optrun.training.step import TrainStep
 from tests.gpu.device import DEVICE
 from tests.kernel_cases import OWN, OWN_IDS, ends

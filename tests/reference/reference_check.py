@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optrun.optimizer.averaged import averages, evaluation_weights
+from optrun.optimizer.evaluation_weights import averages, evaluation_weights
 from tests.reference.reference_adapter import player
 from tests.reference.reference_format import (
     ATOL,

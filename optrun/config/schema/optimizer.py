@@ -415,7 +415,7 @@ SCHEMAS: Mapping[str, type[OptimizerConfig]] = registry.own(
         "soap": (SoapConfig, "optrun.optimizer.soap:Soap"),
         "pytorch_optimizer": (
             PytorchOptimizerConfig,
-            "optrun.optimizer.foreign:build_pytorch_optimizer",
+            "optrun.optimizer.other_libraries:build_pytorch_optimizer",
         ),
     },
 )

@@ -24,7 +24,7 @@ from optrun.optimizer.batches import Batch, is_plain
 from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.rows import ROWS
 from optrun.optimizer.kernels.triton import launch
-from optrun.optimizer.kernels.triton.found import why_not
+from optrun.optimizer.kernels.triton.availability import why_not
 
 VARIABLE = "OPTRUN_KERNEL"
 NAMES = ("auto", "loop", "foreach", "compiled", "triton")

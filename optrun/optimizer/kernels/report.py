@@ -16,7 +16,7 @@ from optrun.base.plain import PlainMapping
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
-from optrun.optimizer.kernels.triton.found import why_not
+from optrun.optimizer.kernels.triton.availability import why_not
 
 
 def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:

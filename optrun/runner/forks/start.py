@@ -16,7 +16,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.base.errors import ConfigError
 from optrun.config.saved import plain, with_schemas
 from optrun.config.schema.run import BranchSchedule
-from optrun.optimizer.inherited import inherit_state
+from optrun.optimizer.inherited_state import inherit_state
 from optrun.runner.resume.config_diff import Changes
 from optrun.runner.resume.data_position import Plan, step_plan
 from optrun.runner.resume.restore import (

@@ -25,8 +25,8 @@ from torch.optim.swa_utils import AveragedModel
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from optrun.optimizer import AdamW, AdamWDL, Lamb, LazyAdam, Mars, Soap, build_optimizer
+from optrun.optimizer.classes import class_of
 from optrun.optimizer.composite import Composite
-from optrun.optimizer.table import class_of
 from optrun.param_groups.roles import roles_of
 from optrun.scheduler import build_scheduler
 from tests.optimizer_cases import CASES, IDS, Case

@@ -20,7 +20,7 @@ from optrun.base.errors import ConfigError
 from optrun.optimizer import Adamax, AdamW, Lamb, LazyAdam, Lion, Soap, torch_named
 from optrun.optimizer.kernels import build, choice, library
 from optrun.optimizer.kernels.report import kernel_of, kernel_row, refuse_different
-from optrun.optimizer.kernels.triton.found import why_not
+from optrun.optimizer.kernels.triton.availability import why_not
 from tests.kernel_cases import COMPILED, OWN, OWN_IDS, ends
 from tests.optimizer_cases import CASES, Case
 

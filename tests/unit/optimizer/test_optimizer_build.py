@@ -28,9 +28,9 @@ from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import Check, NotNegative, checks
 from optrun.optimizer.base import NamedOptimizer, Params
 from optrun.optimizer.build import build_optimizer, choice_of
+from optrun.optimizer.classes import LIBRARY_CHOICE, class_of
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.footprint import state_bytes
-from optrun.optimizer.table import LIBRARY_CHOICE, class_of
 from optrun.param_groups import build_param_groups
 
 CONF = Path(__file__).parents[3] / "conf" / "optimizer"
@@ -489,7 +489,7 @@ def test_composites_count_a_closure_once() -> None:
 
 
 def test_another_library_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("optrun.optimizer.foreign.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("optrun.optimizer.other_libraries.importlib.util.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install"):
         build_optimizer(config("pytorch_optimizer", class_name="lion"), groups(), lr=0.1)
 

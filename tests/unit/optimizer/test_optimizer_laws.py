@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.state_dict import (
 from optrun.base.errors import ConfigError
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.optimizer.base import NamedOptimizer
+from optrun.optimizer.classes import LIBRARY_CHOICE, class_of
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import TRAINED, group_differences, load_named_state, named_state
-from optrun.optimizer.table import LIBRARY_CHOICE, class_of
 from optrun.scheduler import build_scheduler
 from tests.optimizer_cases import CASES, GOOD, GOOD_IDS, IDS, Case, quadratic, set_grads, toy
 

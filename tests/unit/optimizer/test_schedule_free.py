@@ -14,8 +14,8 @@ from torch import Tensor
 
 from optrun.config import store
 from optrun.optimizer import ScheduleFreeAdamW
-from optrun.optimizer.averaged import evaluation_weights
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.evaluation_weights import evaluation_weights
 from optrun.optimizer.state import load_named_state, named_state
 from tests.optimizer_cases import set_grads, toy
 

@@ -33,7 +33,7 @@ from optrun.optimizer import (
 from optrun.optimizer.kernels import choice
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from optrun.optimizer.kernels.rows import NUMBERS
-from optrun.optimizer.kernels.triton import found, launch
+from optrun.optimizer.kernels.triton import availability, launch
 from optrun.optimizer.kernels.triton import trial as trials
 from tests import triton_stand_in
 from tests.kernel_cases import OWN, OWN_IDS, ends
@@ -74,12 +74,12 @@ def device() -> Iterator[Any]:
             module = importlib.import_module(DEVICE)
         patch.setattr(module, "CHUNK", CHUNK)
         patch.setattr(module, "BLOCK", BLOCK)
-        found.why_not.cache_clear()
+        availability.why_not.cache_clear()
         yield module
     if not INSTALLED:
         del sys.modules[DEVICE]
         del sys.modules[DEVICE.rpartition(".")[0]].device
-    found.why_not.cache_clear()
+    availability.why_not.cache_clear()
 
 
 Kernel = Callable[[str], None]
@@ -95,7 +95,7 @@ def case_of(name: str) -> Case:
 
 
 def test_what_runs_them() -> None:
-    assert found.why_not("cpu") == ""
+    assert availability.why_not("cpu") == ""
     assert ("triton.runtime.interpreter" in sys.modules) is INSTALLED
 
 
@@ -300,7 +300,7 @@ def test_which_are_taken(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    why_not = found.why_not.__wrapped__
+    why_not = availability.why_not.__wrapped__
     monkeypatch.setattr(choice, "why_not", why_not)
     use("triton")
     with pytest.raises(ConfigError, match=r"OPTRUN_KERNEL=triton: .* on cuda, there is no CUDA"):

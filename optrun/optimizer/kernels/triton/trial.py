@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from optrun.optimizer.table import class_of
+from optrun.optimizer.classes import class_of
 
 OPTIMIZERS = ("lamb", "adamax", "adamwdl", "lion", "schedule_free", "ademamix", "mars")
 """One for each formula."""

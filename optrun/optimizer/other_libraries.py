@@ -14,7 +14,7 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.optimizer_base import refuse_few_bits
-from optrun.optimizer.averaged import averages
+from optrun.optimizer.evaluation_weights import averages
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS, known_keys
 from optrun.optimizer.round_trip import build_checked
 
