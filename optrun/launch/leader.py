@@ -1,4 +1,4 @@
-"""Ranks that another launcher has started: the first composes, and the others follow it."""
+"""Ranks of another launcher: the first composes the run, and the others follow it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PAYLOAD, _LEFT = "payload", "left"
 
 
 class Leader:
-    """Rank 0 of a launcher's: it composes, and sends the others what is to be run.
+    """Rank 0 of a launcher: it composes the run and sends it to the others.
 
     Args:
         rank: This process.
@@ -69,7 +69,7 @@ class Leader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Let the others go, where there is nothing to run."""
+        """Let the others go if there is nothing to run."""
         if not self._sent:
             with contextlib.suppress(LostRankError):
                 self._meeting.send(
@@ -80,18 +80,18 @@ class Leader:
 
 
 def follow_leader(rank: Rank, meeting: Meeting) -> int:
-    """Follow what rank 0 sends, as any other rank of a launcher.
+    """Run the payload of rank 0, as another rank of a launcher.
 
     Returns:
-        The exit code; what rank 0 refuses it tells itself.
+        The exit code. Rank 0 itself prints its refusals.
 
     Raises:
         OptrunError: How the ranks ended, together, where not all ended well.
     """
-    told = meeting.receive(_PAYLOAD, 0, meeting.timeout + _COMPOSING_SECONDS)
-    if "exit_code" in told:
-        with contextlib.suppress(LostRankError):  # it has told, and need not wait
+    message = meeting.receive(_PAYLOAD, 0, meeting.timeout + _COMPOSING_SECONDS)
+    if "exit_code" in message:
+        with contextlib.suppress(LostRankError):  # rank 0 need not wait, and may be gone
             meeting.send(_LEFT, None)
-        return int(told["exit_code"])
-    take_part(rank, Payload(**told), meeting)
+        return int(message["exit_code"])
+    take_part(rank, Payload(**message), meeting)
     return EXIT_DONE

@@ -1,7 +1,4 @@
-"""What the ranks of a run are told to do.
-
-Composed once, sent as JSON, typed again without Hydra.
-"""
+"""The run that ranks get: composed once, sent as JSON, typed again without Hydra."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ is settled."""
 
 @dataclass(frozen=True, kw_only=True)
 class Payload:
-    """One run, as every rank of it has to know it."""
+    """One run, as every rank gets it."""
 
     command_line: PlainMapping
     values: PlainMapping
@@ -58,7 +55,7 @@ class Payload:
         stop_at: int | None = None,
         quiet: bool = False,
     ) -> Self:
-        """Take down a request, where it was composed."""
+        """Make the payload of a composed request."""
         point = None
         if resume is not None:
             paths = {
@@ -78,29 +75,26 @@ class Payload:
         )
 
     def facts(self) -> dict[str, object]:
-        """List what every machine has to have composed alike, by dotted name."""
-        found = {
+        """Return the values that must be the same on every machine, by dotted name."""
+        facts = {
             key: value for key, value in saved.flat(self.values).items() if key not in _SETTLED
         }
         for record in self.plugins:
-            found[f"plugin {record.get('plugin')}"] = record.get("sha256")
-        return {
-            **found,
-            "hydra.run.dir": Path(self.run_dir).name,
-        }  # machines may have mounted it at other places
+            facts[f"plugin {record.get('plugin')}"] = record.get("sha256")
+        # The name alone: machines may have mounted the folder at different paths.
+        facts["hydra.run.dir"] = Path(self.run_dir).name
+        return facts
 
     @property
     def run(self) -> RunDir:
-        """Where the run writes."""
+        """The directory of the run."""
         return RunDir(self.run_dir)
 
     def again(self, *, saved_since: bool) -> Self:
-        """Make the payload of ranks that are started once more.
-
-        From the last checkpoint, if there is one.
+        """Make the payload of another start, from the last checkpoint if there is one.
 
         Args:
-            saved_since: Whether this start has saved; else a checkpoint that was asked for by name
+            saved_since: Whether this start has saved. If not, a checkpoint that the user named
                 still counts.
         """
         point = self.resume or {"checkpoint": None, "started_from": None}
@@ -123,7 +117,7 @@ class Payload:
         return Request(**self.command_line, config=store.typed(cfg), values=self.values)
 
     def resume_point(self) -> ResumePoint | None:
-        """Return where to go on; None: from the start."""
+        """Return the checkpoint to go on from; None: from the start."""
         from optrun.runner.resume.checkpoint import ResumePoint
 
         if self.resume is None:

@@ -1,8 +1,7 @@
-"""Which weights end a residual branch.
+"""The weights that end a residual branch.
 
-Their output is added to the stream, with nothing but factors in between.
-
-Found in one forward pass over shapes, operation by operation, so no architecture is listed.
+Their output is added to the stream, with nothing but factors in between. They are found in one
+forward pass over shapes, operation by operation, so no architecture is listed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Watch, first_watch
 
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "linear", "convolution"}
-_SAME = {
+_SHAPE_OPERATIONS = {
     "view",
     "_unsafe_view",
     "reshape",
@@ -31,12 +30,12 @@ _SAME = {
     "detach",
     "alias",
 }
-_SAME |= {"_to_copy", "native_dropout", "unsqueeze", "squeeze", "contiguous", "flatten"}
+_SHAPE_OPERATIONS |= {"_to_copy", "native_dropout", "unsqueeze", "squeeze", "contiguous", "flatten"}
 _FACTORS = {"mul", "div"}
 
 
 def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
-    """Find weights and biases that end a residual branch.
+    """Find the weights and biases at the end of a residual branch.
 
     Args:
         model: On any device.
@@ -65,7 +64,8 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
             " blocks cannot be scaled with depth. Keep the base's number of layers, and vary"
             " widths alone."
         )
-    return ends | {bias for name in ends if (bias := f"{name.rpartition('.')[0]}.bias") in blocks}
+    biases = {f"{name.rpartition('.')[0]}.bias" for name in ends}
+    return ends | (biases & blocks.keys())
 
 
 class _Branches(Watch):
@@ -86,7 +86,7 @@ class _Branches(Watch):
         self._weights = {id(param): name for name, param in model.named_parameters()}
         self._towers: set[str] = set()
         self._order: dict[int, int] = {}
-        self._held: list[Any] = []
+        self._results: list[Any] = []
 
     def __torch_dispatch__(
         self,
@@ -98,21 +98,23 @@ class _Branches(Watch):
         out = super().__torch_dispatch__(func, types, args, kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor):
-            self._held.append(first)  # so that no other tensor gets its id
-            self._order.setdefault(id(first), len(self._held))
+            self._results.append(first)  # so that no other tensor gets its id
+            self._order.setdefault(id(first), len(self._results))
             tensors = [leaf for leaf in tree_leaves(args) if torch.is_tensor(leaf)]
             self._note(func.__name__.partition(".")[0], tensors, first)
         return out
 
     def _note(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
-        """Note what an operation's first result is made of."""
+        """Note which weights and which stream an operation's first result comes from."""
         others = [tensor for tensor in tensors if id(tensor) not in self._weights]
-        named = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
-        if operation in _SAME and len(tensors) == 1 and named:
-            self._weights[id(out)] = named[0]
-        elif operation in _PRODUCTS and named:
-            self._made_by[id(out)] = frozenset(named[-1:]), len(self._held)
-        elif others and (operation in _SAME or (operation in _FACTORS and len(tensors) == 1)):
+        names = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
+        if operation in _SHAPE_OPERATIONS and len(tensors) == 1 and names:
+            self._weights[id(out)] = names[0]
+        elif operation in _PRODUCTS and names:
+            self._made_by[id(out)] = frozenset(names[-1:]), len(self._results)
+        elif others and (
+            operation in _SHAPE_OPERATIONS or (operation in _FACTORS and len(tensors) == 1)
+        ):
             self._pass_on(others[0], out)
         elif operation in ("add", "add_") and len(tensors) == 2:
             self._sum(others, out)
@@ -124,26 +126,32 @@ class _Branches(Watch):
             self._stream[id(out)] = self._stream[id(before)]
 
     def _sum(self, others: Sequence[Tensor], out: Tensor) -> None:
-        """Tell a bias from two branches side by side, and both from a branch and the stream.
+        """Tell apart the three kinds of sums: with a bias, of two branches, of branch and stream.
 
-        Which was there before.
+        The stream is older than the branch.
         """
-        made = [self._made_by.get(id(tensor)) for tensor in others]
-        known = [entry for entry in made if entry is not None]
+        sources = [self._made_by.get(id(tensor)) for tensor in others]
+        branches = [source for source in sources if source is not None]
         streams = [self._stream[id(tensor)] for tensor in others if id(tensor) in self._stream]
         if len(others) == 1:
             self._pass_on(others[0], out)
-        elif len(known) == 2:
-            self._made_by[id(out)] = known[0][0] | known[1][0], min(known[0][1], known[1][1])
-        elif known and (
-            streams or self._order.get(id(others[made[0] is not None]), 0) < known[0][1]
-        ):
-            last = max(known[0][0])
+        elif len(branches) == 2:
+            first, second = branches
+            self._made_by[id(out)] = first[0] | second[0], min(first[1], second[1])
+        elif branches and (streams or self._is_older(sources, others, branches[0][1])):
+            last = max(branches[0][0])
             tower = re.split(r"\.\d+\.", last)[0]
             if not streams and tower in self._towers:
                 self.normed = self.normed or last
             self._towers.add(tower)
-            self.ends |= known[0][0]
+            self.ends |= branches[0][0]
             self._stream[id(out)] = last
-        elif streams and not known:
+        elif streams and not branches:
             self.normed = self.normed or streams[0]
+
+    def _is_older(
+        self, sources: Sequence[object], others: Sequence[Tensor], branch_begin: int
+    ) -> bool:
+        """Tell whether the summand beside a branch was there before the branch began."""
+        beside = others[1] if sources[0] is not None else others[0]
+        return self._order.get(id(beside), 0) < branch_begin

@@ -1,4 +1,4 @@
-"""By how much each parameter of a model is larger than that of the base at which lr was tuned.
+"""The growth of each parameter over that of the base at which lr was tuned.
 
 A dimension is infinite if it differs between the two (Yang et al. 2022, arXiv:2203.03466). So no
 list of layers is needed, and both models may be shapes alone, on the meta device.
@@ -95,10 +95,12 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
         >>> [(name, size.fan_in, size.fan_out) for name, size in growth_of(model, base).items()]
         [('weight', 4.0, 1.0), ('bias', 1.0, 1.0)]
     """
-    params, of_base = dict(model.named_parameters()), dict(base.named_parameters())
-    roles, modules = roles_of(model), dict(model.named_modules())
+    params = dict(model.named_parameters())
+    base_params = dict(base.named_parameters())
+    roles = roles_of(model)
+    modules = dict(model.named_modules())
     counterparts, branch = _counterparts(model, base)
-    unmatched = [name for name in of_base if name not in counterparts.values()]
+    unmatched = [name for name in base_params if name not in counterparts.values()]
     if unmatched:
         raise ConfigError(
             f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name."
@@ -106,10 +108,10 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
         )
     ends = branch_ends(model, branch) if branch else set()
     heads = _heads(model, roles)
-    found = {}
+    growth = {}
     for name, param in params.items():
-        narrow = of_base[counterparts[name]]
-        shape, base_shape = tuple(param.shape), tuple(narrow.shape)
+        shape = tuple(param.shape)
+        base_shape = tuple(base_params[counterparts[name]].shape)
         if len(shape) != len(base_shape) or any(
             now < then for now, then in zip(shape, base_shape, strict=True)
         ):
@@ -119,7 +121,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             )
         path, _, leaf = name.rpartition(".")
         fan_in, fan_out = _fans(name, leaf, modules[path], roles[name], shape, base_shape)
-        found[name] = Growth(
+        growth[name] = Growth(
             counterparts[name],
             shape,
             base_shape,
@@ -129,11 +131,11 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
             name in ends,
             is_head=name in heads and fan_in != 1 and fan_out == 1,
         )
-    return found
+    return growth
 
 
 def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
-    """Name the matrices whose output no later matrix reads.
+    """Name the output matrices: no later matrix reads their output.
 
     They lie outside of all blocks and of `base_model`. Within a container of their own, or in an
     `nn.Sequential`, the last matrix is the head. Output embeddings always are.
@@ -149,14 +151,15 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
         and not any(f"{path}.".startswith(f"{block}.") for block in blocks)
     ]
     heads: set[str] = set()
-    for place, path in enumerate(matrices):
+    for index, path in enumerate(matrices):
         container = path.rpartition(".")[0]
         in_order = container or isinstance(model, nn.Sequential)
         beneath = f"{container}." if container else ""
-        if in_order and any(later.startswith(beneath) for later in matrices[place + 1 :]):
+        later_matrices = matrices[index + 1 :]
+        if in_order and any(later.startswith(beneath) for later in later_matrices):
             continue
-        named = model.get_submodule(path).named_parameters(path, recurse=False)
-        heads |= {name for name, _ in named if roles.get(name) == MATRIX}
+        params = model.get_submodule(path).named_parameters(path, recurse=False)
+        heads |= {name for name, _ in params if roles.get(name) == MATRIX}
     find_logits = getattr(model, "get_output_embeddings", None)
     logits = find_logits() if callable(find_logits) else None
     if logits is not None:
@@ -170,25 +173,26 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
 
     Block i of L lies where block i L_base // L of the base does.
     """
-    params, of_base = dict(model.named_parameters()), dict(base.named_parameters())
-    names: dict[str, str] = {name: name for name in params if name in of_base}
+    params = dict(model.named_parameters())
+    base_params = dict(base.named_parameters())
+    names: dict[str, str] = {name: name for name in params if name in base_params}
     depth: dict[str, float] = {}
-    there = {stack.path: stack for stack in stacks_of(base)}
+    base_stacks = {stack.path: stack for stack in stacks_of(base)}
     for stack in stacks_of(model):
-        beside = there.get(stack.path)
-        if beside is None or beside.depth == stack.depth:
+        base_stack = base_stacks.get(stack.path)
+        if base_stack is None or base_stack.depth == stack.depth:
             continue
-        if beside.depth > stack.depth:
+        if base_stack.depth > stack.depth:
             raise ConfigError(
-                f"{KEY}: {stack.path} has {beside.depth} blocks in the base, and {stack.depth} in"
-                " the model: it shrinks. Give a base of as many layers or fewer."
+                f"{KEY}: {stack.path} has {base_stack.depth} blocks in the base, and {stack.depth}"
+                " in the model: it shrinks. Give a base of as many layers or fewer."
             )
         for path, block in stack.blocks.items():
-            other = f"{path.rpartition('.')[0]}.{block * beside.depth // stack.depth}"
-            own = [name for name in params if name.startswith(f"{path}.")]
-            names |= {name: other + name[len(path) :] for name in own}
-            depth |= dict.fromkeys(own, beside.depth / stack.depth)
-    missing = [name for name in params if names.get(name) not in of_base]
+            other = f"{path.rpartition('.')[0]}.{block * base_stack.depth // stack.depth}"
+            in_block = [name for name in params if name.startswith(f"{path}.")]
+            names |= {name: other + name[len(path) :] for name in in_block}
+            depth |= dict.fromkeys(in_block, base_stack.depth / stack.depth)
+    missing = [name for name in params if names.get(name) not in base_params]
     if missing:
         raise ConfigError(
             f"{KEY}: {missing[0]} of the model has no counterpart in the base by name. Give a base"
@@ -205,7 +209,7 @@ def _fans(
     shape: tuple[int, ...],
     base_shape: tuple[int, ...],
 ) -> tuple[float, float]:
-    """Tell by how much inputs and outputs of a parameter grew."""
+    """Return the factors by which inputs and outputs of a parameter grew."""
     ratios = [now / then if then else 1.0 for now, then in zip(shape, base_shape, strict=True)]
     grown = [ratio for ratio in ratios if ratio != 1]
     if not grown:

@@ -1,4 +1,4 @@
-"""Layers by the user's own word: parameter names, or patterns over them, -> places."""
+"""Layers as the user names them: parameter names, or patterns over them, to places."""
 
 from __future__ import annotations
 
@@ -46,19 +46,20 @@ def structured_names(
             raise ConfigError(
                 f"param_groups.name_dict[{key}]: not a regular expression: {error}."
             ) from error
-        found = [(name, match) for name in params if (match := pattern.search(name))]
-        if not found:
+        matches = {name: pattern.search(name) for name in params}
+        matching = {name: match for name, match in matches.items() if match is not None}
+        if not matching:
             raise ConfigError(
                 f"param_groups.name_dict[{key}]: neither the name of a parameter nor found in one. "
                 f"{near_names(key, params)}"
             )
-        fresh = [(name, match) for name, match in found if name not in out]
-        if not fresh:
+        unclaimed = {name: match for name, match in matching.items() if name not in out}
+        if not unclaimed:
             raise ConfigError(
-                f"param_groups.name_dict[{key}]: everything it is found in, such as {found[0][0]}, "
-                "is taken by other keys. Put the narrower pattern first."
+                f"param_groups.name_dict[{key}]: everything it is found in, such as"
+                f" {next(iter(matching))}, is taken by other keys. Put the narrower pattern first."
             )
-        for name, match in fresh:
+        for name, match in unclaimed.items():
             try:
                 out[name] = match.expand(str(value))
             except (re.error, IndexError) as error:
@@ -72,14 +73,13 @@ def structured_names(
 def places_of_names(
     params: Mapping[str, Tensor], name_dict: Mapping[str, object], *, n_layers: int | None = None
 ) -> dict[str, Place]:
-    """Map every parameter to its place as the user says; what is not said belongs to the head.
+    """Map every parameter to its place in the user's words, or to the head.
 
     Args:
         params: Every parameter by name.
         name_dict: See `structured_names`. A place is a block number, `head`, `embeddings`, or a
-            structured name:
-            `layers.<number>` in it makes a block, and what stands before that the tower;
-            `embedding` in it makes embeddings; any other dotted name the head.
+            structured name: `layers.<number>` in it makes a block of the tower that stands before
+            it, `embedding` makes embeddings, and any other dotted name the head.
         n_layers: Depth to count from; None: the highest block of each tower and one.
 
     Raises:

@@ -1,8 +1,7 @@
-"""What a parameter is: matrix, bias, norm, vector, embedding, LoRA factor.
+"""The role of a parameter: matrix, bias, norm, vector, embedding, LoRA factor.
 
-By its module's type first, its name last.
-
-A matrix above the blocks of a model is a `head`; where a parameter lies is for `layer_map` to say.
+The type of its module decides first, its name last. A matrix above the blocks of a model is a
+`head`; `layer_map` says where a parameter lies.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-MATRIX, BIAS, NORM, VECTOR, EMBEDDING, HEAD = (
-    "matrix",
-    "bias",
-    "norm",
-    "vector",
-    "embedding",
-    "head",
-)
+MATRIX = "matrix"
+BIAS = "bias"
+NORM = "norm"
+VECTOR = "vector"
+EMBEDDING = "embedding"
+HEAD = "head"
 LORA = "lora"
 
 _NORM_TYPES: tuple[type[nn.Module], ...] = (
@@ -71,11 +68,11 @@ def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, 
 def _roles(
     named_parameters: Iterable[tuple[str, Tensor]], modules: Mapping[str, nn.Module]
 ) -> dict[str, str]:
-    out = {}
+    roles = {}
     for name, param in named_parameters:
         path, _, leaf = name.rpartition(".")
-        out[name] = LORA if is_lora(name) else role_of(leaf, param, modules.get(path))
-    return out
+        roles[name] = LORA if is_lora(name) else role_of(leaf, param, modules.get(path))
+    return roles
 
 
 def is_lora(name: str) -> bool:
@@ -89,14 +86,14 @@ def is_lora(name: str) -> bool:
 
 
 def is_lora_b(name: str) -> bool:
-    """Tell whether a parameter is the second factor of a pair, the one that starts at zero.
+    """Tell whether a parameter is the second factor of a pair, which starts at zero.
 
     Example:
         >>> is_lora_b("q_proj.lora_B.default.weight"), is_lora_b("q_proj.lora_A.default.weight")
         (True, False)
     """
-    found = _LORA_NAME.search(name)
-    return found is not None and found[0].strip(".").lower().endswith("b")
+    match = _LORA_NAME.search(name)
+    return match is not None and match[0].strip(".").lower().endswith("b")
 
 
 def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:

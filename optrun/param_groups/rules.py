@@ -1,4 +1,4 @@
-"""Rules: patterns over names, the first match wins, each must win somewhere."""
+"""Rules of parameter groups: patterns over names. The first match wins; each rule must win."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYTHING = (".*",)
 def claims(
     rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> dict[str, int]:
-    """Decide which rule takes which trainable parameter.
+    """Assign every trainable parameter to the first rule that matches it.
 
     Args:
         rules: In order; each with a `pattern`.
@@ -27,17 +27,17 @@ def claims(
         tied: Further names of tensors that several modules share -> their first name.
 
     Returns:
-        Parameter name -> index of the rule, for those that a rule takes.
+        Parameter name -> index of its rule; without the parameters that no rule matches.
 
     Raises:
         ConfigError: A rule matches nothing, nothing that trains, or only what earlier rules took.
     """
-    taken: dict[str, int] = {}
+    claimed: dict[str, int] = {}
     for index, rule in enumerate(rules):
         key = f"param_groups.rules[{index}].pattern={rule['pattern']}"
         pattern = re.compile(rule["pattern"])
-        found = [name for name in params if pattern.search(name)]
-        if not found:
+        matching = [name for name in params if pattern.search(name)]
+        if not matching:
             shared = [name for name in tied if pattern.search(name)]
             if shared:
                 raise ConfigError(
@@ -45,20 +45,20 @@ def claims(
                     " name."
                 )
             raise ConfigError(f"{key}: matches no parameter. {near_names(rule['pattern'], params)}")
-        training = [name for name in found if params[name].requires_grad]
+        training = [name for name in matching if params[name].requires_grad]
         if not training:
             raise ConfigError(
-                f"{key}: matches only parameters that do not train, such as {found[0]}."
+                f"{key}: matches only parameters that do not train, such as {matching[0]}."
             )
-        fresh = [name for name in training if name not in taken]
-        if not fresh:
-            by = taken[training[0]]
+        unclaimed = [name for name in training if name not in claimed]
+        if not unclaimed:
+            by = claimed[training[0]]
             raise ConfigError(
                 f"{key}: everything it matches is taken by earlier rules, {training[0]} by"
                 f" rules[{by}] ({rules[by]['pattern']}). Put the narrower rule first."
             )
-        taken.update(dict.fromkeys(fresh, index))
-    return taken
+        claimed.update(dict.fromkeys(unclaimed, index))
+    return claimed
 
 
 def overrides(rule: Group) -> PlainDict:
@@ -73,19 +73,19 @@ def overrides(rule: Group) -> PlainDict:
         >>> overrides({"pattern": "bias", "weight_decay": 0.0, "betas": [0.9, 0.99]})
         {'weight_decay': 0.0, 'betas': (0.9, 0.99)}
     """
-    out = {
+    options = {
         str(key): value
         for key, value in rule.items()
         if key not in ("pattern", "lr_scale", "freeze")
     }
-    if "adaptation" in out:
-        if out.pop("adaptation"):
-            out["always_adapt"] = True
-            out["exclude_from_layer_adaptation"] = None
+    if "adaptation" in options:
+        if options.pop("adaptation"):
+            options["always_adapt"] = True
+            options["exclude_from_layer_adaptation"] = None
         else:
-            out["exclude_from_layer_adaptation"] = EVERYTHING
-    if "centralization" in out:
-        out["grad_centralization"] = out.pop("centralization")
-    if "betas" in out:
-        out["betas"] = tuple(out["betas"])
-    return out
+            options["exclude_from_layer_adaptation"] = EVERYTHING
+    if "centralization" in options:
+        options["grad_centralization"] = options.pop("centralization")
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    return options

@@ -12,7 +12,6 @@ import pytest
 from safetensors.torch import load_file
 
 from optrun import compose
-from optrun.config import saved, store
 from optrun.explain.build import model_spec
 from optrun.model.build import build_model
 from optrun.param_groups.parametrization import parametrize
@@ -234,12 +233,6 @@ def test_a_tied_head_without_a_norm_that_scales(capsys: pytest.CaptureFixture[st
         "tie_word_embeddings=false",
     ):
         assert fact in message
-
-
-def test_the_default_is_what_older_runs_were() -> None:
-    values = saved.plain(store.without_hydra(store.compose(store.open_hydra(), "config", [])))
-    older = {key: value for key, value in values.items() if key != "parametrization"}
-    assert saved.differences(older, values) == {}
 
 
 def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
