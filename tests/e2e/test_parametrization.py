@@ -248,7 +248,6 @@ def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert (checked["transformer.ln_f.bias"], checked["lm_head.weight"]) == (-1, 0)
     assert "certified: nothing grows" in capsys.readouterr().out
-    assert (place / "mup.png").read_bytes().startswith(b"\x89PNG")
     assert optrun("certify", "transfer", *own, UNTIED, "--out", "standard.json", "seeds=3") == 1, (
         "the standard one"
     )
