@@ -20,7 +20,6 @@ if __name__ == "__main__":
         launch.serve(
             [int(argument) for argument in sys.argv[1:]],
             sweep_worker.train_job,
-            sweep_worker.JobTask,
         )
     else:
         devices._ask_torch = lambda visible: ["aaaa-0", "bbbb-1"]
