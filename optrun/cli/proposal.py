@@ -104,13 +104,15 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
         ConfigError: The data cannot be read, or it is not sure which task they are for.
     """
     say("data in", name)  # what follows imports for seconds
-    from optrun.data.data_keys import data_keys
+    from optrun.data.data_keys import data_keys, unused_splits
 
     draft = _Draft(store.open_hydra(config_dir), list(typed))
     keys = data_keys(name)
     draft.add(*(f"{key}={_quote(value)}" for key, value in keys.items()))
     if "data.eval" in draft.proposed:
         say("", f"{keys['data.eval']} is to evaluate on (data.eval=null leaves it out)")
+    for split in unused_splits(name, keys):
+        say("", f"{split} is left alone")
     if keys["data"] == "tokens":
         draft.add("task=causal_lm")
     else:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from optrun.base.errors import ConfigError
 from optrun.config import registry
 from optrun.data.content import name_inside
 from optrun.data.files import resolve
-from optrun.data.folders import files_of, is_read, splits_of, why_not
+from optrun.data.folders import (
+    BESIDE_DATA,
+    HELD_OUT,
+    files_of,
+    held_out_split,
+    is_read,
+    splits_of,
+    why_not,
+)
 from optrun.data.formats import by_ending
 from optrun.data.hub_access import may_be_name
-
-_HELD_OUT = ("dev", "valid", "validation", "val", "test", "eval")
-_BESIDE_DATA = ("README", "LICENSE")
 
 
 def data_keys(name: str) -> dict[str, str]:
@@ -44,6 +50,20 @@ def data_keys(name: str) -> dict[str, str]:
     return {"data": "hub", "data.path": name}
 
 
+def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
+    """List the splits of a folder that its configuration keys do not read.
+
+    Args:
+        name: As for `data_keys`.
+        keys: What `data_keys` returned for it.
+    """
+    folder = Path(name).expanduser()
+    if not folder.is_dir() or is_read(folder):
+        return []
+    splits = splits_of(folder, by_ending())
+    return [path for path in splits.values() if path not in keys.values()]
+
+
 def _keys(kind: str, train: Path | str, held_out: Path | str | None) -> dict[str, str]:
     keys = {"data": kind, "data.train": str(train)}
     if held_out is not None:
@@ -56,7 +76,7 @@ def _sibling_split(path: Path) -> Path | None:
     match = re.search(r"(?i)(?<![a-z])train(?![a-z])", path.name)
     if match is None:
         return None
-    for name in _HELD_OUT:
+    for name in HELD_OUT:
         sibling = path.with_name(path.name[: match.start()] + name + path.name[match.end() :])
         if sibling.is_file() or (sibling.is_dir() and is_read(sibling)):
             return sibling
@@ -70,13 +90,12 @@ def _folder_keys(folder: Path) -> dict[str, str]:
     formats = by_ending()
     splits = splits_of(folder, formats)
     if "train" in splits:
-        held_out = next((splits[name] for name in _HELD_OUT if name in splits), None)
-        return _keys("files", splits["train"], held_out)
+        return _keys("files", splits["train"], held_out_split(splits))
     tables = [
         path
         for path in files_of(folder)
         if Path(name_inside(path)).suffix.lower() in formats
-        and path.stem.upper() not in _BESIDE_DATA
+        and path.stem.upper() not in BESIDE_DATA
     ]
     endings = {path.suffix for path in tables}
     if not splits and len(endings) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,10 @@ TEXTS = frozenset({".txt", ".text", ".md"})
 _SPLITS = frozenset(
     {"train", "training", "test", "testing", "dev", "val", "valid", "validation", "eval"}
 )
+HELD_OUT = ("dev", "valid", "validation", "val", "test", "testing", "eval")
+"""Names of splits to evaluate on, the first one that exists wins."""
+BESIDE_DATA = ("README", "LICENSE")
+"""Texts that describe data, by their names without the ending."""
 _LARGEST = 1 << 24
 """Bytes of one text."""
 
@@ -65,7 +69,7 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
         keys = []
         if "train" in splits:
             keys.append(f"data.train={shlex.quote(splits['train'])}")
-        eval_pattern = next((pattern for name, pattern in splits.items() if name != "train"), None)
+        eval_pattern = held_out_split(splits)
         if eval_pattern is not None:
             keys.append(f"data.eval={shlex.quote(eval_pattern)}")
         return (
@@ -115,11 +119,10 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
         name = split_name(path, folder)
         if name is not None and path.is_dir() and is_read(path):
             splits.setdefault(name, str(path))
-    tables = [
-        path
-        for path in files_of(folder)
-        if path.suffix.lower() in endings and path.suffix.lower() not in TEXTS
-    ]
+    files = [path for path in files_of(folder) if path.suffix.lower() in endings]
+    tables = [path for path in files if path.suffix.lower() not in TEXTS]
+    if not tables:  # texts beside tables, such as a README.md, are no rows
+        tables = [path for path in files if path.stem.upper() not in BESIDE_DATA]
     for path in tables:
         name = split_name(path, folder)
         if name is None or name in splits:
@@ -135,6 +138,16 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
     if not splits.keys() & {"train"} and len(splits) < 2:
         return {}
     return dict(sorted(splits.items(), key=lambda item: item[0] != "train"))
+
+
+def held_out_split(splits: Mapping[str, str]) -> str | None:
+    """Pick the split to evaluate on while training: a validation split before a test split.
+
+    Example:
+        >>> held_out_split({"train": "train.csv", "test": "test.csv", "valid": "valid.csv"})
+        'valid.csv'
+    """
+    return next((splits[name] for name in HELD_OUT if name in splits), None)
 
 
 def content_of_folder(folder: Path) -> str:

@@ -321,3 +321,17 @@ def test_the_mistakes_that_come_next(here: Path, capsys: pytest.CaptureFixture[s
     ):
         assert optrun(*words.split()) == 2
         assert expected in capsys.readouterr().err
+
+
+def test_texts_of_another_split_are_not_trained_on(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder with a text for each split, as wikitext and the PTB are handed around."""
+    folder = here / "corpus"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_text(f"a plain line of the {split} text\n" * 60)
+    said, (train, *_) = started(capsys, "corpus")
+    assert "data.train=corpus/train.txt" in train
+    assert "data.eval=corpus/valid.txt" in train
+    assert "corpus/test.txt is left alone" in said

@@ -631,7 +631,16 @@ FOLDERS: list[tuple[str, Callable[[Path], Path], list[str]]] = [
         lambda path: texts(path / "train", "a", "b").parent,
         ["splits", "data.train=mine/train"],
     ),
-    ("train and test are no classes", lambda path: texts(path, "train", "test"), ["**/*.txt"]),
+    (
+        "texts of train and test are no classes",
+        lambda path: texts(path, "train", "test"),
+        ["splits (train, test)", "data.train='mine/train/*.txt' data.eval='mine/test/*.txt'"],
+    ),
+    (
+        "text files called train, valid and test",
+        lambda path: tables(path, "train.txt", "valid.txt", "test.txt", "README.md"),
+        ["data.train=mine/train.txt data.eval=mine/valid.txt"],
+    ),
     ("one class alone", lambda path: texts(path, "a"), ["**/*.txt"]),
     (
         "what save_to_disk wrote, splits",
