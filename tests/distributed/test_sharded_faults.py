@@ -20,6 +20,7 @@ import pytest
 import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException
 
+from optrun.artifacts import atomic
 from optrun.artifacts import checkpoint as checkpoint_of
 from optrun.artifacts import checkpoint_files as files_of
 from optrun.artifacts import sharded as sharded_of
@@ -125,7 +126,7 @@ def test_a_refusal_reaches_all(
 def no_room(folder: Path, rank: int) -> None:
     run, saving = RunDir(folder), group()
     if rank == 0:
-        checkpoint_of.MARGIN = 2**60
+        atomic.MARGIN = 2**60
     with pytest.raises(StorageError, match=r"rank 0: .*are free"):
         save_checkpoint(run, fsdp_snapshot(1), saving=saving)
 
