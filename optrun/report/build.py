@@ -78,7 +78,7 @@ class Report:
 
     @property
     def findings(self) -> Findings:
-        """Those of the one workload; of several, the first's."""
+        """Return the findings of the only workload, or of the first one."""
         return self.comparison.findings
 
 
@@ -124,9 +124,9 @@ def report(
     planned = find_plans(dirs)
     runs = load_runs(dirs, beside=planned)
     if not runs:
-        listed = ", ".join(str(directory) for directory in dirs)
+        directories = ", ".join(str(directory) for directory in dirs)
         raise ConfigError(
-            f"report {listed}: no run found here or beneath (a run has metrics.jsonl or"
+            f"report {directories}: no run found here or beneath (a run has metrics.jsonl or"
             " summary.json)"
         )
     typed: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
@@ -152,15 +152,17 @@ def report(
     request = ConfirmationRequest(baseline=baseline, metric=metric, by=by)
     verdict = replace(verdict, next=choose_next_command(comparison, confirmed, dirs, request))
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
-    words = [f"{key}={value}" for key, value in options.items() if value not in (None, "")]
-    made = Report(
+    question_options = [
+        f"{key}={value}" for key, value in options.items() if value not in (None, "")
+    ]
+    finished_report = Report(
         comparison,
         verdict,
         _cautions(comparison, of_the_choice=plan is None),
-        shlex.join(["optrun", "report", *map(str, dirs), *words]),
+        shlex.join(["optrun", "report", *map(str, dirs), *question_options]),
         confirmed,
     )
-    sections = _open_sections(made)
+    sections = _open_sections(finished_report)
     folder = out or _own_folder(dirs, len(runs))
     stem = "report"
     if folder.resolve() == dirs[0].resolve():
@@ -169,14 +171,14 @@ def report(
             options["metric"] = None
         stem += _slug(options)
     drawn = all_pictures(comparison) if len(runs) > 1 else [_curves_picture(runs[0])]
-    content = _content(made, sections)
-    made.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
+    content = _content(finished_report, sections)
+    finished_report.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
-        line = f"{verdict} More in {made.files[0]}"
+        line = f"{verdict} More in {finished_report.files[0]}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     elif console is not None:
-        _print(made, sections, console)
-    return made
+        _print(finished_report, sections, console)
+    return finished_report
 
 
 def _expect_directories(dirs: Sequence[Path]) -> None:
@@ -196,16 +198,19 @@ def _curves_picture(run: Run) -> Picture:
 
 
 def _own_folder(dirs: Sequence[Path], runs: int) -> Path:
-    """Choose where a report goes: a directory holds nothing that was found of others."""
+    """Choose the folder of a report.
+
+    A report on several directories, or on a run with other runs beneath, gets a dated folder.
+    """
     if len(dirs) > 1 or (runs > 1 and RunDir(dirs[0]).is_run()):
         return dated_folder(_REPORTS)
     return dirs[0]
 
 
 def _slug(typed: Mapping[str, object]) -> str:
-    """Write what was asked into a file name, such as `-metric-eval-accuracy`."""
-    words = [f"-{key}-{value}" for key, value in typed.items() if value not in (None, "")]
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", "".join(words))[:100]
+    """Write the typed options as a file name suffix, such as `-metric-eval-accuracy`."""
+    parts = [f"-{key}-{value}" for key, value in typed.items() if value not in (None, "")]
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", "".join(parts))[:100]
 
 
 def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
@@ -216,21 +221,26 @@ def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
     if comparison.judgement is None or not is_tested(comparison.judgement):
         return 1
     seeds = max(
-        len(row.configuration.scores) for each in comparison.workloads for row in each.ranked
+        len(row.configuration.scores)
+        for workload in comparison.workloads
+        for row in workload.ranked
     )
-    sweeps = [each for each in dirs if not RunDir(each).is_run()]
+    sweeps = [directory for directory in dirs if not RunDir(directory).is_run()]
     return count_looks(sweeps, comparison.unit, seeds)
 
 
 def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
-    """Collect what to take care of; what not every workload says has their names before it."""
-    workloads: dict[Warning, list[str]] = {}
-    for each in comparison.workloads:
-        for warning in find_warnings(each):
+    """Collect the warnings of all workloads.
+
+    A warning that only some workloads share begins with their names.
+    """
+    workload_names: dict[Warning, list[str]] = {}
+    for workload in comparison.workloads:
+        for warning in find_warnings(workload):
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
-                workloads.setdefault(warning, []).append(each.name)
+                workload_names.setdefault(warning, []).append(workload.name)
     cautions = []
-    for warning, names in workloads.items():
+    for warning, names in workload_names.items():
         if len(names) == len(comparison.workloads):
             cautions.append(warning)
         else:
@@ -238,41 +248,41 @@ def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
     return cautions
 
 
-def _print(made: Report, sections: Sequence[Section], console: Console) -> None:
+def _print(report: Report, sections: Sequence[Section], console: Console) -> None:
     """Print the report in a terminal: line, tables, warnings, files."""
     console.print()
-    console.print(Text(made.verdict.text, style="bold"))
-    if made.verdict.next:
-        console.print(f"next: {made.verdict.next}", markup=False, highlight=False, soft_wrap=True)
+    console.print(Text(report.verdict.text, style="bold"))
+    if report.verdict.next:
+        console.print(f"next: {report.verdict.next}", markup=False, highlight=False, soft_wrap=True)
     for section in sections:
         console.print(to_rich(section.table, title=section.title or None, width=console.width))
         if section.note:
             console.print(Text(section.note, style="dim"))
-    begun = [run for run in made.comparison.runs if run.status != NOT_STARTED]
-    lacking = [run for run in begun if not run.finished or run.diverged]
-    if len(begun) > 1 and lacking:
-        title = f"{len(lacking)} of {len(begun)} runs without a result"
+    begun_runs = [run for run in report.comparison.runs if run.status != NOT_STARTED]
+    lacking = [run for run in begun_runs if not run.finished or run.diverged]
+    if len(begun_runs) > 1 and lacking:
+        title = f"{len(lacking)} of {len(begun_runs)} runs without a result"
         if len(lacking) > _SHOWN:
             title += f", the first {_SHOWN}"
-        findings = made.findings
+        findings = report.findings
         table = tables.runs_table(lacking[:_SHOWN], findings.keys, findings.metric, findings.mode)
         console.print(to_rich(drop_empty_columns(table), title=title, width=console.width))
-    for caution in made.warnings:
+    for caution in report.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
-    if made.warnings:
+    if report.warnings:
         console.print()
-    for path in made.files[:3]:
+    for path in report.files[:3]:
         console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
 
 
-def _open_sections(made: Report) -> list[Section]:
-    """List what stands open in the terminal and in both pages, the table of contenders first."""
-    comparison = made.comparison
-    confirmed = made.confirmed
+def _open_sections(report: Report) -> list[Section]:
+    """List the tables of the terminal and the open ones of both pages, contenders first."""
+    comparison = report.comparison
+    confirmed = report.confirmed
     if comparison.several:
         table = tables.scores_table(comparison)
     else:
-        table = tables.ranking_table(made.findings)
+        table = tables.ranking_table(report.findings)
     note = _interval_note(comparison.judgement)
     sections = [Section("", table, note)]
     if confirmed is not None and confirmed.comparison is not comparison:
@@ -286,9 +296,11 @@ def _open_sections(made: Report) -> list[Section]:
             sections.append(Section("Answers", answers))
     elif comparison.several:
         sections.append(Section("Workloads", tables.workloads_table(comparison)))
-        for each in comparison.workloads:
-            table = tables.ranking_table(each)
-            sections.append(Section(f"Within {each.name}", table, _interval_note(each.judgement)))
+        for workload in comparison.workloads:
+            table = tables.ranking_table(workload)
+            sections.append(
+                Section(f"Within {workload.name}", table, _interval_note(workload.judgement))
+            )
     return sections
 
 
@@ -297,17 +309,17 @@ def _interval_note(judged: Judgement | None) -> str:
     if judged is None or not is_tested(judged):
         return ""
     level = f"Intervals are at {100 * judged.confidence:.3g} %"
-    if judged.named:
+    if judged.has_baseline:
         return f"{level}, before Holm's correction of the tests."
     test = judged.alpha / max(1, len(judged.ranking) - 1)
     return f"{level}: one excludes 0 exactly if the one-sided test at {test:.2g} does."
 
 
-def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
-    """Collect what the templates of a page take.
+def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
+    """Collect the values of the page templates.
 
     Args:
-        made: What was found.
+        report: What was found.
         opened: What stands open.
 
     Returns:
@@ -316,36 +328,36 @@ def _content(made: Report, opened: Sequence[Section]) -> dict[str, object]:
         `warnings`, of which three stand open; `sections`, open, in both files; `folds`, folded, in
         HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
     """
-    comparison = made.comparison
+    comparison = report.comparison
     runs, single = comparison.runs, len(comparison.runs) == 1
-    by = "the metric of each workload" if comparison.several else made.findings.metric
+    by = "the metric of each workload" if comparison.several else report.findings.metric
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     folds = []
-    for each in comparison.workloads:
-        within = f" of {each.name}" if each.name else ""
-        folds.append(Section(f"Every configuration{within}", tables.configurations_table(each)))
+    for workload in comparison.workloads:
+        within = f" of {workload.name}" if workload.name else ""
+        folds.append(Section(f"Every configuration{within}", tables.configurations_table(workload)))
         folds.append(
             Section(
                 f"Every run{within}",
-                tables.runs_table(each.runs, each.keys, each.metric, each.mode),
+                tables.runs_table(workload.runs, workload.keys, workload.metric, workload.mode),
             )
         )
-    judged = comparison if made.confirmed is None else made.confirmed.comparison
+    judged = comparison if report.confirmed is None else report.confirmed.comparison
     return {
         "title": curves.run_title(runs[0]) if single else _title(comparison),
         "subtitle": (
             f"{len(runs):,} run{'' if single else 's'} ({tables.count_states(runs)}),"
             f" compared by {by}, {now}"
         ),
-        "line": made.verdict.text,
-        "next": made.verdict.next,
+        "line": report.verdict.text,
+        "next": report.verdict.next,
         "table": opened[0].table,
         "table_note": opened[0].note,
-        "warnings": made.warnings,
+        "warnings": report.warnings,
         "sections": opened[1:],
         "folds": folds,
-        "commands": [*_commands(comparison), ("report", "", made.command)],
-        "tested": "" if single else _tested(judged, made.verdict),
+        "commands": [*_commands(comparison), ("report", "", report.command)],
+        "tested": "" if single else _tested(judged, report.verdict),
     }
 
 
@@ -359,13 +371,15 @@ def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
         is_tested=judged is not None and is_tested(judged),
         matters="" if judged is None else format_metric(judged.matters),
         selected=verdict.kind == "selected",
-        lost=any(configuration.lost for each in every for configuration in each.configurations),
-        tuned=any(each.tuned_keys for each in every),
+        lost=any(
+            configuration.lost for workload in every for configuration in workload.configurations
+        ),
+        tuned=any(workload.tuned_keys for workload in every),
     )
 
 
 def _title(comparison: Comparison) -> str:
-    names = {row.name for each in comparison.workloads for row in each.rows}
+    names = {row.name for workload in comparison.workloads for row in workload.rows}
     count = f"{len(names)} contender{'s' * (len(names) != 1)}"
     if comparison.several:
         return f"{count} over {len(comparison.workloads)} workloads"
@@ -377,24 +391,26 @@ def _title(comparison: Comparison) -> str:
 
 def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
     """List the shell line of each contender's best configuration: its name, a note, the line."""
-    found = []
-    for each in comparison.workloads:
-        for row in each.rows:
+    commands = []
+    for workload in comparison.workloads:
+        for row in workload.rows:
             runs = row.configuration.counted
             seeds = sorted({run.seed for run in runs if run.seed is not None})
             if runs and (line := runs[0].command(seeds=seeds)):
-                changed = any(each for run in runs for each in run.of_resumes("changes", dict))
+                changed = any(change for run in runs for change in run.of_resumes("changes", dict))
                 notes = [
-                    each.name,
+                    workload.name,
                     f"{len(seeds)} seeds" * (len(seeds) > 1),
                     "changed when resumed" * changed,
                 ]
-                found.append((row.name, "; ".join(filter(None, notes)), plain(line)))
-    return found
+                commands.append((row.name, "; ".join(filter(None, notes)), plain(line)))
+    return commands
 
 
 def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iterator[str]:
-    """Render HTML whose content policy forbids every request, then Markdown with links to pictures.
+    """Render the HTML page, then the Markdown page with links to pictures.
+
+    The content policy of the HTML page forbids every request.
 
     Args:
         content: What the page says.
@@ -402,7 +418,8 @@ def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iter
     """
     # The pictures are markup of our own.
     inline = [
-        (one, Markup(to_svg(one.draw(PAGE), name=one.name, label=one.title))) for one in drawn
+        (picture, Markup(to_svg(picture.draw(PAGE), name=picture.name, label=picture.title)))
+        for picture in drawn
     ]
     colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
     yield fill_html("report.html", pictures=inline, **colours, **content)
@@ -438,13 +455,15 @@ def _write(
             figure.suptitle(picture.title, x=0.012, **look)
             save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
     except OSError as error:
-        told = f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
-        raise StorageError(told) from error
+        message = (
+            f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
+        )
+        raise StorageError(message) from error
     return files
 
 
 def is_own(path: Path) -> bool:
-    """Tell whether an existing file is an earlier report of ours, which may be replaced."""
+    """Tell whether an existing file is an earlier report and may be replaced."""
     try:
         with open_file(path) as file:
             start = file.read(4096)

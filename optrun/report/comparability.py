@@ -33,7 +33,7 @@ _PREPARING = ("data.", "model.", "task.")
 
 
 def unify_paths(runs: Sequence[Run]) -> None:
-    """Give one spelling, that of the first run, to paths which lead to the same files.
+    """Spell paths to the same files as the first run does.
 
     A relative path is read from where its run was started. Files that are not there any more, or
     lie elsewhere on another machine, are the same if two runs of one seed saw the same examples.
@@ -57,8 +57,8 @@ def unify_paths(runs: Sequence[Run]) -> None:
                 continue
             contents = [_name_examples(run, key), _name_files(value, folder(run.path))]
             names = [name for name in contents if name is not None]
-            known = [spellings[name] for name in names if name in spellings]
-            spelling = known[0] if known else value
+            known_spellings = [spellings[name] for name in names if name in spellings]
+            spelling = known_spellings[0] if known_spellings else value
             for name in names:
                 spellings.setdefault(name, spelling)
             if spelling != value:
@@ -66,7 +66,7 @@ def unify_paths(runs: Sequence[Run]) -> None:
 
 
 def _name_examples(run: Run, key: str) -> object | None:
-    """Name the content of a data file by the examples that a seed made of it, if it is known."""
+    """Name the content of a data file by its recorded examples and seed, if known."""
     fingerprint = run.at("data", "fingerprint")
     if not fingerprint or not f"{key}.".startswith(_OF_EXAMPLES):
         return None
@@ -74,7 +74,7 @@ def _name_examples(run: Run, key: str) -> object | None:
 
 
 def _name_files(value: str, folder: Path | None) -> object | None:
-    """Name the files that a value leads to, seen from a folder; None if it leads nowhere."""
+    """Name the files of a path relative to a folder; None if there are none."""
     if value.startswith("["):
         try:
             items = [str(item) for item in ast.literal_eval(value)]
@@ -91,7 +91,7 @@ def _name_files(value: str, folder: Path | None) -> object | None:
 
 
 def _started_in(run: Path) -> Path | None:
-    """Find the folder that a run was started from, as Hydra noted it, if that is known."""
+    """Find the working directory of a run in Hydra's record, if known."""
     try:
         text = read_text(RunDir(run).hydra / "hydra.yaml")
     except (OSError, ValueError):
@@ -101,7 +101,7 @@ def _started_in(run: Path) -> Path | None:
 
 
 def shorten_paths(values: Iterable[object]) -> dict[object, str]:
-    """Shorten paths by the folders that all begin with and the pieces that all end with.
+    """Shorten paths by their common first folders and common last pieces.
 
     Args:
         values: Of one setting.
@@ -119,23 +119,23 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
     """
     paths = list(dict.fromkeys(values))
     pieces = [path.split("/") if isinstance(path, str) else [] for path in paths]
-    if len(paths) < 2 or min(len(each) for each in pieces) < 2:
+    if len(paths) < 2 or min(len(path_pieces) for path_pieces in pieces) < 2:
         return {}
     start = _count_shared(pieces)
-    shortest = min(len(each) for each in pieces) - start
+    shortest = min(len(path_pieces) for path_pieces in pieces) - start
     end = 0
     if shortest == 0:
         start -= 1  # one of them is a folder of another
     else:
-        end = min(_count_shared([each[:start:-1] for each in pieces]), shortest - 1)
+        end = min(_count_shared([path_pieces[:start:-1] for path_pieces in pieces]), shortest - 1)
     return {
-        path: "/".join(each[start : len(each) - end])
-        for path, each in zip(paths, pieces, strict=True)
+        path: "/".join(path_pieces[start : len(path_pieces) - end])
+        for path, path_pieces in zip(paths, pieces, strict=True)
     }
 
 
 def _count_shared(paths: Sequence[Sequence[str]]) -> int:
-    """Count the pieces that all begin with."""
+    """Count the common first pieces."""
     count = 0
     for column in zip(*paths, strict=False):
         if len(set(column)) > 1:
@@ -168,7 +168,7 @@ def explain_incomparable(runs: Sequence[Run]) -> str:
 
 
 def identify_workload(run: Run) -> tuple[object, ...]:
-    """Collect what says that two runs may stand in one ranking.
+    """Collect the settings in which runs of one ranking must agree.
 
     The task, and which rows are evaluation rows.
     """
@@ -201,7 +201,7 @@ def _explain_other_rows(runs: Sequence[Run]) -> str:
 
 
 def _rows(run: Run) -> tuple[object, ...]:
-    """Collect the configuration that says which rows are evaluation rows."""
+    """Collect the configuration of the choice of evaluation rows."""
     keys = ["data.train", "data.train_split", "data.eval_fraction"]
     if run.config.get("data.eval") is not None:
         keys = ["data.eval"]

@@ -59,8 +59,12 @@ class Configuration:
 
     @property
     def counted(self) -> list[Run]:
-        """The runs of each seed that count, finished or not."""
-        return [run for run in self.runs if all(run is not other for other in self.repeated)]
+        """List the runs that count, one for each seed, finished or not."""
+        return [
+            run
+            for run in self.runs
+            if all(run is not repeated_run for repeated_run in self.repeated)
+        ]
 
     @property
     def mean(self) -> float:
@@ -80,12 +84,12 @@ class Configuration:
 
     @property
     def finished(self) -> list[float]:
-        """The scores of the runs that finished, without stand-ins."""
+        """Map each seed to the score of its finished run, without stand-ins."""
         return [score for seed, score in self.scores.items() if seed not in self.lost]
 
     @property
     def diverged(self) -> list[Run]:
-        """Runs that diverged."""
+        """List the diverged runs."""
         return [run for run in self.runs if run.diverged]
 
     @property
@@ -102,7 +106,7 @@ class LrCurve:
     """By rising lr the configuration with the best mean, if one has a score."""
     diverged: tuple[float, ...]
     """Learning rates at which some run diverged."""
-    begun: tuple[float, ...]
+    started_lrs: tuple[float, ...]
     """Every learning rate, one whose runs have not come to an end among them."""
     best: Configuration | None
 
@@ -113,9 +117,9 @@ class LrCurve:
 
     def beside(self) -> tuple[float | None, float | None]:
         """Find the learning rates below and above the best; None: it is the last."""
-        best = self.begun[0] if self.best is None else self.best.lr or 0.0
-        below = [lr for lr in self.begun if lr < best]
-        above = [lr for lr in self.begun if lr > best]
+        best = self.started_lrs[0] if self.best is None else self.best.lr or 0.0
+        below = [lr for lr in self.started_lrs if lr < best]
+        above = [lr for lr in self.started_lrs if lr > best]
         return max(below, default=None), min(above, default=None)
 
 
@@ -140,7 +144,7 @@ class Contender:
 
 
 def _decisive_keys(runs: Sequence[Run]) -> set[str]:
-    """Find keys that decide results of these runs, such as the metric of early stopping."""
+    """Find the decisive keys of these runs, such as the metric of early stopping."""
     keys = set(DISTRIBUTED_DTYPES)
     for run in runs:
         patience = run.config.get("training.early_stopping_patience")
@@ -158,7 +162,7 @@ def all_keys(runs: Iterable[Run]) -> list[str]:
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Find the configuration keys that tell the runs apart.
+    """Find the configuration keys with different values among the runs.
 
     A key of a group counts if runs with the same choice in that group differ in it: what follows
     from `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count.
@@ -185,7 +189,7 @@ def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
 
 
 def pick_compared_keys(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
-    """Pick the keys that separate contenders.
+    """Pick the keys to separate contenders by.
 
     The others were tuned, and each contender is shown at its best. Learning rate, the optimizer's
     own numbers and `tuned` are tuned, unless nothing else differs.
@@ -209,7 +213,7 @@ def pick_compared_keys(keys: Sequence[str], tuned: Collection[str] = ()) -> list
 
 
 def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Reduce keys to the fewest that still tell apart what all of them do.
+    """Reduce keys to the fewest with the same power to tell runs apart.
 
     If batch size, warm-up and evaluation interval were changed together, the batch size says it
     all. Of keys that follow from each other the one stays that was typed first.
@@ -217,26 +221,26 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     overrides = runs[0].overrides if runs else []
     typed = [override.lstrip("+").partition("=")[0] for override in overrides]
 
-    def place(key: str) -> int:
+    def typed_position(key: str) -> int:
         for name in (key, key.removesuffix(".name")):
             if name in typed:
                 return typed.index(name)
         return len(typed)
 
     remaining = list(keys)
-    for key in sorted(keys, key=place, reverse=True):
-        others = [other for other in remaining if other != key]
-        if any(is_implied(key, [other], runs) for other in others):
+    for key in sorted(keys, key=typed_position, reverse=True):
+        other_keys = [other_key for other_key in remaining if other_key != key]
+        if any(is_implied(key, [other_key], runs) for other_key in other_keys):
             remaining.remove(key)
     return remaining
 
 
-def is_implied(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
-    """Tell whether runs that agree in all of the others agree in the key, too."""
+def is_implied(key: str, other_keys: Sequence[str], runs: Iterable[Run]) -> bool:
+    """Tell whether the values of other keys determine the value of this key."""
     values: dict[tuple[object, ...], object] = {}
     for run in runs:
         value = run.settings([key])
-        if values.setdefault(run.settings(others), value) != value:
+        if values.setdefault(run.settings(other_keys), value) != value:
             return False
     return True
 
@@ -244,7 +248,7 @@ def is_implied(key: str, others: Sequence[str], runs: Iterable[Run]) -> bool:
 def build_configurations(
     runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str
 ) -> list[Configuration]:
-    """Join runs that differ in nothing but the seed.
+    """Join runs with equal settings and different seeds into configurations.
 
     Args:
         runs: Runs whose whole configuration is known.
@@ -279,7 +283,7 @@ def build_configurations(
 def _join_seeds(
     settings: dict[str, Setting], runs: list[Run], metric: str, worst: float | None
 ) -> Configuration:
-    """Join the runs of one configuration; `worst` is the score of one that diverged."""
+    """Join the runs of one configuration; `worst` is the score of diverged runs."""
     configuration = Configuration(settings, runs)
     by_update = sorted(runs, key=lambda run: (run.finished, str(run.summary.get("updated_at", ""))))
     latest = {run.seed or 0: run for run in by_update}
@@ -292,9 +296,9 @@ def _join_seeds(
         if run.diverged:
             configuration.lost.add(seed)
     losses = [run.last(loss_beside(metric)) for run in runs]
-    known = [loss for loss in losses if loss is not None]
-    if known:
-        configuration.loss = float(np.mean(known))
+    finite_losses = [loss for loss in losses if loss is not None]
+    if finite_losses:
+        configuration.loss = float(np.mean(finite_losses))
     return configuration
 
 
@@ -313,17 +317,17 @@ def build_contenders(
         mode: "min" or "max".
     """
     groups: dict[tuple[object, ...], list[Configuration]] = defaultdict(list)
-    for each in configurations:
-        group = tuple(normalise_setting(each.settings.get(key)) for key in keys)
-        groups[group].append(each)
+    for configuration in configurations:
+        group = tuple(normalise_setting(configuration.settings.get(key)) for key in keys)
+        groups[group].append(configuration)
 
-    def order(each: Configuration) -> tuple[float, float, float]:
-        return -len(each.scores), each.cost(mode), each.loss
+    def order(configuration: Configuration) -> tuple[float, float, float]:
+        return -len(configuration.scores), configuration.cost(mode), configuration.loss
 
     ranked = sorted(groups.values(), key=lambda members: min(members, key=order).cost(mode))
     best = [min(members, key=order) for members in ranked]
-    settings = [each.of(keys) for each in best]
-    lrs = [to_number(each.get("lr")) for each in settings]
+    settings = [configuration.of(keys) for configuration in best]
+    lrs = [to_number(values.get("lr")) for values in settings]
     scientific = any(lr is not None and lr < MIXED for lr in lrs)
     names = []
     for row, chosen in zip(settings, best, strict=True):
@@ -341,41 +345,44 @@ def _build_lr_curve(
 ) -> LrCurve:
     """Build the metric over lr of a contender: at each lr the configuration with the best mean."""
     at_lr: dict[float, list[Configuration]] = defaultdict(list)
-    for each in configurations:
-        if each.lr:
-            at_lr[each.lr].append(each)
+    for configuration in configurations:
+        if configuration.lr:
+            at_lr[configuration.lr].append(configuration)
     points = {}
     diverged = []
     for lr, members in sorted(at_lr.items()):
-        if any(each.diverged for each in members):
+        if any(configuration.diverged for configuration in members):
             diverged.append(lr)
-        scored = [each for each in members if each.finished]
+        scored = [configuration for configuration in members if configuration.finished]
         if scored:
-            points[lr] = min(scored, key=lambda each: (bool(each.diverged), each.cost(mode)))
+            points[lr] = min(
+                scored,
+                key=lambda configuration: (bool(configuration.diverged), configuration.cost(mode)),
+            )
     best = points.get(chosen.lr or 0.0) if chosen.scores else None
     if best is None:
-        stable = [each for lr, each in points.items() if lr not in diverged]
+        stable = [configuration for lr, configuration in points.items() if lr not in diverged]
         candidates = stable or list(points.values())
-        best = min(candidates, key=lambda each: each.cost(mode), default=None)
+        best = min(candidates, key=lambda configuration: configuration.cost(mode), default=None)
     return LrCurve(points, tuple(diverged), tuple(sorted(at_lr)), best)
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
-    """Find the contender that is meant by a name: its own, or one of its settings.
+    """Find a contender by its own name or by one of its settings.
 
     Raises:
         ConfigError: None or several fit; the message lists what there is.
     """
-    fitting = [each for each in contenders if each.name == name]
+    fitting = [contender for contender in contenders if contender.name == name]
     if not fitting:
-        fitting = [each for each in contenders if name in _written_settings(each)]
+        fitting = [contender for contender in contenders if name in _written_settings(contender)]
     if not fitting:
-        names = [each.name for each in contenders]
+        names = [contender.name for contender in contenders]
         raise ConfigError(
             f"baseline={name}: nothing compared here has this name. {did_you_mean(name, names)}"
         )
     if len(fitting) > 1:
-        names = [each.name for each in fitting]
+        names = [contender.name for contender in fitting]
         raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(names)}")
     return fitting[0]
 
@@ -389,7 +396,7 @@ def _written_settings(contender: Contender) -> set[str]:
 
 
 def number_labels(labels: Sequence[str]) -> list[str]:
-    """Number labels that would read the same.
+    """Number repeated labels.
 
     Example:
         >>> number_labels(["a", "b", "a"])
@@ -414,13 +421,13 @@ def describe_settings(settings: Mapping[str, Setting], *, scientific: bool = Fal
         'lamb lr 2e-3 seed 1'
     """
     leaves = [key.rpartition(".")[2] for key in settings]
-    words = []
+    parts = []
     for leaf, (key, value) in zip(leaves, settings.items(), strict=True):
         if leaf != "name":
-            words.append(leaf if leaves.count(leaf) == 1 else key)
+            parts.append(leaf if leaves.count(leaf) == 1 else key)
         if isinstance(value, float):
-            words.append(rate(value, scientific=scientific and leaf == "lr"))
+            parts.append(rate(value, scientific=scientific and leaf == "lr"))
         else:
-            words.append(str(value))
-    line = plain(" ".join(words))
+            parts.append(str(value))
+    line = plain(" ".join(parts))
     return line if len(line) <= 80 else line[:79] + "…"

@@ -81,7 +81,7 @@ class ConfirmationPlan:
         )
 
     def check(self) -> None:
-        """Refuse values that no confirmation has.
+        """Refuse values of wrong types.
 
         Raises:
             TypeError: There is one.
@@ -89,8 +89,8 @@ class ConfirmationPlan:
         texts: list[object] = [self.metric]
         for text in (self.reference, self.config_name, self.sweep):
             texts += [] if text is None else [text]
-        for words in (self.by, self.config_dir or [], *self.contenders.values()):
-            texts += words if isinstance(words, list) else [None]
+        for tokens in (self.by, self.config_dir or [], *self.contenders.values()):
+            texts += tokens if isinstance(tokens, list) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise TypeError("expected texts where names, keys and overrides stand")
         if not isinstance(self.seeds, list) or not self.seeds:
@@ -105,7 +105,7 @@ class ConfirmationPlan:
 
 
 def read_plan(folder: Path) -> ConfirmationPlan | None:
-    """Read what a folder confirms; None where it is no confirmation.
+    """Read the plan of a confirmation folder; None for any other folder.
 
     Raises:
         ConfigError: Its record cannot be read.
@@ -114,15 +114,15 @@ def read_plan(folder: Path) -> ConfirmationPlan | None:
         record = read_json(folder / RECORD)
         if record.pop("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT}")
-        made = ConfirmationPlan(**record)
-        made.check()
+        plan = ConfirmationPlan(**record)
+        plan.check()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
             f"{folder / RECORD}: {error}. Move the folder away to confirm anew."
         ) from error
-    return made
+    return plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,24 +141,24 @@ class ConfirmationRequest:
     by: Sequence[str] = ()
 
     def line(self, sweep: Path, out: Path | None) -> list[str]:
-        """Compose the command that goes on with it, as words of a shell line."""
-        words = ["optrun", "confirm", str(sweep)]
+        """Compose the command to continue this confirmation, as shell words."""
+        tokens = ["optrun", "confirm", str(sweep)]
         options = {"baseline": self.baseline, "metric": self.metric, "by": ",".join(self.by)}
         for key, value in {**options, "out": out}.items():
             if value:
-                words.append(f"{key}={value}")
-        return words
+                tokens.append(f"{key}={value}")
+        return tokens
 
 
 def load_or_make_plan(
-    sweep: Path, folder: Path, asked: ConfirmationRequest | None = None
+    sweep: Path, folder: Path, request: ConfirmationRequest | None = None
 ) -> tuple[ConfirmationPlan, str]:
-    """Plan the confirmation of a sweep, or load the plan that its folder holds.
+    """Plan the confirmation of a sweep, or load the existing plan.
 
     Args:
         sweep: Its runs are what is confirmed.
         folder: Where the confirming runs go.
-        asked: How.
+        request: How.
 
     Returns:
         The plan, and what to tell about it.
@@ -166,31 +166,31 @@ def load_or_make_plan(
     Raises:
         ConfigError: As for `make_plan`; or the folder holds the confirmation of something else.
     """
-    asked = asked or ConfirmationRequest()
-    others = find_plans([sweep])
+    request = request or ConfirmationRequest()
+    other_plans = find_plans([sweep])
     plan = read_plan(folder)
-    findings = _analyse_choice(sweep, [folder, *others], asked, plan)
-    if plan is not None and not _plans_anew(asked, plan, folder):
-        _refuse_other_plan(findings, plan, asked, folder)
+    findings = _analyse_choice(sweep, [folder, *other_plans], request, plan)
+    if plan is not None and not _plans_anew(request, plan, folder):
+        _refuse_other_plan(findings, plan, request, folder)
         return plan, f"goes on with what was planned: seeds {write_seeds(plan.seeds)}"
     if plan is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder} is there and is no confirmation: out=DIR names another folder."
         )
     used: set[int] = set()
-    for other, other_plan in others.items():
-        if other.resolve() != folder.resolve():
+    for other_folder, other_plan in other_plans.items():
+        if other_folder.resolve() != folder.resolve():
             used.update(other_plan.seeds)
-    plan, note = make_plan(findings, asked, used)
+    plan, note = make_plan(findings, request, used)
     notes = [text for text in (note, _estimate(findings, plan)) if text]
-    way = os.path.relpath(sweep.resolve(), folder.resolve())
-    return replace(plan, sweep=way), ". ".join(notes)
+    sweep_path = os.path.relpath(sweep.resolve(), folder.resolve())
+    return replace(plan, sweep=sweep_path), ". ".join(notes)
 
 
 def _analyse_choice(
-    sweep: Path, beside: Sequence[Path], asked: ConfirmationRequest, plan: ConfirmationPlan | None
+    sweep: Path, beside: Sequence[Path], request: ConfirmationRequest, plan: ConfirmationPlan | None
 ) -> Findings:
-    """Analyse the runs of a sweep by the question that was typed, else by that of the plan."""
+    """Analyse the runs of a sweep by the typed question or the plan's."""
     runs = load_runs([sweep], beside=beside)
     if not runs:
         raise ConfigError(
@@ -203,9 +203,9 @@ def _analyse_choice(
                 f"confirm {sweep}: {run.label} branched from a trunk, which has one seed:"
                 f" {MORE_TRUNKS}."
             )
-    metric = asked.metric
-    baseline = asked.baseline
-    by = asked.by
+    metric = request.metric
+    baseline = request.baseline
+    by = request.by
     if plan is not None:
         metric = metric or plan.metric
         baseline = baseline or plan.reference
@@ -215,7 +215,7 @@ def _analyse_choice(
 
 
 def _refuse_other_plan(
-    findings: Findings, plan: ConfirmationPlan, asked: ConfirmationRequest, folder: Path
+    findings: Findings, plan: ConfirmationPlan, request: ConfirmationRequest, folder: Path
 ) -> None:
     """Refuse to go on with a plan of another choice, or with other seeds.
 
@@ -239,7 +239,7 @@ def _refuse_other_plan(
         raise ConfigError(
             f"{folder} confirms another choice: {'; '.join(reasons)}. out=DIR begins another."
         )
-    if not _has_same_size(asked, plan):
+    if not _has_same_size(request, plan):
         raise ConfigError(
             f"{folder} was planned with seeds {write_seeds(plan.seeds)}: seeds that are added"
             " until something shows raise the error rate. Without seeds=, power= and difference= it"
@@ -247,44 +247,44 @@ def _refuse_other_plan(
         )
 
 
-def _has_same_size(asked: ConfirmationRequest, plan: ConfirmationPlan) -> bool:
-    """Tell whether nothing was typed about seeds that the plan does not say, too."""
+def _has_same_size(request: ConfirmationRequest, plan: ConfirmationPlan) -> bool:
+    """Tell whether typed seeds, power and difference agree with the plan."""
     pairs = (
-        (asked.seeds, plan.seeds),
-        (asked.power, plan.power),
-        (asked.difference, plan.difference),
+        (request.seeds, plan.seeds),
+        (request.power, plan.power),
+        (request.difference, plan.difference),
     )
     return all(typed in (None, planned) for typed, planned in pairs)
 
 
-def _plans_anew(asked: ConfirmationRequest, plan: ConfirmationPlan, folder: Path) -> bool:
-    """Tell whether another plan may take the place of one of which no run has finished."""
-    if _has_same_size(asked, plan):
+def _plans_anew(request: ConfirmationRequest, plan: ConfirmationPlan, folder: Path) -> bool:
+    """Tell whether a new plan may replace this one: no run has finished."""
+    if _has_same_size(request, plan):
         return False
     return not any(run.finished or run.status == "failed" for run in load_runs([folder]))
 
 
-def _estimate(findings: Findings, made: ConfirmationPlan) -> str:
-    """Say how long the runs of a plan take, by how long those of the choice took."""
+def _estimate(findings: Findings, plan: ConfirmationPlan) -> str:
+    """Estimate the duration of a plan from the runs of the choice."""
     seconds = []
     for row in findings.ranked:
-        known = [run.wall_seconds for run in row.configuration.counted if run.wall_seconds]
-        if not known:
+        known_seconds = [run.wall_seconds for run in row.configuration.counted if run.wall_seconds]
+        if not known_seconds:
             return ""
-        seconds.append(sum(known) / len(known))
-    runs = len(made.contenders) * len(made.seeds)
-    total = sum(seconds) * len(made.seeds)
+        seconds.append(sum(known_seconds) / len(known_seconds))
+    runs = len(plan.contenders) * len(plan.seeds)
+    total = sum(seconds) * len(plan.seeds)
     return f"{runs} runs, about {duration(total)} one after the other"
 
 
 def make_plan(
-    findings: Findings, asked: ConfirmationRequest, used: Collection[int] = ()
+    findings: Findings, request: ConfirmationRequest, used: Collection[int] = ()
 ) -> tuple[ConfirmationPlan, str]:
-    """Choose what is run again, and on which seeds.
+    """Choose the configurations and seeds of a confirmation.
 
     Args:
         findings: Of the sweep that is confirmed.
-        asked: How; no seeds: as many as find the smallest difference that matters, whatever the
+        request: How; no seeds: as many as find the smallest difference that matters, whatever the
             sweep observed.
         used: Seeds of earlier confirmations of the sweep: none of them is planned, and one that is
             named is told.
@@ -303,7 +303,7 @@ def make_plan(
             or f"a confirmation compares contenders, and {len(rows)} of them has a result"
         )
         raise ConfigError(f"Nothing can be confirmed: {why}.")
-    known = {run.seed for run in findings.runs if run.seed is not None}
+    sweep_seeds = {run.seed for run in findings.runs if run.seed is not None}
     runs = {row.name: row.configuration.counted[0] for row in rows}
     if len({(run.config_name, *run.config_dir) for run in runs.values()}) > 1:
         raise ConfigError(
@@ -314,23 +314,23 @@ def make_plan(
         reference=findings.baseline,
         by=findings.compared_keys,
         metric=findings.metric,
-        seeds=list(asked.seeds or ()),
+        seeds=list(request.seeds or ()),
         config_name=runs[rows[0].name].config_name,
         config_dir=list(runs[rows[0].name].config_dir),
     )
-    first = max({*known, *used}, default=-1) + 1
-    if asked.seeds is None:
-        return _choose_seeds(plan, findings, asked, first)
-    refuse_stale(asked.seeds, known)
-    again = sorted(set(used) & set(asked.seeds))
-    if not again:
+    first = max({*sweep_seeds, *used}, default=-1) + 1
+    if request.seeds is None:
+        return _choose_seeds(plan, findings, request, first)
+    refuse_stale(request.seeds, sweep_seeds)
+    repeated_seeds = sorted(set(used) & set(request.seeds))
+    if not repeated_seeds:
         return plan, ""
-    seeds = write_seeds(again)
+    seeds = write_seeds(repeated_seeds)
     return plan, f"seeds {seeds} ran in a confirmation before; unused: from {first} on"
 
 
 def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
-    """Return what was typed for a run, without what a confirmation says by itself.
+    """Return the typed overrides of a run, without the keys of a confirmation.
 
     Raises:
         ConfigError: It is an option, or lets code run: that a person says, and no file of a run
@@ -345,15 +345,15 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
 
 
 def _choose_seeds(
-    plan: ConfirmationPlan, findings: Findings, asked: ConfirmationRequest, first: int
+    plan: ConfirmationPlan, findings: Findings, request: ConfirmationRequest, first: int
 ) -> tuple[ConfirmationPlan, str]:
-    """Count the seeds that find the smallest difference that matters.
+    """Count the seeds needed to find the smallest relevant difference.
 
     Never the observed one, which was selected.
     """
     judged = findings.judgement
-    power = asked.power or POWER
-    difference = asked.difference or (judged.matters if judged is not None else math.nan)
+    power = request.power or POWER
+    difference = request.difference or (judged.matters if judged is not None else math.nan)
     finished = []
     for row in findings.ranked:
         best = row.configuration
@@ -361,7 +361,7 @@ def _choose_seeds(
     sd, degrees = residual_sd(finished)
     if not (sd > 0 and difference > 0):
         seeds = list(range(first, first + BLIND))
-        plan = replace(plan, seeds=seeds, power=power, difference=asked.difference)
+        plan = replace(plan, seeds=seeds, power=power, difference=request.difference)
         return plan, f"{BLIND} fresh seeds: the sweep says nothing of the spread between seeds"
     needed = seeds_for(
         difference,
@@ -388,19 +388,19 @@ def _choose_seeds(
     )
 
 
-def refuse_stale(seeds: Sequence[int], known: Collection[int]) -> None:
-    """Refuse seeds that took part in a choice, or are too few.
+def refuse_stale(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
+    """Refuse too few seeds, and seeds already used in the choice.
 
     Args:
         seeds: Of a confirmation.
-        known: Of the choice.
+        used_seeds: Of the choice.
 
     Raises:
         ConfigError: With the first fresh ones.
     """
-    stale = sorted(set(known) & set(seeds))
+    stale = sorted(set(used_seeds) & set(seeds))
     if stale:
-        first = max(known) + 1
+        first = max(used_seeds) + 1
         last = first + max(len(seeds), MIN_SEEDS) - 1
         raise ConfigError(
             f"seeds: {', '.join(map(str, stale))} took part in the choice, and what is judged by"
@@ -425,7 +425,7 @@ def write_seeds(seeds: Sequence[int]) -> str:
 
 
 def find_plans(directories: Sequence[Path]) -> Mapping[Path, ConfirmationPlan]:
-    """Find the confirmations beneath some directories that have a run, at any depth.
+    """Find the confirmations with a run beneath some directories, at any depth.
 
     A directory itself is none.
     """

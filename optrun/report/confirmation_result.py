@@ -113,7 +113,11 @@ def judge_together(
         else:
             notes.append(f"Seeds {write_seeds(plan.seeds)} confirmed another choice.")
     fresh = [run for folder in judged for run in runs[folder]]
-    question = question_of_plans([plans[it] for it in judged], fresh, matters=typed.get("matters"))
+    question = question_of_plans(
+        [plans[confirmed_folder] for confirmed_folder in judged],
+        fresh,
+        matters=typed.get("matters"),
+    )
     comparison = compare_runs(fresh, **(question | {"looks": len(ended)}))
     planned_runs = sum(len(plans[folder].points()) for folder in judged)
     notes.extend(_deviations(comparison.findings, planned_runs, question["baseline"], typed))
@@ -124,21 +128,23 @@ def judge_together(
 def _deviations(
     findings: Findings, planned_runs: int, baseline: str | None, typed: Question
 ) -> Iterator[str]:
-    """Say which planned runs have no result, and what was typed and does not count here."""
-    lost = planned_runs - sum(len(each.scores) for each in findings.configurations)
+    """Yield notes on planned runs without a result and on ignored options."""
+    lost = planned_runs - sum(
+        len(configuration.scores) for configuration in findings.configurations
+    )
     if lost == 1:
         yield "1 of their runs has no result."
     if lost > 1:
         yield f"{lost} of their runs have no result."
-    others = []
+    ignored_options = []
     for key, value, planned in (
         ("baseline", typed.get("baseline"), baseline),
         ("metric", typed.get("metric"), findings.metric),
     ):
         if value not in (None, planned):
-            others.append(f"{key}={value}")
-    if others:
-        yield f"Judged as planned: {', '.join(others)} is for the choice alone."
+            ignored_options.append(f"{key}={value}")
+    if ignored_options:
+        yield f"Judged as planned: {', '.join(ignored_options)} is for the choice alone."
 
 
 def question_of_plans(
@@ -166,9 +172,9 @@ def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
     """Say why a confirmation is not judged: runs are left, or none has a result; else empty."""
     seeds = write_seeds(plan.seeds)
     ended = [run for run in runs if run.finished or run.status == "failed"]
-    left = len(plan.points()) - len(ended)
-    if left > 0:
-        count = "1 run is" if left == 1 else f"{left} runs are"
+    missing = len(plan.points()) - len(ended)
+    if missing > 0:
+        count = "1 run is" if missing == 1 else f"{missing} runs are"
         return f"Fresh seeds {seeds} are judged with the last run: {count} left."
     if any(run.score(plan.metric) is not None for run in runs):
         return ""
@@ -176,23 +182,23 @@ def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
 
 
 def count_ended_confirmations(folder: Path, plan: ConfirmationPlan) -> int:
-    """Count the confirmations of its sweep that have come to their end, one among them."""
+    """Count the ended confirmations of the sweep, this one included."""
     sweep = find_confirmed_sweep(folder, plan)
     count = 1
-    for other, other_plan in find_plans([sweep] if sweep else []).items():
-        if other.resolve() != folder.resolve():
-            count += not explain_waiting(other_plan, load_runs([other]))
+    for other_folder, other_plan in find_plans([sweep] if sweep else []).items():
+        if other_folder.resolve() != folder.resolve():
+            count += not explain_waiting(other_plan, load_runs([other_folder]))
     return count
 
 
 def find_confirmed_sweep(folder: Path, plan: ConfirmationPlan) -> Path | None:
-    """Find the sweep whose choice is confirmed; None if it is not known or not there."""
-    way = plan.sweep
-    if way is None and folder.resolve().name == FOLDER:
-        way = ".."
-    if way is None:
+    """Find the sweep of a confirmation; None if unknown or missing."""
+    sweep_path = plan.sweep
+    if sweep_path is None and folder.resolve().name == FOLDER:
+        sweep_path = ".."
+    if sweep_path is None:
         return None
-    sweep = Path(os.path.normpath(folder / way))
+    sweep = Path(os.path.normpath(folder / sweep_path))
     return sweep if sweep.is_dir() else None
 
 
@@ -203,9 +209,9 @@ def choose_next_command(
     comparison: Comparison,
     confirmed: ConfirmationResult | None,
     dirs: Sequence[Path],
-    asked: ConfirmationRequest,
+    request: ConfirmationRequest,
 ) -> str:
-    """Choose the command that would tell more.
+    """Choose the most useful next command.
 
     Empty if there is nothing to do, or no command that the program would take.
 
@@ -213,7 +219,7 @@ def choose_next_command(
         comparison: Of the report.
         confirmed: Of its confirmations, or the one that it is.
         dirs: What is reported.
-        asked: The baseline, metric and keys that were given.
+        request: The baseline, metric and keys that were given.
     """
     judged = comparison.judgement
     findings = comparison.findings
@@ -228,29 +234,29 @@ def choose_next_command(
     if wider:
         return wider
     if is_open(judged) or any(is_selected(row) for row in findings.ranked):
-        return _confirm(sweep, sweep / FOLDER, asked, plugins_of(findings.runs))
+        return _confirm(sweep, sweep / FOLDER, request, plugins_of(findings.runs))
     return ""
 
 
 def is_open(judged: Judgement) -> bool:
-    """Tell whether more seeds could tell more: some contender may differ by what matters."""
-    for name, each in judged.comparisons.items():
-        if name == judged.reference or each.verdict not in _OPEN:
+    """Tell whether more seeds could decide: some contender may differ by `matters`."""
+    for name, result in judged.comparisons.items():
+        if name == judged.reference or result.verdict not in _OPEN:
             continue
-        is_small = max(abs(each.low), abs(each.high)) <= judged.matters
+        is_small = max(abs(result.low), abs(result.high)) <= judged.matters
         if not is_small:
             return True
     return False
 
 
-def _widen(found: Findings, sweep: Path) -> str:
-    """Compose the line that adds the next lr of each contender at the edge of its grid.
+def _widen(findings: Findings, sweep: Path) -> str:
+    """Compose the command to widen the grids with the best lr at an edge.
 
     One line for several contenders that differ in the optimizer alone; else for the first of them.
     Empty for a search, or a recipe that is a sweep: neither is widened by one value.
     """
-    edges = find_edges(found)
-    if not edges or found.tuned_keys != ["lr"] or is_search(sweep):
+    edges = find_edges(findings)
+    if not edges or findings.tuned_keys != ["lr"] or is_search(sweep):
         return ""
     first = edges[0][0].configuration.runs[0]
     if any(
@@ -258,7 +264,7 @@ def _widen(found: Findings, sweep: Path) -> str:
         for row, _ in edges
     ):
         return ""
-    kept = _kept_overrides(first)
+    kept_overrides = _kept_overrides(first)
     seeds = sorted(edges[0][0].configuration.scores)
     grid = [f"lr={edges[0][1]:g}"]
     together = [
@@ -267,23 +273,25 @@ def _widen(found: Findings, sweep: Path) -> str:
         if _without_optimizer(row.configuration.runs[0]) == _without_optimizer(first)
         and sorted(row.configuration.scores) == seeds
     ]
-    if len(together) > 1 and found.compared_keys == ["optimizer.name"]:
-        kept = _without_optimizer(first)
+    if len(together) > 1 and findings.compared_keys == ["optimizer.name"]:
+        kept_overrides = _without_optimizer(first)
         grid = [f"search.{row.configuration.runs[0].optimizer}.lr={lr:g}" for row, lr in together]
     recipe = ["-cn", first.config_name] if first.config_name else []
     values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
-    return shlex.join(["optrun", *first.plugins, "-m", *recipe, *first.config_dir, *kept, *values])
+    return shlex.join(
+        ["optrun", *first.plugins, "-m", *recipe, *first.config_dir, *kept_overrides, *values]
+    )
 
 
 def _as_typed(path: Path) -> str:
-    """Quote a path in which Hydra would read a sign of its grammar."""
+    """Quote a path with characters of Hydra's grammar."""
     return quote_path(path) if re.search(r"[,'\"\[\](){}$\\]", str(path)) else str(path)
 
 
 def _kept_overrides(run: Run) -> list[str]:
-    """List what was typed for a run, without lr, seed and what is Hydra's."""
-    own = ("resume=", "hydra", "lr=", "seed=")
-    return [token for token in run.typed if not token.lstrip("+").startswith(own)]
+    """List the typed overrides of a run, without lr, seed and Hydra's keys."""
+    own_prefixes = ("resume=", "hydra", "lr=", "seed=")
+    return [token for token in run.typed if not token.lstrip("+").startswith(own_prefixes)]
 
 
 def _without_optimizer(run: Run) -> list[str]:
@@ -315,12 +323,14 @@ def _confirm_again(confirmed: ConfirmationResult) -> str:
     return _confirm(sweep, folder.with_name(f"{stem}-{number}"), again, plugins)
 
 
-def _confirm(sweep: Path, folder: Path, asked: ConfirmationRequest, plugins: Sequence[str]) -> str:
-    """Compose the line that confirms a sweep; empty if the verb would refuse it."""
+def _confirm(
+    sweep: Path, folder: Path, request: ConfirmationRequest, plugins: Sequence[str]
+) -> str:
+    """Compose the command to confirm a sweep; empty if `optrun confirm` would refuse."""
     try:
-        load_or_make_plan(sweep, folder, asked)
+        load_or_make_plan(sweep, folder, request)
     except ConfigError:
         return ""
     out = None if folder.resolve() == (sweep / FOLDER).resolve() else folder
-    program, *words = asked.line(sweep, out)
-    return shlex.join([program, *plugins, *words])
+    program, *arguments = request.line(sweep, out)
+    return shlex.join([program, *plugins, *arguments])

@@ -78,7 +78,7 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
     drawn = [
         (name, logged)
         for name, logged in panels.items()
-        if name == "Loss" or any(len(run.series(each)[0]) > 1 for each in logged)
+        if name == "Loss" or any(len(run.series(metric)[0]) > 1 for metric in logged)
     ]
     beside = 1 if stacked else max(1, len(drawn) - 1)
     rows = len(drawn) if stacked else min(2, len(drawn))
@@ -228,7 +228,7 @@ def _last_part(path: object) -> str:
 
 
 def run_title(run: Run) -> str:
-    """Say on one line what was trained, how, and how far."""
+    """Write model, data, optimizer and progress of a run on one line."""
     pieces = [" on ".join(name for name in (model_name(run), data_name(run)) if name)]
     if run.optimizer:
         pieces.append(

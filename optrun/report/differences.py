@@ -35,62 +35,64 @@ def differences(
     scores: Scores,
     lost: Mapping[str, Collection[int]],
 ) -> list[Difference]:
-    """Pair the scores of each contender with those of its reference.
+    """Subtract the scores of its reference from each contender's, seed by seed.
 
     Args:
         comparisons: By contender, in the order of the pictures; None for one that is not ranked.
         scores: By contender and seed.
         lost: Seeds that diverged, by contender.
     """
-    found = []
+    lines = []
     for series, (name, versus) in enumerate(comparisons.items()):
         if versus is None or math.isnan(versus.difference):
             continue
-        other = scores[versus.reference]
+        reference_scores = scores[versus.reference]
         paired = {
-            seed: score - other[seed] for seed, score in scores[name].items() if seed in other
+            seed: score - reference_scores[seed]
+            for seed, score in scores[name].items()
+            if seed in reference_scores
         }
-        found.append(
+        lines.append(
             Difference(
                 series, versus, paired, {*lost.get(name, ()), *lost.get(versus.reference, ())}
             )
         )
-    return found[:LINES]
+    return lines[:LINES]
 
 
 def draw_differences(
-    found: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme
+    lines: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme
 ) -> Chart:
     """Draw one line per contender, best on top.
 
     The mean a dot, the interval a bar, the seeds small dots.
 
     Args:
-        found: What is drawn; what is ruled out is hollow.
+        lines: What is drawn; what is ruled out is hollow.
         metric: What differs.
         mode: "min" or "max".
         matters: The smallest difference that counts, a band around 0; NaN: none is known.
         theme: Colours.
     """
     better = "lower" if mode == "min" else "higher"
-    label = f"{metric} minus that of {short_name(found[0].versus.reference)} ({better} is better)"
-    figure = Chart(WIDTH, 0.95 + 0.4 * len(found), theme)
+    label = f"{metric} minus that of {short_name(lines[0].versus.reference)} ({better} is better)"
+    figure = Chart(WIDTH, 0.95 + 0.4 * len(lines), theme)
     ax = figure.add_subplot()
     style_axes(ax, theme, xlabel=label)
     ax.grid(False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(6))
-    ax.set(yticks=[], ylim=(-len(found) + 0.55, 0.7), xlim=_limits(found, matters))
+    ax.set(yticks=[], ylim=(-len(lines) + 0.55, 0.7), xlim=_limits(lines, matters))
     ax.spines["left"].set_visible(False)
     ax.axvline(0, color=theme.muted, linewidth=1.0, zorder=1)
     if math.isfinite(matters):
         ax.axvspan(-matters, matters, color=theme.muted, alpha=0.13, linewidth=0, zorder=0)
-    for index, each in enumerate(found):
-        _draw_line(ax, index, each, theme)
+    for index, line in enumerate(lines):
+        _draw_line(ax, index, line, theme)
     return figure
 
 
 def _write_above(ax: Axes, x: float, index: int, text: str, theme: Theme) -> None:
-    """Write above a line, where it takes no room.
+    """Write small text above a line.
 
     The name on the left (0), the verdict on the right (1).
     """
@@ -100,19 +102,21 @@ def _write_above(ax: Axes, x: float, index: int, text: str, theme: Theme) -> Non
     ax.text(x, 0.33 - index, text, bbox=box, transform=ax.get_yaxis_transform(), **look)
 
 
-def _limits(found: Sequence[Difference], matters: float) -> tuple[float, float]:
-    """Reach as far as the intervals, but for the few that would squeeze the others."""
+def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
+    """Choose x limits around the intervals, without a few far ones."""
     spans = sorted(
-        each.versus.high - each.versus.low for each in found if not math.isnan(each.versus.low)
+        line.versus.high - line.versus.low for line in lines if not math.isnan(line.versus.low)
     )
     room = matters if math.isfinite(matters) else 0.0
     far = find_reach(
-        (abs(each.versus.difference) for each in found), max([room, *spans[len(spans) // 2 :][:1]])
+        (abs(line.versus.difference) for line in lines), max([room, *spans[len(spans) // 2 :][:1]])
     )
-    kept = [each for each in found if abs(each.versus.difference) <= far]
-    ends = [-room, room, 0.0, *(each.versus.difference for each in kept)]
+    near_lines = [line for line in lines if abs(line.versus.difference) <= far]
+    ends = [-room, room, 0.0, *(line.versus.difference for line in near_lines)]
     ends += [
-        end for each in kept for end in (each.versus.low, each.versus.high, *each.seeds.values())
+        end
+        for line in near_lines
+        for end in (line.versus.low, line.versus.high, *line.seeds.values())
     ]
     most = find_reach(map(abs, ends), far)
     low, high = (pick(end for end in ends if abs(end) <= most) for pick in (min, max))
@@ -152,7 +156,7 @@ def _draw_line(ax: Axes, index: int, line: Difference, theme: Theme) -> None:
 
 
 def _write_value(ax: Axes, x: float, y: float, difference: float, theme: Theme) -> None:
-    """Write a value that lies outside beside its arrowhead."""
+    """Write a value from outside the limits beside its arrowhead."""
     is_right = difference > x
     label = ax.annotate(
         f"{difference:+.4g}",

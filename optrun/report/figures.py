@@ -22,18 +22,18 @@ def all_pictures(comparison: Comparison) -> list[Picture]:
     """List the pictures of a report: of its one workload, or over several and then of each."""
     if not comparison.several:
         return pictures(comparison.findings)
-    found = verdict_picture(comparison)
-    for number, each in enumerate(comparison.workloads, start=1):
-        found += [
+    all_drawn = verdict_picture(comparison)
+    for number, workload in enumerate(comparison.workloads, start=1):
+        all_drawn += [
             replace(
                 picture,
                 name=f"workload-{number}-{picture.name}",
-                title=f"{each.name}: {picture.title}",
+                title=f"{workload.name}: {picture.title}",
             )
-            for picture in pictures(_ordered(each, comparison))
+            for picture in pictures(_ordered(workload, comparison))
             if picture.name in _WITHIN
         ]
-    return found
+    return all_drawn
 
 
 def _ordered(findings: Findings, comparison: Comparison) -> Findings:
@@ -49,17 +49,17 @@ def _ordered(findings: Findings, comparison: Comparison) -> Findings:
 
 
 def pictures(findings: Findings) -> list[Picture]:
-    """List the pictures that this comparison has data for, that of the verdict first."""
+    """List the pictures with data in this comparison, the verdict's first."""
     rows, metric, mode = drawn_rows(findings.rows), findings.metric, findings.mode
     note = (
         f" The best {len(rows)} of {len(findings.rows)} are drawn."
         if len(rows) < len(findings.rows)
         else ""
     )
-    found = verdict_picture(Comparison.of(findings))
+    drawn = verdict_picture(Comparison.of(findings))
 
     def add(name: str, title: str, caption: str, draw: Callable[[Theme], Chart]) -> None:
-        found.append(Picture(name, title, caption + note, draw))
+        drawn.append(Picture(name, title, caption + note, draw))
 
     axis = choose_axis(rows)
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
@@ -76,7 +76,7 @@ def pictures(findings: Findings) -> list[Picture]:
     if losses := seed_lines(rows, "train/loss", axis):
         draw = partial(draw_seed_lines, losses, "train/loss", "min", axis)
         add("train-loss", "train/loss during training", f"Smoothed.{same}", draw)
-    return found
+    return drawn
 
 
 def verdict_picture(comparison: Comparison) -> list[Picture]:
@@ -84,10 +84,10 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
 
     Nothing where less than two contenders have a difference.
     """
-    judged, scores, found = comparison.judgement, comparison.scores, comparison.findings
+    judged, scores, findings = comparison.judgement, comparison.scores, comparison.findings
     if judged is None:
         return []
-    order, metric, mode = [*scores], found.metric, found.mode
+    order, metric, mode = [*scores], findings.metric, findings.mode
     if comparison.several:
         order, metric, mode = judged.ranking, "mean score", "max"
     lines = differences.differences(

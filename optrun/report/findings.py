@@ -70,8 +70,8 @@ class Findings:
 
     @property
     def baseline(self) -> str | None:
-        """The row that the others are shown against; None if nobody named it."""
-        if self.judgement is None or not self.judgement.named:
+        """Return the name of the baseline; None if nobody named one."""
+        if self.judgement is None or not self.judgement.has_baseline:
             return None
         return self.judgement.reference
 
@@ -82,14 +82,14 @@ class Findings:
 
     @property
     def end(self) -> float:
-        """The mean of the best contender: a score of 1 over workloads, where the floor is 0.
+        """Return the mean of the best contender, scored as 1 over workloads.
 
         NaN without one.
         """
         return next((row.configuration.mean for row in self.ranked), math.nan)
 
     def scaled(self) -> dict[str, dict[int, float]]:
-        """Put outcomes on the scale of what was learnt.
+        """Scale outcomes from 0, the floor, to 1, the best mean.
 
         (floor - x) / (floor - end), contender -> seed -> score.
         """
@@ -153,16 +153,16 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
             f"{metric} is a training metric, and ranks nothing; give the runs an evaluation, as"
             " with data.eval"
         )
-    named = find_contender(baseline, contenders).name if baseline else None
+    baseline_name = find_contender(baseline, contenders).name if baseline else None
     judgement = None
-    if any(each.configuration.finished for each in contenders) and not incomparable:
+    if any(contender.configuration.finished for contender in contenders) and not incomparable:
         matters = question.get("matters")
         judgement = compare(
-            {each.name: each.configuration.scores for each in contenders},
+            {contender.name: contender.configuration.scores for contender in contenders},
             mode=mode,
-            baseline=named,
+            baseline=baseline_name,
             matters=read_matters(runs) if matters is None else matters,
-            sd=pooled_sd(each.configuration.finished for each in contenders),
+            sd=pooled_sd(contender.configuration.finished for contender in contenders),
             looks=question.get("looks", 1),
         )
         contenders = _rank(contenders, judgement, mode)
@@ -185,23 +185,23 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
 
 
 def _expect_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
-    """Refuse `by=` of a key that no run has."""
-    known = all_keys(runs)
+    """Refuse keys of `by=` missing from every run."""
+    known_keys = all_keys(runs)
     for key in keys:
-        if key not in known:
+        if key not in known_keys:
             raise ConfigError(
-                f"by={key}: no run has this configuration key. {did_you_mean(key, known)}"
+                f"by={key}: no run has this configuration key. {did_you_mean(key, known_keys)}"
             )
 
 
 def _rank(contenders: Sequence[Contender], judgement: Judgement, mode: str) -> list[Contender]:
     """Give contenders with a score their rank (equal means share one) and their comparison."""
-    costs = [each.configuration.cost(mode) for each in contenders]
+    costs = [contender.configuration.cost(mode) for contender in contenders]
     ranked = []
-    for each, cost in zip(contenders, costs, strict=True):
-        better = [other for other in costs if other < cost]
+    for contender, cost in zip(contenders, costs, strict=True):
+        better = [other_cost for other_cost in costs if other_cost < cost]
         rank = 1 + len(better) if math.isfinite(cost) else None
-        ranked.append(replace(each, rank=rank, versus=judgement.comparisons[each.name]))
+        ranked.append(replace(contender, rank=rank, versus=judgement.comparisons[contender.name]))
     return ranked
 
 
@@ -219,11 +219,13 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
             declared[name, mode] += 1
     if metric is None:
         return declared.most_common(1)[0][0] if declared else (DEFAULT_METRIC, "min")
-    known = set[str]().union(*(run.log.names() for run in runs))
-    if metric not in known:
-        raise ConfigError(f"metric={metric}: no run has logged it. {did_you_mean(metric, known)}")
+    logged_metrics = set[str]().union(*(run.log.names() for run in runs))
+    if metric not in logged_metrics:
+        raise ConfigError(
+            f"metric={metric}: no run has logged it. {did_you_mean(metric, logged_metrics)}"
+        )
     if metric.startswith(("train/", "lr/")):
-        judging = sorted(name for name in known if name.startswith("eval/"))
+        judging = sorted(name for name in logged_metrics if name.startswith("eval/"))
         raise ConfigError(
             f"metric={metric}: a metric of training ranks nothing. Expected one of an evaluation: "
             f"{', '.join(judging[:8]) or 'these runs have none'}."
@@ -233,14 +235,14 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
 
 
 def read_matters(runs: Sequence[Run]) -> float | None:
-    """Read the smallest difference that counts from the configurations, if all agree."""
+    """Read the smallest relevant difference from the configurations, if all agree."""
     values = [to_number(run.config.get("matters")) for run in runs]
     distinct = {value for value in values if value is not None}
     return distinct.pop() if len(distinct) == 1 else None
 
 
 def _name_trunks(runs: Sequence[Run]) -> None:
-    """Let forks compare by where they left a trunk, not by the seed of the trunk.
+    """Spell the trunk of each fork by its step, without the trunk's seed.
 
     Args:
         runs: Their `respelt` is filled.

@@ -78,9 +78,9 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
                 continue
             if metric.startswith("train/"):
                 y = smooth(y, max(1.0, len(y) / 50))
-            shown = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
+            indices = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
             has_score = bool(row.configuration.scores)
-            lines.append(SeedLine(series, row.name, run.seed, has_score, x[shown], y[shown]))
+            lines.append(SeedLine(series, row.name, run.seed, has_score, x[indices], y[indices]))
     return lines
 
 
@@ -94,8 +94,8 @@ def draw_seed_lines(
     below = {"step": "optimizer step", "epoch": "passes over the training data"}[axis]
     figure, ax = panel(theme, len(contenders), below, metric)
     for members in contenders.values():
-        for place, line in enumerate(members):
-            style = _line_style(line, theme, is_first=place == 0, is_alone=len(members) == 1)
+        for position, line in enumerate(members):
+            style = _line_style(line, theme, is_first=position == 0, is_alone=len(members) == 1)
             ax.plot(line.x, line.y, **style)
     _limit(ax, lines, mode)
     ends = [
@@ -171,7 +171,10 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) 
 
 
 def _lr_dots(ax: Axes, row: Contender) -> list[Dot]:
-    """List the outcome at each lr; of one that diverged on some seeds only if it is in sight."""
+    """List the outcome at each lr.
+
+    An lr at which some seeds diverged is listed only if its outcome is in sight.
+    """
     low, high = ax.get_ylim()
     lr_curve = row.lr_curve
     dots = []

@@ -49,7 +49,7 @@ class Picture:
 
 
 def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
-    """Pick the contenders that are drawn.
+    """Pick the contenders to draw.
 
     Their place in this list is their colour and marker everywhere.
     """
@@ -100,10 +100,10 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
         >>> find_reach([0.0, 0.01, 0.02, 0.05]), find_reach([0.0, 0.01, 0.02, 0.6])
         (0.05, 0.02)
     """
-    ordered = sorted(each for each in distances if math.isfinite(each))
+    ordered = sorted(distance for distance in distances if math.isfinite(distance))
     far = max([least, *ordered[: max(2, (len(ordered) + 1) // 2)]])
-    for each in ordered:
-        far = max(far, each) if each <= FAR * far else far
+    for distance in ordered:
+        far = max(far, distance) if distance <= FAR * far else far
     return far
 
 
@@ -120,12 +120,12 @@ def set_limits(
         edge: More that is seen on the better side, such as the best seeds.
     """
     sign = 1.0 if mode == "min" else -1.0
-    known = [sign * each for each in values if math.isfinite(each)]
-    if not known:
+    finite = [sign * value for value in values if math.isfinite(value)]
+    if not finite:
         return
-    best = min(known)
-    far = best + (find_reach([each - best for each in known], least) or 0.02 * abs(best) or 0.01)
-    best = min([best, *(sign * each for each in edge if math.isfinite(each))])
+    best = min(finite)
+    far = best + (find_reach([value - best for value in finite], least) or 0.02 * abs(best) or 0.01)
+    best = min([best, *(sign * value for value in edge if math.isfinite(value))])
     margin = 0.07 * (far - best)
     low, high = sorted((sign * (best - margin), sign * (far + margin)))
     number_axis(ax, [low, high])
@@ -135,7 +135,7 @@ def set_limits(
 def note_cut_values(
     ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]
 ) -> None:
-    """Say above the picture which contenders ended outside, and else where values are cut off.
+    """Note above the picture the contenders or values outside its limits.
 
     Args:
         ax: Its limits are set.
@@ -152,7 +152,7 @@ def note_cut_values(
     ]
     if gone:
         text = f"{'↑' if mode == 'min' else '↓'} {list_names(gone, 2)}"
-    elif any(math.isfinite(each) and not low <= each <= high for each in values):
+    elif any(math.isfinite(value) and not low <= value <= high for value in values):
         text = (
             "cut off: values"
             f" {f'above {number(high, 3)}' if mode == 'min' else f'below {number(low, 3)}'}"
@@ -196,9 +196,9 @@ def draw_dots(
         width: Of the line that joins them.
     """
     style, edge = style_of(theme, series, linewidth=0), 0.985 if mode == "min" else 0.015
-    known = [dot for dot in dots if math.isfinite(dot.y)]
+    finite_dots = [dot for dot in dots if math.isfinite(dot.y)]
     look = style | {"linewidth": width, "label": short_name(label)}
-    ax.plot([dot.x for dot in known], [dot.y for dot in known], **look)
+    ax.plot([dot.x for dot in finite_dots], [dot.y for dot in finite_dots], **look)
     low, high = ax.get_ylim()
     for dot in dots:
         if low <= dot.y <= high:

@@ -72,7 +72,7 @@ class Run:
         return bool(self.values)
 
     def setting(self, key: str) -> Setting:
-        """Return what the run is compared by: the value of a key, a path as all runs spell it.
+        """Return the value of a key, with paths in the common spelling.
 
         None: none.
         """
@@ -123,7 +123,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run says that it came to its end."""
+        """Tell whether the run recorded its own end."""
         return self.status == "finished"
 
     def series(self, name: str) -> tuple[Array, Array]:
@@ -135,8 +135,8 @@ class Run:
         """Return finite values of one metric against `step` or another; shapes (n,) and (n,)."""
         steps, values = self.series(name)
         x = steps if axis == "step" else self.between(axis, steps)
-        known = np.isfinite(x) & np.isfinite(values)
-        return x[known], values[known]
+        is_finite = np.isfinite(x) & np.isfinite(values)
+        return x[is_finite], values[is_finite]
 
     def before_training(self, name: str) -> float | None:
         """Return the finite value of a metric before the first step; None if there is none."""
@@ -146,7 +146,7 @@ class Run:
         return None
 
     def untrained(self, metric: str, mode: str) -> float | None:
-        """Find what stands for the untrained model.
+        """Find the score of the untrained model.
 
         The value before the first step, else the worst that was logged.
         """
@@ -159,7 +159,7 @@ class Run:
         return max(logged) if mode == "min" else min(logged)
 
     def between(self, name: str, steps: Array) -> Array:
-        """Interpolate a metric at steps; NaN beyond those logged. Shape (n,)."""
+        """Interpolate a metric at steps; NaN beyond the logged range. Shape (n,)."""
         logged, values = self.series(name)
         if not len(logged):
             return np.full(len(steps), np.nan)
@@ -183,7 +183,7 @@ class Run:
 
     @cached_property
     def diverged(self) -> str:
-        """Why the run counts as diverged; empty where it does not.
+        """Explain why the run counts as diverged; empty if it does not.
 
         Diverged: stopped by the policy for non-finite numbers, or a loss that is not finite at its
         last evaluation or last logged step. A run that ends at a bad finite score has that score.
@@ -244,22 +244,22 @@ class Run:
 
     @property
     def typed(self) -> list[str]:
-        """The overrides among what was noted; a file may say anything, options included."""
+        """List the recorded overrides, without options and other words."""
         return [token for token in self.overrides if _OVERRIDE.match(token)]
 
     @property
     def plugins(self) -> list[str]:
-        """`--plugin FILE` for each plugin that the run was made with."""
+        """List `--plugin FILE` for each plugin of the run."""
         records = self.summary.get("plugins")
-        words: list[str] = []
+        arguments: list[str] = []
         for record in records if isinstance(records, list) else []:
             name = record.get("plugin") if isinstance(record, dict) else None
             if isinstance(name, str):
-                words += ["--plugin", name]
-        return words
+                arguments += ["--plugin", name]
+        return arguments
 
     def command(self, *, seeds: Sequence[int] = ()) -> str:
-        """Compose the shell line that makes this run again, word by word.
+        """Compose the shell line to repeat this run, word by word.
 
         The line that the run noted is never repeated as it stands: a file from elsewhere may say
         anything.
@@ -268,20 +268,20 @@ class Run:
             seeds: More than one: the line is a sweep over these seeds instead of the run's own.
         """
         is_sweep = len(seeds) > 1
-        words = ["optrun", *self.plugins]
+        tokens = ["optrun", *self.plugins]
         if is_sweep:
-            words.append("-m")
+            tokens.append("-m")
         if self.config_name:
-            words += ["-cn", self.config_name]
-        words += self.config_dir
+            tokens += ["-cn", self.config_name]
+        tokens += self.config_dir
         if "hydra.mode=RUN" in self._argv:  # the recipe is a sweep, of which this is one point
             one_point = ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"]
-            words += one_point if is_sweep else ["hydra.mode=RUN"]
+            tokens += one_point if is_sweep else ["hydra.mode=RUN"]
         left_out = ("resume=", "hydra.", "seed=") if is_sweep else ("resume=", "hydra.")
-        words += [token for token in self.typed if not token.lstrip("+").startswith(left_out)]
+        tokens += [token for token in self.typed if not token.lstrip("+").startswith(left_out)]
         if is_sweep:
-            words.append(f"seed={','.join(map(str, seeds))}")
-        return shlex.join(words)
+            tokens.append(f"seed={','.join(map(str, seeds))}")
+        return shlex.join(tokens)
 
     @property
     def config_name(self) -> str | None:
@@ -291,7 +291,7 @@ class Run:
 
     @property
     def config_dir(self) -> list[str]:
-        """`--config-dir DIR`, where it was typed."""
+        """List `--config-dir DIR`, if typed."""
         for argument, following in zip(self._argv, [*self._argv[1:], ""], strict=False):
             name, equals, value = argument.partition("=")
             if name in ("--config-dir", "-cd") and (equals or following):
@@ -300,14 +300,14 @@ class Run:
 
     @property
     def _argv(self) -> list[str]:
-        """The command line that the run noted."""
+        """Return the recorded command line."""
         try:
             return shlex.split(str(self.summary.get("command") or ""))
         except ValueError:  # a quotation mark without its partner: not written by optrun
             return []
 
     def of_resumes(self, key: str, kind: type[T]) -> list[T]:
-        """List what the summary says of each resume under a key."""
+        """List the values of a key in the records of all resumes."""
         resumes = self.summary.get("resumes")
         values: list[T] = []
         for resume in resumes if isinstance(resumes, list) else []:
@@ -322,14 +322,14 @@ def plugins_of(runs: Iterable[Run]) -> list[str]:
     names: dict[str, None] = {}
     for run in runs:
         names |= dict.fromkeys(run.plugins[1::2])
-    words: list[str] = []
+    arguments: list[str] = []
     for name in names:
-        words += ["--plugin", name]
-    return words
+        arguments += ["--plugin", name]
+    return arguments
 
 
 def normalise_setting(value: object) -> object:
-    """Normalise a setting so that 1 and 1.0 are equal, True and 1 are not."""
+    """Normalise a setting: 1 and 1.0 become equal, True and 1 stay different."""
     if isinstance(value, bool) or value is None:
         return str(value)
     return float(value) if isinstance(value, (int, float)) else value
@@ -346,7 +346,7 @@ def to_number(value: object) -> float | None:
 
 
 def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run:
-    """Read one run directory; what cannot be read becomes a message in `problems`.
+    """Read one run directory; unreadable files become messages in `problems`.
 
     Args:
         path: The directory.
@@ -403,20 +403,20 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
         beside: Folders whose runs are left out.
     """
     left_out = [path.resolve() for path in beside]
-    begun: dict[Path, tuple[Path, list[str]]] = {}
+    begun_jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
-        found = [
+        run_dirs = [
             path
             for path in find_runs(directory)
             if not any(map(path.resolve().is_relative_to, left_out))
         ]
-        begun |= {path.resolve(): (path, []) for path in found}
+        begun_jobs |= {path.resolve(): (path, []) for path in run_dirs}
         for sweep in dict.fromkeys(
-            [directory, *(path.parent for path in found if path != directory)]
+            [directory, *(path.parent for path in run_dirs if path != directory)]
         ):
             waiting |= {job[0].resolve(): job for job in find_waiting(sweep).items()}
-    jobs = begun | {at: job for at, job in waiting.items() if at not in begun}
+    jobs = begun_jobs | {at: job for at, job in waiting.items() if at not in begun_jobs}
     shared = os.path.commonpath([at.parent for at in jobs]) if jobs else ""
     labels = {at: at.relative_to(shared).as_posix() for at in jobs}
     return [
@@ -463,11 +463,13 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting
             )
             continue
         if not prefix and {"kind", "name"} <= set(value):
-            named = {"name": f"{value['name']} ({value['kind']})"}
-            value = {leaf: item for leaf, item in value.items() if leaf != "kind"} | named
+            name_entry = {"name": f"{value['name']} ({value['kind']})"}
+            value = {leaf: item for leaf, item in value.items() if leaf != "kind"} | name_entry
         if not prefix and {"class_name", "name"} <= set(value):
-            named = {"name": f"{value['class_name']} ({value['name']})"}
-            value = {leaf: item for leaf, item in value.items() if leaf != "class_name"} | named
+            name_entry = {"name": f"{value['class_name']} ({value['name']})"}
+            value = {
+                leaf: item for leaf, item in value.items() if leaf != "class_name"
+            } | name_entry
         flat |= flatten(value, f"{prefix}{key}.")
     return flat
 
@@ -481,7 +483,7 @@ def _numbers(value: object) -> object:
 
 
 def _hydra_overrides(path: Path) -> list[str]:
-    """Read the overrides that Hydra noted, for a run that wrote no summary."""
+    """Read the overrides of a run without summary from Hydra's record."""
     try:
         text = read_text(path / HYDRA / "overrides.yaml")
     except (OSError, ValueError):
@@ -490,7 +492,7 @@ def _hydra_overrides(path: Path) -> list[str]:
 
 
 def _config_from(overrides: list[str]) -> dict[str, Setting]:
-    """Collect the little that the command line says about a run without `config.yaml`."""
+    """Build a small configuration from the overrides of a run without `config.yaml`."""
     config: dict[str, Setting] = {}
     for item in overrides:
         key, equals, value = item.lstrip("+").partition("=")

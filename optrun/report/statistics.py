@@ -88,7 +88,7 @@ class Judgement:
     ranking: list[str]
     """Contenders with a score, best mean first."""
     reference: str
-    named: bool
+    has_baseline: bool
     """Whether the reference is a baseline that was named beforehand."""
     sd: float
     """Standard deviation over seeds, pooled over contenders; NaN if none has two seeds."""
@@ -102,20 +102,20 @@ class Judgement:
 
     @property
     def possible(self) -> list[str]:
-        """List the contenders that could be the best, or are not worse than the baseline.
+        """List the possible best contenders, or those not worse than the baseline.
 
         Best mean first.
         """
         out = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
         return [name for name in self.ranking if self.comparisons[name].verdict not in out]
 
-    def words(self, name: str) -> str:
-        """Say the verdict on a contender, with the limit that decided."""
+    def verdict_text(self, name: str) -> str:
+        """Write the verdict on a contender, with the decisive limit."""
         return self.comparisons[name].verdict.replace(UNSET, self.limit)
 
     @property
     def limit(self) -> str:
-        """Say what `matters` is."""
+        """Name the smallest relevant difference for a sentence."""
         return UNSET if self.matters == self.sd else "matters"
 
 
@@ -145,14 +145,14 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
         values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
         mode: "min" if less is better, "max" if more is.
     """
-    known = ~np.isnan(values)
-    filled = np.where(known, values, 0.0)
+    has_score = ~np.isnan(values)
+    filled = np.where(has_score, values, 0.0)
     size = np.abs(filled).max(axis=-1, initial=0.0)
     size = np.maximum(
         size[..., :, None], size[..., None, :]
     )  # the unit of a pair's differences: no square overflows
     size = np.where(size > 0, size, 1.0)
-    both = known[..., :, None, :] & known[..., None, :, :]
+    both = has_score[..., :, None, :] & has_score[..., None, :, :]
     n = both.sum(axis=-1)
     difference = (
         np.where(both, filled[..., :, None, :] - filled[..., None, :, :], 0.0) / size[..., None]
@@ -160,16 +160,16 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
     mean = difference.sum(axis=-1) / np.maximum(n, 1)
     squares = (np.where(both, difference - mean[..., None], 0.0) ** 2).sum(axis=-1)
     sd = np.sqrt(squares / np.maximum(n - 1, 1))
-    made = (n >= MIN_SEEDS) & ~np.eye(values.shape[-2], dtype=bool)
-    sd = np.where(made & (sd > ROUNDING), sd, np.nan)
+    is_tested = (n >= MIN_SEEDS) & ~np.eye(values.shape[-2], dtype=bool)
+    sd = np.where(is_tested & (sd > ROUNDING), sd, np.nan)
     t = (1.0 if mode == "min" else -1.0) * mean * np.sqrt(n) / sd
-    t = np.where(made & np.isnan(sd) & (np.abs(mean) <= ROUNDING), 0.0, t)
+    t = np.where(is_tested & np.isnan(sd) & (np.abs(mean) <= ROUNDING), 0.0, t)
     p = special.stdtr(np.maximum(n - 1, 1), -t)
     return PairedTests(n, np.where(n > 0, mean * size, np.nan), sd * size, t, p)
 
 
 def rule_out(values: Array, mode: str, alpha: float = ALPHA) -> NDArray[np.bool_]:
-    """Decide which contenders cannot be the best.
+    """Rule out contenders by paired tests against each other.
 
     Contender i is ruled out if, for some j, the one-sided paired t test of "i is no worse than j"
     rejects at alpha / (k - 1). Of the best contender these k - 1 statements are all true. By
@@ -223,16 +223,20 @@ def compare(
     """
     _refuse_unfit(scores, mode, baseline)
     names = list(scores)
-    means = {name: float(np.mean([*found.values()])) for name, found in scores.items() if found}
+    means = {
+        name: float(np.mean([*by_seed.values()])) for name, by_seed in scores.items() if by_seed
+    }
     ranking = sorted(means, key=means.__getitem__, reverse=mode == "max")
     seeds = sorted(set().union(*scores.values()))
-    values = np.array([[found.get(seed, math.nan) for seed in seeds] for found in scores.values()])
+    values = np.array(
+        [[by_seed.get(seed, math.nan) for seed in seeds] for by_seed in scores.values()]
+    )
     tests = paired_tests(values, mode)
-    others = _others(len(means))
+    n_tests = _others(len(means))
     alpha = ALPHA / looks
     if baseline is None:
         smallest = np.where(np.isnan(tests.p), np.inf, tests.p).argmin(axis=1)
-        p = np.minimum(1.0, tests.p[range(len(names)), smallest] * others)
+        p = np.minimum(1.0, tests.p[range(len(names)), smallest] * n_tests)
         itself = np.eye(len(names), dtype=bool) & (len(means) > 1)
         shared = np.where(itself, 0, tests.seeds).max(axis=1)
         # With unequal seeds the best mean may come from easy seeds: it loses on those it shares, or
@@ -241,14 +245,14 @@ def compare(
             map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS)
         )
         by = [names[smallest[i]] if p[i] < alpha else "" for i in range(len(names))]
-        sides, confidence = 1, 1 - 2 * alpha / others
+        sides, confidence = 1, 1 - 2 * alpha / n_tests
     else:
         reference = names.index(baseline)
-        p = _adjusted_against(reference, tests, others)
+        p = _adjusted_against(reference, tests, n_tests)
         shared = tests.seeds[:, reference]
         by = [""] * len(names)
         sides, confidence = 2, 1 - alpha
-    sd = pooled_sd(found.values() for found in scores.values()) if sd is None else sd
+    sd = pooled_sd(by_seed.values() for by_seed in scores.values()) if sd is None else sd
     matters = sd if matters is None else matters
     comparisons = {}
     for i, name in enumerate(names):
@@ -276,13 +280,13 @@ def compare(
                 has_other=i != reference and n >= MIN_SEEDS,
             ),
             by=by[i],
-            seen=detectable(spread, n, alpha / others, sides=sides),
+            seen=detectable(spread, n, alpha / n_tests, sides=sides),
         )
     return Judgement(
         comparisons=comparisons,
         ranking=ranking,
         reference=names[reference],
-        named=baseline is not None,
+        has_baseline=baseline is not None,
         sd=sd,
         matters=matters,
         alpha=alpha,
@@ -291,12 +295,12 @@ def compare(
 
 
 def _refuse_unfit(scores: Scores, mode: str, baseline: str | None) -> None:
-    """Refuse another mode, an unknown baseline, and scores that are missing or not finite."""
+    """Refuse unknown modes and baselines, and missing or non-finite scores."""
     if mode not in ("min", "max"):
         raise ValueError(f"mode={mode!r}: expected min or max")
     if baseline is not None and baseline not in scores:
         raise ValueError(f"baseline={baseline!r}: expected one of {', '.join(scores)}")
-    every = [score for found in scores.values() for score in found.values()]
+    every = [score for by_seed in scores.values() for score in by_seed.values()]
     if not every or not all(map(math.isfinite, every)):
         raise ValueError(f"expected finite scores, got {every}")
 
@@ -336,7 +340,7 @@ def _verdict(
 
 
 def _open_verdict(against_baseline: bool, *, no_spread: bool) -> Verdict:
-    """Name the verdict on a contender that no test tells from the others."""
+    """Name the verdict on a contender without a significant test."""
     if no_spread:
         return Verdict.no_spread
     return Verdict.no_difference if against_baseline else Verdict.could_be_best
@@ -347,19 +351,23 @@ def _others(contenders: int) -> int:
     return max(1, contenders - 1)
 
 
-def _adjusted_against(reference: int, tests: PairedTests, others: int) -> Array:
+def _adjusted_against(reference: int, tests: PairedTests, n_tests: int) -> Array:
     """Compute two-sided p values against one contender, by Holm over k - 1.
 
     A test that is not made counts as p = 1.
     """
     p: Array = 2 * np.minimum(tests.p[:, reference], tests.p[reference])
-    made = ~np.isnan(p)
-    p[made] = holm(np.append(p[made], np.ones(max(0, others - made.sum()))))[: made.sum()]
+    is_tested = ~np.isnan(p)
+    p[is_tested] = holm(np.append(p[is_tested], np.ones(max(0, n_tests - is_tested.sum()))))[
+        : is_tested.sum()
+    ]
     return p
 
 
 def holm(p: ArrayLike) -> Array:
-    """Correct p values by Holm's step-down method, which bounds the chance of any false rejection.
+    """Correct p values by Holm's step-down method.
+
+    It bounds the chance of any false rejection.
 
     Args:
         p: Shape (m,).
@@ -404,7 +412,7 @@ def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
 
 
 def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
-    """Estimate the standard deviation between seeds, without what all contenders share.
+    """Estimate the standard deviation between seeds, without effects common to all contenders.
 
     It is that of the residuals of a two-way table, contender + seed, over the seeds that all share.
     Without such a table it is `pooled_sd`.
@@ -415,11 +423,13 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     Returns:
         The standard deviation and its degrees of freedom; NaN and 0 if no contender has two seeds.
     """
-    several = [each for each in scores if len(each) > 1]
+    several = [by_seed for by_seed in scores if len(by_seed) > 1]
     shared = sorted(set.intersection(*map(set, several))) if several else []
     if len(several) < 2 or len(shared) < 2:
-        return pooled_sd(each.values() for each in several), sum(len(each) - 1 for each in several)
-    table = np.array([[each[seed] for seed in shared] for each in several])
+        return pooled_sd(by_seed.values() for by_seed in several), sum(
+            len(by_seed) - 1 for by_seed in several
+        )
+    table = np.array([[by_seed[seed] for seed in shared] for by_seed in several])
     residuals = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
     degrees = (len(several) - 1) * (len(shared) - 1)
     return math.hypot(*residuals.ravel()) / math.sqrt(degrees), degrees
@@ -428,7 +438,7 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
 def detectable(
     sd: float, seeds: int, alpha: float, *, power: float = POWER, sides: int = 1
 ) -> float:
-    """Compute the difference that a paired t test finds with a given chance.
+    """Compute the difference found by a paired t test with a given chance.
 
     It is delta * sd / sqrt(seeds), where a noncentral t of noncentrality delta passes the critical
     value of the central one with chance `power`.
@@ -456,7 +466,7 @@ def seeds_for(
     power: float = POWER,
     baseline: bool = False,
 ) -> int | None:
-    """Count the seeds of a confirmation that finds a difference with a given chance.
+    """Count the seeds needed to find a difference with a given chance.
 
     The chance is an average over what the spread may be, since few seeds of a pilot say little
     about it: the smallest n with

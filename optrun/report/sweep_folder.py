@@ -25,7 +25,7 @@ that is not there."""
 
 
 def dated_folder(beneath: Path) -> Path:
-    """Name a folder by date and time that is not there yet."""
+    """Name a new folder by date and time."""
     now = datetime.now().astimezone()
     folder = beneath / now.strftime("%Y-%m-%d") / now.strftime("%H-%M-%S")
     name = folder.name
@@ -37,7 +37,7 @@ def dated_folder(beneath: Path) -> Path:
 
 
 def in_sweep(run: Path) -> bool:
-    """Tell whether a run directory is that of a job: a sweep keeps its books beside it.
+    """Tell whether a run directory belongs to a sweep, by the records beside it.
 
     There a job that failed always has a summary. One with no more than Hydra's folder was handed to
     a launcher, and left when the sweep was stopped.
@@ -51,7 +51,7 @@ def is_search(sweep: Path) -> bool:
 
 
 def find_waiting(sweep: Path) -> dict[Path, list[str]]:
-    """Find the jobs of a sweep's last command that have not begun: folder -> overrides."""
+    """Find the waiting jobs of a sweep's last command: folder -> overrides."""
     waiting = {}
     for name, status, overrides in _read(sweep, "jobs", _parse_job):
         # A name is one folder beneath the sweep, whatever a file from elsewhere says.
@@ -68,7 +68,7 @@ def _parse_job(row: Any) -> tuple[str, object, list[str]]:
 
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
-    """Collect the keys that sweeps tuned, groups as `GROUP.name`."""
+    """Collect the tuned keys of sweeps, groups as `GROUP.name`."""
     keys: set[str] = set()
     for sweep in set(sweeps):
         keys |= with_group_names(_read(sweep, "tuned", str))
@@ -76,7 +76,7 @@ def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
 
 
 def with_group_names(keys: Iterable[str]) -> set[str]:
-    """Collect the keys of configurations that typed ones may mean."""
+    """Collect the configuration keys of typed keys: each itself and `KEY.name`."""
     names: set[str] = set()
     for key in keys:
         names |= {key, f"{key}.name"}
@@ -85,7 +85,7 @@ def with_group_names(keys: Iterable[str]) -> set[str]:
 
 def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
     try:
-        return [parse(each) for each in read_json(sweep / SWEEP)[key]]
+        return [parse(entry) for entry in read_json(sweep / SWEEP)[key]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -114,7 +114,7 @@ def count_looks(folders: Sequence[Path], metric: str, seeds: int) -> int:
 
 
 def _read_looks(folder: Path) -> dict[str, list[int]]:
-    """Read the numbers of seeds that were looked at, by metric; nothing if that is unreadable."""
+    """Read the numbers of seeds at earlier looks, by metric; empty if unreadable."""
     looks: dict[str, list[int]] = {}
     with contextlib.suppress(OSError, ValueError, AttributeError):
         for name, numbers in read_json(folder / LOOKS).items():

@@ -36,7 +36,7 @@ class Table:
 
 
 def drop_empty_columns(table: Table) -> Table:
-    """Keep the columns that have a value in some row."""
+    """Drop the columns without a value in any row."""
     filled = []
     for cells in zip(*table.rows, strict=True):
         filled.append(any(cell not in ("", NONE) for cell in cells))
@@ -77,20 +77,20 @@ def _fit_widths(table: Table, width: int) -> list[int]:
 
     Long names may fold. rich by itself narrows every column at once, down to pieces of words.
     """
-    wanted = []
+    full_widths = []
     least = []
     for index, (head, numeric) in enumerate(zip(table.columns, table.numeric, strict=True)):
         cells = [row[index] for row in table.rows]
-        words = head.split()
-        words += cells if numeric else " ".join(cells).split()
-        wanted.append(max(len(cell) for cell in [head, *cells]))
-        least.append(min(30, max((len(word) for word in words), default=0)))
-    shown = len(least)
-    while shown > 4 and sum(least[:shown]) + 3 * shown > width:
-        shown -= 1
-    room = max(0, width - sum(least[:shown]) - 3 * shown)
+        unbreakable = head.split()
+        unbreakable += cells if numeric else " ".join(cells).split()
+        full_widths.append(max(len(cell) for cell in [head, *cells]))
+        least.append(min(30, max((len(word) for word in unbreakable), default=0)))
+    n_columns = len(least)
+    while n_columns > 4 and sum(least[:n_columns]) + 3 * n_columns > width:
+        n_columns -= 1
+    room = max(0, width - sum(least[:n_columns]) - 3 * n_columns)
     widths = []
-    for narrow, wide in zip(least[:shown], wanted, strict=False):
+    for narrow, wide in zip(least[:n_columns], full_widths, strict=False):
         more = min(room, wide - narrow)
         widths.append(narrow + more)
         room -= more
@@ -118,7 +118,7 @@ def to_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    r"""Escape text so that Markdown shows it as it stands.
+    r"""Escape text for Markdown.
 
     Example:
         >>> escape_markdown("a|b <c>")
@@ -139,7 +139,7 @@ def list_names(names: Sequence[str], limit: int = 5) -> str:
 
 
 def format_metric(number: float | None) -> str:
-    """Format a metric with four decimals, or four significant digits where that says more.
+    """Format a metric with four decimals, or four significant digits if small or large.
 
     None is `NONE`.
     """

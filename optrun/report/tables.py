@@ -37,18 +37,18 @@ def tabulate(
     rows: Iterable[T], columns: Sequence[Column[T]], style: Callable[[T], str] = lambda _: ""
 ) -> Table:
     """Lay out rows, a cell for each column."""
-    listed = list(rows)
-    cells = [[cell(row) for _, _, cell in columns] for row in listed]
+    row_list = list(rows)
+    cells = [[cell(row) for _, _, cell in columns] for row in row_list]
     return Table(
         [name for name, _, _ in columns],
         [right for _, right, _ in columns],
         cells,
-        [*map(style, listed)],
+        [*map(style, row_list)],
     )
 
 
 def ranking_table(findings: Findings) -> Table:
-    """Tabulate each contender at its best, with its verdict and what it cost to find."""
+    """Tabulate the best of each contender, with its verdict and its cost."""
     judged = findings.judgement
     tuned = findings.tuned_keys
     columns: list[Column[Contender]] = [
@@ -89,7 +89,7 @@ def scores_table(comparison: Comparison) -> Table:
     def verdict(name: str) -> str:
         if judged is None or name not in comparisons:
             return "no score on every workload"
-        return judged.words(name)
+        return judged.verdict_text(name)
 
     def style(name: str) -> str:
         return _STYLES.get(comparisons[name].verdict, "") if name in comparisons else "muted"
@@ -100,8 +100,8 @@ def scores_table(comparison: Comparison) -> Table:
         ("verdict", False, verdict),
         ("difference", True, lambda name: format_difference(comparisons.get(name), 3)),
     ]
-    for each in comparison.counted:
-        columns.append((each.name, True, partial(_score, each.scaled())))
+    for workload in comparison.counted:
+        columns.append((workload.name, True, partial(_score, workload.scaled())))
     ranking = [] if judged is None else judged.ranking
     return tabulate(dict.fromkeys([*ranking, *comparison.scores]), columns, style)
 
@@ -112,24 +112,34 @@ def workloads_table(comparison: Comparison) -> Table:
     What a score of 0 and of 1 is there, who is best, and why one does not count.
     """
     columns: list[Column[Findings]] = [
-        ("workload", False, lambda each: each.name),
-        ("metric", False, lambda each: each.metric),
-        ("before training (0)", True, lambda each: _known(each.floor)),
-        ("best (1)", True, lambda each: _known(each.end)),
-        ("best contender", False, lambda each: next((row.name for row in each.ranked), NONE)),
-        ("counts", False, lambda each: f"no: {each.left_out}" if each.left_out else "yes"),
+        ("workload", False, lambda workload: workload.name),
+        ("metric", False, lambda workload: workload.metric),
+        ("before training (0)", True, lambda workload: _known(workload.floor)),
+        ("best (1)", True, lambda workload: _known(workload.end)),
+        (
+            "best contender",
+            False,
+            lambda workload: next((row.name for row in workload.ranked), NONE),
+        ),
+        (
+            "counts",
+            False,
+            lambda workload: f"no: {workload.left_out}" if workload.left_out else "yes",
+        ),
     ]
-    return tabulate(comparison.workloads, columns, lambda each: "muted" if each.left_out else "")
+    return tabulate(
+        comparison.workloads, columns, lambda workload: "muted" if workload.left_out else ""
+    )
 
 
 def configurations_table(findings: Findings) -> Table:
     """Tabulate every configuration, best first: settings, scores, speed and memory."""
     chosen = {id(row.configuration) for row in findings.ranked}
 
-    def style(each: Configuration) -> str:
-        if not each.scores:
+    def style(configuration: Configuration) -> str:
+        if not configuration.scores:
             return "muted"
-        return "best" if id(each) in chosen else ""
+        return "best" if id(configuration) in chosen else ""
 
     columns: list[Column[Configuration]] = []
     for key in findings.keys:
@@ -137,11 +147,13 @@ def configurations_table(findings: Findings) -> Table:
     columns += [
         (f"{findings.metric} (mean ± sd)", True, format_mean),
         ("seeds", True, count_seeds),
-        ("states", False, lambda each: count_states(each.runs)),
+        ("states", False, lambda configuration: count_states(configuration.runs)),
     ]
     for name, (title, _) in _PERF.items():
         columns.append((title, True, partial(_middle, name)))
-    ordered = sorted(findings.configurations, key=lambda each: each.cost(findings.mode))
+    ordered = sorted(
+        findings.configurations, key=lambda configuration: configuration.cost(findings.mode)
+    )
     return tabulate(ordered, columns, style)
 
 
@@ -189,7 +201,7 @@ def _note(run: Run) -> str:
 
 
 def metrics_table(run: Run) -> Table:
-    """Tabulate what a run logged of its evaluations."""
+    """Tabulate the logged evaluations of a run."""
     columns: list[Column[str]] = [
         ("metric", False, str),
         ("last", True, lambda name: format_metric(run.last(name))),
@@ -199,7 +211,7 @@ def metrics_table(run: Run) -> Table:
 
 
 def answers_table(run: Run) -> Table | None:
-    """Tabulate what a run answered at its last evaluation; None if nothing was asked."""
+    """Tabulate the answers of the last evaluation; None without prompts."""
     lines = read_samples(RunDir(run.path).samples)
     if not lines:
         return None
@@ -224,12 +236,14 @@ def runs_csv(comparison: Comparison) -> str:
     """Write every run as one line of CSV."""
     lines = []
     for findings in comparison.workloads:
-        places: dict[int, Contender] = {}
+        contender_of_run: dict[int, Contender] = {}
         for row in findings.rows:
             for configuration in row.configurations:
-                places |= {id(run): row for run in configuration.runs}
+                contender_of_run |= {id(run): row for run in configuration.runs}
         for run in findings.runs:
-            lines.append(_csv_line(run, findings, places.get(id(run)), several=comparison.several))
+            lines.append(
+                _csv_line(run, findings, contender_of_run.get(id(run)), several=comparison.several)
+            )
     columns: dict[str, None] = {}
     for line in lines:
         columns |= dict.fromkeys(line)
@@ -239,7 +253,7 @@ def runs_csv(comparison: Comparison) -> str:
 def _csv_line(
     run: Run, findings: Findings, contender: Contender | None, *, several: bool
 ) -> dict[str, object]:
-    """Collect what report.csv has of one run, by column."""
+    """Collect the values of one run for report.csv, by column."""
     line: dict[str, object] = {"run": run.label}
     if several:
         line |= {"workload": findings.name, "metric": findings.metric}
@@ -282,7 +296,7 @@ def _best(run: Run, metric: str, mode: str) -> str:
 
 
 def _runs(row: Contender) -> list[Run]:
-    """List the runs of a contender that have begun."""
+    """List the started runs of a contender."""
     runs: list[Run] = []
     for configuration in row.configurations:
         runs += [run for run in configuration.runs if run.status != NOT_STARTED]
@@ -295,21 +309,21 @@ def _count_diverged(runs: Sequence[Run]) -> str:
 
 
 def _count_tried(row: Contender) -> str:
-    """Count the configurations of a contender that have begun, and their runs."""
-    begun = 0
+    """Count the started configurations of a contender, and their runs."""
+    n_begun = 0
     for configuration in row.configurations:
-        begun += any(run.status != NOT_STARTED for run in configuration.runs)
+        n_begun += any(run.status != NOT_STARTED for run in configuration.runs)
     runs = len(_runs(row))
-    return f"{begun} in 1 run" if runs == 1 else f"{begun} in {runs} runs"
+    return f"{n_begun} in 1 run" if runs == 1 else f"{n_begun} in {runs} runs"
 
 
 def _total(seconds: Sequence[float | None]) -> str:
     """Add up wall times; `≥` if not all are known."""
-    known = [each for each in seconds if each is not None]
-    if not known:
+    known_seconds = [second for second in seconds if second is not None]
+    if not known_seconds:
         return NONE
-    total = duration(sum(known))
-    return f"≥ {total}" if len(known) < len(seconds) else total
+    total = duration(sum(known_seconds))
+    return f"≥ {total}" if len(known_seconds) < len(seconds) else total
 
 
 def _score(scores: Scores, name: str) -> str:
@@ -366,12 +380,15 @@ def format_difference(versus: Compared | None, digits: int = 4) -> str:
 
 
 def name_verdict(findings: Findings, row: Contender) -> str:
-    """Name the verdict on a contender, and who rules it out if that is not the reference."""
-    found = row.versus
-    if found is None or row.rank is None or findings.judgement is None:
+    """Name the verdict on a contender.
+
+    The contender that rules it out is named if it is not the reference.
+    """
+    versus = row.versus
+    if versus is None or row.rank is None or findings.judgement is None:
         return "not ranked"
-    words = findings.judgement.words(row.name)
-    return f"{words}, by {found.by}" if found.by not in ("", found.reference) else words
+    verdict = findings.judgement.verdict_text(row.name)
+    return f"{verdict}, by {versus.by}" if versus.by not in ("", versus.reference) else verdict
 
 
 _STYLES = {
@@ -390,9 +407,9 @@ def row_style(row: Contender) -> str:
 
 
 def _middle(name: str, configuration: Configuration) -> str:
-    """Format the median of what is known of speed or memory."""
-    known = [number for run in configuration.runs if (number := run.perf(name)) is not None]
-    return _PERF[name][1](median(known)) if known else NONE
+    """Format the median of the known speeds or memory sizes."""
+    numbers = [number for run in configuration.runs if (number := run.perf(name)) is not None]
+    return _PERF[name][1](median(numbers)) if numbers else NONE
 
 
 def _trunk_note(run: Run) -> str:

@@ -20,14 +20,14 @@ from optrun.report.table import escape_markdown, to_markdown
 
 
 def fill_html(template: str, /, **content: object) -> str:
-    """Fill a template whose values become HTML text."""
+    """Fill a template with values as HTML text."""
     return (
         _environment(plain, "optrun.report").get_template(template).render(**content).strip() + "\n"
     )
 
 
 def fill_markdown(template: str, package: str = "optrun.report", /, **content: object) -> str:
-    """Fill a template whose values become Markdown text, as GitHub and the hub show it.
+    """Fill a template with values as Markdown text for GitHub and the hub.
 
     Args:
         template: Its file name.
@@ -38,14 +38,14 @@ def fill_markdown(template: str, package: str = "optrun.report", /, **content: o
 
 
 def fill_text(template: str, /, **content: object) -> str:
-    """Fill a template whose values become plain text on one line."""
+    """Fill a template with values as plain text on one line."""
     text = _environment(plain, "optrun.report").get_template(template).render(**content)
     return " ".join(html.unescape(text).split())
 
 
 @cache
 def _environment(finalize: Callable[[str], str], package: str) -> Environment:
-    """Build an environment that passes every value through `finalize` and escapes HTML."""
+    """Build an environment with `finalize` on every value and HTML escapes."""
     environment = Environment(
         loader=PackageLoader(package),
         autoescape=True,
@@ -67,10 +67,12 @@ def _markdown(text: str) -> Markup:
 
 
 def _fenced(text: str, language: str = "sh") -> Markup:
-    """Put text into a code block whose fence is longer than any run of backticks in it."""
-    shown = "".join(letter if letter.isprintable() or letter == "\n" else "?" for letter in text)
+    """Put text into a code block with a long enough fence."""
+    printable = "".join(
+        letter if letter.isprintable() or letter == "\n" else "?" for letter in text
+    )
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return Markup(f"{fence}{language}\n{shown}\n{fence}")
+    return Markup(f"{fence}{language}\n{printable}\n{fence}")
 
 
 def _code(text: str) -> Markup:

@@ -123,7 +123,7 @@ class Chart(Figure):
 
 
 def css_variables(theme: Theme) -> str:
-    """Declare the CSS variables that give inline pictures their colours under one theme."""
+    """Declare the CSS variables for the colours of inline pictures."""
     return " ".join(f"--{name}: {colour};" for name, colour in variables(theme).items())
 
 
@@ -236,16 +236,16 @@ def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
 
-def log_axis(ax: Axes, which: str, values: Sequence[float]) -> None:
+def log_axis(ax: Axes, direction: str, values: Sequence[float]) -> None:
     """Make an axis logarithmic, with readable ticks over a narrow and a wide range.
 
     Args:
         ax: The axes.
-        which: "x" or "y".
+        direction: "x" or "y".
         values: What will be drawn, all positive.
     """
-    axis = ax.xaxis if which == "x" else ax.yaxis
-    (ax.set_xscale if which == "x" else ax.set_yscale)("log")
+    axis = ax.xaxis if direction == "x" else ax.yaxis
+    (ax.set_xscale if direction == "x" else ax.set_yscale)("log")
     ratio = max(values) / min(values) if len(values) else 10.0
     subs = (
         (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
@@ -274,7 +274,7 @@ def any_letters(figure: Figure) -> Iterator[None]:
 
 
 def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
-    """Write a picture aside and rename, so that a viewer never sees a part of it.
+    """Write a picture to a PNG file, replaced by one rename.
 
     Raises:
         OSError: The disk refused.
@@ -289,7 +289,7 @@ def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
 
 
 def to_svg(figure: Chart, *, name: str, label: str) -> str:
-    """Render the figure as an inline `<svg>` element that asks for nothing outside itself.
+    """Render the figure as an inline `<svg>` element without outside references.
 
     Args:
         figure: Drawn with the theme `PAGE`.

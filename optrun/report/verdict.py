@@ -52,14 +52,14 @@ class SweepVerdict:
 
 
 def kind_of(comparison: Comparison) -> str:
-    """Name what the verdict may be quoted as; see `SweepVerdict.kind`."""
+    """Name the kind of a verdict; see `SweepVerdict.kind`."""
     judged = comparison.judgement
-    ranked = [row for each in comparison.workloads for row in each.ranked]
+    ranked = [row for workload in comparison.workloads for row in workload.ranked]
     if judged is None or not ranked:
         return "none"
     if len(judged.ranking) < 2:
         return "single"
-    if any(each.metric != each.own_metric for each in comparison.workloads):
+    if any(workload.metric != workload.own_metric for workload in comparison.workloads):
         return "exploratory"
     if not is_tested(judged):
         return "pilot"
@@ -69,8 +69,8 @@ def kind_of(comparison: Comparison) -> str:
 def is_tested(judged: Judgement) -> bool:
     """Tell whether two contenders share enough seeds for a test."""
     return any(
-        each.seeds >= MIN_SEEDS
-        for name, each in judged.comparisons.items()
+        result.seeds >= MIN_SEEDS
+        for name, result in judged.comparisons.items()
         if name != judged.reference
     )
 
@@ -82,7 +82,7 @@ def is_selected(row: Contender) -> bool:
     number of seeds.
     """
     best = row.configuration
-    others = [
+    other_configurations = [
         configuration
         for configuration in row.configurations
         if configuration is not best and configuration.scores
@@ -90,7 +90,7 @@ def is_selected(row: Contender) -> bool:
     return any(
         set(configuration.scores) & set(best.scores)
         or len(configuration.scores) >= len(best.scores)
-        for configuration in others
+        for configuration in other_configurations
     )
 
 
@@ -136,10 +136,10 @@ def write_verdict(
         ruled_out = [name for name in judged.ranking if name not in possible]
         content |= _content_of_line(comparison, judged)
     chosen: dict[str, list[str]] = {}
-    for each in comparison.workloads:
-        where = f" on {each.name}" if each.name else ""
-        for row in each.ranked:
-            chosen.setdefault(row.name, []).append(write_contender(row, each) + where)
+    for workload in comparison.workloads:
+        where = f" on {workload.name}" if workload.name else ""
+        for row in workload.ranked:
+            chosen.setdefault(row.name, []).append(write_contender(row, workload) + where)
     return SweepVerdict(
         kind=kind,
         metric=comparison.findings.metric,
@@ -162,17 +162,17 @@ DECIDED = (
 
 def is_decided(judged: Judgement) -> bool:
     """Tell whether a test says anything about some contender."""
-    return any(each.verdict in DECIDED for each in judged.comparisons.values())
+    return any(result.verdict in DECIDED for result in judged.comparisons.values())
 
 
-def find_edges(found: Findings) -> list[tuple[Contender, float]]:
-    """List contenders whose best lr is the last of their grid, each with the lr to try next.
+def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
+    """List contenders with the best lr at an edge, each with the next lr.
 
     Those that could be the best come first. If nothing is tested, the line names the first
     contender alone, and so does this list.
     """
-    judged = found.judgement
-    rows = found.ranked
+    judged = findings.judgement
+    rows = findings.ranked
     if judged is None or not is_tested(judged):
         best = rows[0].configuration.mean if rows else math.nan
         rows = [row for row in rows if row.configuration.mean == best]
@@ -180,7 +180,7 @@ def find_edges(found: Findings) -> list[tuple[Contender, float]]:
         rows = sorted(rows, key=lambda row: row.name not in judged.possible)
     edges = []
     for row in rows:
-        lr = next_lr(row, found)
+        lr = next_lr(row, findings)
         if lr is not None:
             edges.append((row, lr))
     return edges
@@ -188,56 +188,59 @@ def find_edges(found: Findings) -> list[tuple[Contender, float]]:
 
 def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     """Collect the numbers and names of the line, for contenders with scores."""
-    found = comparison.findings
+    findings = comparison.findings
     scores = comparison.scores
     possible = judged.possible
     names = {name: _write_with_lost(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
     versus = {
-        name: each
-        for name, each in judged.comparisons.items()
-        if name != judged.reference and each.seeds
+        name: result
+        for name, result in judged.comparisons.items()
+        if name != judged.reference and result.seeds
     }
-    apart = [versus[name] for name in possible if name in versus]
+    undecided = [versus[name] for name in possible if name in versus]
     groups: dict[str, list[str]] = {}
-    for name, whole in names.items():
-        groups.setdefault(judged.words(name), []).append(whole)
+    for name, full_name in names.items():
+        groups.setdefault(judged.verdict_text(name), []).append(full_name)
     first = [name for name in names if means[name] == means[judged.ranking[0]]]
     tested = is_tested(judged)
     seeds = min(len(scores[name]) for name in possible or names)
-    judging = list(versus.values()) if len(possible) == 1 else apart
-    widest = max((abs(each.difference) for each in apart), default=0.0)
-    seen = [each.seen for each in apart if not math.isnan(each.seen)]
+    judging = list(versus.values()) if len(possible) == 1 else undecided
+    widest = max((abs(result.difference) for result in undecided), default=0.0)
+    seen = [result.seen for result in undecided if not math.isnan(result.seen)]
     # The line names contenders and rates; of several workloads each has others.
-    rows = [] if comparison.several else found.ranked
-    edges = [] if comparison.several else find_edges(found)
+    rows = [] if comparison.several else findings.ranked
+    edges = [] if comparison.several else find_edges(findings)
     # Where nothing is tested everyone is possible, and the line names the first alone.
-    named = possible if tested else first
+    named_contenders = possible if tested else first
     return {
         "first": [names[name] for name in first],
         "mean": format_mean(rows[0].configuration) if rows else "",
         "seeds": seeds,
-        "judged_by": min((each.seeds for each in judging), default=seeds),
+        "judged_by": min((result.seeds for result in judging), default=seeds),
         "tested": tested,
         "decided": is_decided(judged),
-        "baseline": _write_with_lost(judged.reference, comparison) if judged.named else "",
+        "baseline": _write_with_lost(judged.reference, comparison) if judged.has_baseline else "",
         "groups": {
-            verdict: whole for verdict, whole in groups.items() if verdict != Verdict.baseline
+            verdict: group_names
+            for verdict, group_names in groups.items()
+            if verdict != Verdict.baseline
         },
         "possible": [names[name] for name in possible],
         "ruled_out": groups.get(Verdict.ruled_out, []),
         "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
         "ahead": format_metric(
-            min((abs(each.difference) for each in versus.values()), default=0.0)
+            min((abs(result.difference) for result in versus.values()), default=0.0)
         ),
         "apart": format_metric(widest) if widest else "",
-        "shared": bool(apart),
+        "shared": bool(undecided),
         "seen": format_metric(max(seen)) if seen else "",
         "edges": [
-            (row.name, write_lr(lr, found), row.name not in possible) for row, lr in edges[:_EDGES]
+            (row.name, write_lr(lr, findings), row.name not in possible)
+            for row, lr in edges[:_EDGES]
         ],
         "more_edges": len(edges[_EDGES:]),
-        "learnt": _learnt([row for row in rows if row.name in named]),
+        "learnt": _learnt([row for row in rows if row.name in named_contenders]),
     }
 
 
@@ -246,18 +249,18 @@ def _write_with_lost(name: str, comparison: Comparison) -> str:
     text = name
     lost = 0
     runs = 0
-    for each in comparison.workloads:
-        for row in each.rows:
+    for workload in comparison.workloads:
+        for row in workload.rows:
             if row.name == name:
                 lost += len(row.configuration.lost)
                 runs += len(row.configuration.scores)
                 if not comparison.several:
-                    text = write_contender(row, each)
+                    text = write_contender(row, workload)
     return f"{text} ({lost} of {runs} seeds diverged)" if lost else text
 
 
 def write_contender(row: Contender, findings: Findings) -> str:
-    """Write a contender with the lr that was chosen for it."""
+    """Write a contender with its chosen lr."""
     lr = row.configuration.lr
     if lr is None or "lr" in findings.compared_keys:
         return row.name
@@ -273,7 +276,7 @@ def write_lr(lr: float, findings: Findings) -> str:
 def next_lr(row: Contender, findings: Findings) -> float | None:
     """Find the lr to try next if the best one is the last of its grid; None if it is not."""
     curve = row.lr_curve
-    if "lr" not in findings.tuned_keys or curve.best is None or len(curve.begun) < 2:
+    if "lr" not in findings.tuned_keys or curve.best is None or len(curve.started_lrs) < 2:
         return None
     below, above = curve.beside()
     if below and above:
@@ -286,13 +289,17 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
 
 
 def _learnt(rows: Sequence[Contender]) -> str:
-    """Say of which contenders most runs learnt nothing that holds on evaluation."""
+    """Name the contenders without generalisation in most of their runs."""
     clauses = []
     for row in rows:
         finished = [run for run in row.configuration.runs if run.finished]
         results = [generalisation_of(run.summary) for run in finished]
-        bad = [each for each in results if each is not None and each.verdict in NOTHING_LEARNT]
-        if 2 * len(bad) > len(finished):
-            what = str(bad[0]).partition(":")[0]
-            clauses.append(f"{len(bad)} of {len(finished)} runs of {row.name}: {what}")
+        without_learning = [
+            result for result in results if result is not None and result.verdict in NOTHING_LEARNT
+        ]
+        if 2 * len(without_learning) > len(finished):
+            problem = str(without_learning[0]).partition(":")[0]
+            clauses.append(
+                f"{len(without_learning)} of {len(finished)} runs of {row.name}: {problem}"
+            )
     return "; ".join(clauses)

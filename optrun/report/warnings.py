@@ -73,7 +73,7 @@ def find_warnings(findings: Findings) -> list[Warning]:
         *_doubtful_runs(findings),
         *_versions(findings),
     ]
-    return sorted(warnings, key=lambda each: _KINDS.index(each.kind))
+    return sorted(warnings, key=lambda warning: _KINDS.index(warning.kind))
 
 
 def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
@@ -84,14 +84,14 @@ def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
 
 
 def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
-    """Warn if contenders differ in something that is known of each."""
+    """Warn if contenders have different known values."""
     texts = {}
     for name, value in of.items():
         if value is not None:
             texts[name] = f"{value:,}" if isinstance(value, int) else str(value)
     if len(set(texts.values())) > 1:
-        listed = "; ".join(f"{name} {text}" for name, text in texts.items())
-        yield _warn(kind, listed=listed, **details)
+        values_by_name = "; ".join(f"{name} {text}" for name, text in texts.items())
+        yield _warn(kind, listed=values_by_name, **details)
 
 
 def _edges(findings: Findings) -> Iterable[Warning]:
@@ -100,21 +100,23 @@ def _edges(findings: Findings) -> Iterable[Warning]:
         return
     for row in findings.rows:
         curve = row.lr_curve
-        if curve.best is None or len(curve.begun) < 2:
+        if curve.best is None or len(curve.started_lrs) < 2:
             continue
         best = curve.best.lr or 0.0
         further = next_lr(row, findings)
         for end, lr in zip(("lowest", "highest"), curve.beside(), strict=True):
-            about: dict[str, object] = {"name": row.name, "best": rate(best), "end": end}
+            edge_details: dict[str, object] = {"name": row.name, "best": rate(best), "end": end}
             if lr is None:
                 if further is not None:
-                    yield _warn("edge", try_lr=rate(further), tried=len(curve.tried), **about)
+                    yield _warn(
+                        "edge", try_lr=rate(further), tried=len(curve.tried), **edge_details
+                    )
                 continue
             factor = max(best / lr, lr / best)
             if factor > _COARSE:
-                about |= {"beside": rate(lr), "gone": lr in curve.diverged}
-                about |= {"factor": f"{factor:.3g}", "try_lr": rate(math.sqrt(best * lr))}
-                yield _warn("coarse", **about)
+                edge_details |= {"beside": rate(lr), "gone": lr in curve.diverged}
+                edge_details |= {"factor": f"{factor:.3g}", "try_lr": rate(math.sqrt(best * lr))}
+                yield _warn("coarse", **edge_details)
 
 
 def _unlike(findings: Findings) -> Iterable[Warning]:
@@ -124,7 +126,9 @@ def _unlike(findings: Findings) -> Iterable[Warning]:
     if findings.tuned_keys:
         tried = {}
         for row in rows:
-            tried[row.name] = sum(bool(each.scores) for each in row.configurations)
+            tried[row.name] = sum(
+                bool(configuration.scores) for configuration in row.configurations
+            )
         yield from _unequal("tuning", tried)
     if len(findings.rows) > 1 and "optimizer.name" in compared and "lr" not in compared:
         single = [row.name for row in rows if len(row.lr_curve.tried) == 1]
@@ -139,7 +143,7 @@ def _unlike(findings: Findings) -> Iterable[Warning]:
 
 
 def _first(values: Iterable[int | None]) -> int | None:
-    """Return the first value that is known."""
+    """Return the first known value."""
     return next((value for value in values if value is not None), None)
 
 
@@ -174,9 +178,9 @@ def _versions(findings: Findings) -> Iterable[Warning]:
     if len(tasks) > 1:
         yield _warn("task", listed=list_names(tasks))
     fingerprints = {(run.seed, run.at("data", "fingerprint")) for run in runs}
-    known = {(seed, str(mark)) for seed, mark in fingerprints if mark is not None}
+    seed_fingerprints = {(seed, str(mark)) for seed, mark in fingerprints if mark is not None}
     # A split that is cut with the seed differs between seeds by design, never within one.
-    if len(known) > len({seed for seed, _ in known}):
+    if len(seed_fingerprints) > len({seed for seed, _ in seed_fingerprints}):
         yield _warn("data")
     differing = list(_different_code(runs))
     if differing:
@@ -184,31 +188,33 @@ def _versions(findings: Findings) -> Iterable[Warning]:
 
 
 def _different_code(runs: Sequence[Run]) -> Iterable[str]:
-    """Yield each version and each digest of code that differs between runs."""
-    places = [("versions", name, name) for name in ("optrun", "torch", "transformers")]
+    """Yield each version and code digest with several values among runs."""
+    version_keys = [("versions", name, name) for name in ("optrun", "torch", "transformers")]
     files: set[str] = set()
     for run in runs:
         code = run.summary.get("code")
         files |= {str(name) for name in code} if isinstance(code, Mapping) else set()
-    places += [("code", name, f"code of {name}") for name in sorted(files)]
-    for section, name, title in places:
+    version_keys += [("code", name, f"code of {name}") for name in sorted(files)]
+    for section, name, title in version_keys:
         values = _distinct(run.at(section, name) for run in runs)
         if len(values) > 1:
             yield f"{title} {list_names([value[:10] for value in values])}"
 
 
 def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
-    """Yield one warning per way in which runs did not finish: diverged, failed, cut, waiting."""
+    """Yield a warning each for diverged, failed, cut and waiting runs."""
     runs = findings.runs
     diverged = [run for run in runs if run.diverged]
-    others = [run for run in runs if not run.diverged]
+    not_diverged = [run for run in runs if not run.diverged]
     if diverged:
         reason = diverged[0].diverged if len(diverged) == 1 else ""
         yield _warn("diverged", diverged, reason=reason, worst=_score_of_lost(findings))
-    failed = [run for run in others if run.status == "failed"]
+    failed = [run for run in not_diverged if run.status == "failed"]
     if failed:
         yield _warn("failed", failed, message=failed[0].message)
-    unfinished = [run for run in others if run.status in ("running", "interrupted", "unknown")]
+    unfinished = [
+        run for run in not_diverged if run.status in ("running", "interrupted", "unknown")
+    ]
     if unfinished:
         yield _warn("unfinished", unfinished)
     waiting = [run for run in runs if run.status == NOT_STARTED]
@@ -245,7 +251,7 @@ def _ended_early(run: Run) -> bool:
 
 
 def _score_of_lost(findings: Findings) -> str:
-    """Write the score that stands for a diverged run; empty if none is ranked."""
+    """Write the stand-in score of diverged runs; empty if none is ranked."""
     for configuration in findings.configurations:
         for seed in configuration.lost:
             return format_metric(configuration.scores[seed])
@@ -259,14 +265,14 @@ def _distinct(values: Iterable[object]) -> list[str]:
 
 def _write_set(numbers: Sequence[int]) -> str:
     """Write numbers as a set, the first eight of them."""
-    shown = [str(number) for number in numbers[:8]]
+    texts = [str(number) for number in numbers[:8]]
     if len(numbers) > 8:
-        shown.append("…")
-    return f"{{{', '.join(shown)}}}"
+        texts.append("…")
+    return f"{{{', '.join(texts)}}}"
 
 
 def _shared_luck(runs: Iterable[Run]) -> str:
-    """Say which ranked forks share a trunk, so that they count as one seed; else empty."""
+    """Name the ranked forks of a common trunk; else empty. They count as one seed."""
     forks = [fork for fork in (Fork.of(run.summary) for run in runs) if fork is not None]
     trunks = {fork.trunk: fork.name for fork in forks}
     if len(forks) < 2 or len(trunks) > 1:

@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def findings(self) -> Findings:
-        """Those of the one workload; of several, the first's."""
+        """Return the findings of the only workload, or of the first one."""
         return self.workloads[0]
 
     @property
@@ -76,18 +76,18 @@ class Comparison:
 
     @property
     def unit(self) -> str:
-        """What is compared."""
+        """Name the unit of comparison."""
         return "score" if self.several else self.findings.metric
 
     @property
     def counted(self) -> list[Findings]:
-        """The workloads that the judgement is over."""
-        return [each for each in self.workloads if not each.left_out]
+        """List the workloads of the judgement."""
+        return [workload for workload in self.workloads if not workload.left_out]
 
     @property
     def runs(self) -> list[Run]:
-        """Those of all workloads."""
-        return [run for each in self.workloads for run in each.runs]
+        """List the runs of all workloads."""
+        return [run for workload in self.workloads for run in workload.runs]
 
 
 def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Comparison:
@@ -103,7 +103,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     """
     parts = split_workloads(runs) if len(runs) > 1 else {}
     workloads = _analyse_parts(parts, question) if len(parts) > 1 else []
-    names = Counter(row.name for each in workloads for row in each.ranked)
+    names = Counter(row.name for workload in workloads for row in workload.ranked)
     shared = [name for name, count in names.items() if count > 1]
     if len(shared) < 2:
         return Comparison.of(analyse_runs(runs, **question))
@@ -113,8 +113,8 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
             f"baseline={baseline}: nothing compared here has this name."
             f" {did_you_mean(baseline, names)}"
         )
-    workloads = [replace(each, left_out=_why_left_out(each)) for each in workloads]
-    counted = [each for each in workloads if not each.left_out]
+    workloads = [replace(workload, left_out=_why_left_out(workload)) for workload in workloads]
+    counted = [workload for workload in workloads if not workload.left_out]
     scores = _mean_scores(counted)
     lost = _lost_seeds(counted)
     judgement = None
@@ -131,7 +131,7 @@ def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> li
             compared = pick_compared_keys(differing_keys(part))
             keys |= dict.fromkeys(drop_implied_keys(compared, part))
     in_each = [set(all_keys(part)) for part in parts.values()]
-    shared = [key for key in keys if all(key in known for known in in_each)]
+    shared = [key for key in keys if all(key in part_keys for part_keys in in_each)]
     metric = question.get("metric")
     workloads = []
     for name, part in parts.items():
@@ -144,10 +144,10 @@ def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> li
 
 
 def _lost_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
-    """Collect the seeds on which a contender diverged in some workload."""
+    """Collect the seeds of diverged runs over all workloads, by contender."""
     lost: dict[str, set[int]] = {}
-    for each in workloads:
-        for row in each.ranked:
+    for workload in workloads:
+        for row in workload.ranked:
             lost.setdefault(row.name, set()).update(row.configuration.lost)
     return lost
 
@@ -197,7 +197,7 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
 
     A contender without an outcome on one of them has none.
     """
-    tables = [each.scaled() for each in workloads]
+    tables = [workload.scaled() for workload in workloads]
     names: dict[str, None] = {}
     for table in tables:
         names |= dict.fromkeys(table)
@@ -233,7 +233,7 @@ def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
-    """Count the workloads of resolved configurations of jobs that have not run."""
+    """Count the workloads of jobs before they run, from their resolved configurations."""
     workloads = set()
     for config in configs:
         settings = flatten(config)
@@ -244,7 +244,7 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
 
 
 def _name_workloads(parts: Sequence[list[Run]]) -> list[str]:
-    """Name workloads by their tasks, then by their data, then by what else tells them apart."""
+    """Name workloads by task, then by data, then by other differing keys."""
     firsts = [part[0] for part in parts]
     tasks = [str(run.config.get("task.name") or "task") for run in firsts]
     data = [name_data(run) for run in firsts]
@@ -266,7 +266,7 @@ def _name_workloads(parts: Sequence[list[Run]]) -> list[str]:
 
 
 def _planned_step(trunk: Setting) -> Setting:
-    """Name where planned forks leave their trunks, whichever seeds' trunks these are.
+    """Name the trunk step of planned forks, without the trunk's seed.
 
     Example:
         >>> _planned_step("/runs/oak/checkpoints/step-00000100@0123456789abcdef")

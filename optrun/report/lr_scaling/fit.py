@@ -130,7 +130,7 @@ def _around(lrs: Array, middle: int, *, neighbours: int, factor: float) -> NDArr
 
 
 def best_of(costs: Array) -> int:
-    """Find the learning rate with the best mean; a seed that lacks a run does not tip it."""
+    """Find the learning rate with the best mean, corrected for missing runs."""
     return int(np.argmin(np.nanmean(costs - np.nanmean(costs, axis=1, keepdims=True), axis=0)))
 
 

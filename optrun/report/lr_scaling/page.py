@@ -134,11 +134,11 @@ def _write(folder: Path, prediction: Transfer) -> list[Path]:
 
 def draw_lr_curves(prediction: Transfer) -> Chart:
     """Draw the metric over lr for each size, the optima, and the predicted interval as a band."""
-    shown = list(zip(prediction.answers, prediction.sweeps, strict=True))[:_SHOWN]
-    columns = min(2, len(shown))
-    rows = math.ceil(len(shown) / columns)
+    drawn = list(zip(prediction.answers, prediction.sweeps, strict=True))[:_SHOWN]
+    columns = min(2, len(drawn))
+    rows = math.ceil(len(drawn) / columns)
     figure = Chart(5.2 * columns, 3.9 * rows, LIGHT)
-    for at, (answer, sweep) in enumerate(shown, 1):
+    for at, (answer, sweep) in enumerate(drawn, 1):
         ax = figure.add_subplot(rows, columns, at)
         style_axes(
             ax,

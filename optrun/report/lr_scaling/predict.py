@@ -104,7 +104,7 @@ class Transfer:
 
 
 def read_target(target: Mapping[str, object]) -> dict[str, float]:
-    """Read the size that is asked for.
+    """Read the size of the target.
 
     Raises:
         ConfigError: A value is no number above 0.
@@ -144,11 +144,11 @@ def predict(
             " with metric=NAME."
         )
     name, mode = choose_metric(runs, metric)
-    apart = explain_incomparable(
+    difference = explain_incomparable(
         [run for run in runs if run.score(name) is not None or run.diverged]
     )
-    if apart:
-        raise ConfigError(f"{apart}: ask for each kind by itself.")
+    if difference:
+        raise ConfigError(f"{difference}: ask for each kind by itself.")
     answers = []
     refused = {}
     fitted = []
@@ -218,7 +218,7 @@ def _distance(size: Size, target: Mapping[str, float]) -> float:
 
 
 def _refuse_useless(lr: Estimate, law: ScalingLaw, sweep: Sweep) -> None:
-    """Give no number that nothing carries, and name the runs that would.
+    """Refuse an unsupported prediction, and name the missing runs.
 
     Raises:
         ConfigError: The target is too far, the optima follow no power law, or the interval is too
@@ -232,7 +232,7 @@ def _refuse_useless(lr: Estimate, law: ScalingLaw, sweep: Sweep) -> None:
         edge = max(sizes) if target > max(sizes) else min(sizes)
         beyond[key] = max(target / max(sizes), min(sizes) / target)
         halfway[key] = round_to_grid(math.sqrt(edge * target), sizes)
-    key = max(beyond, key=lambda each: beyond[each])
+    key = max(beyond, key=lambda size_key: beyond[size_key])
     between = write_size({key: halfway[key]})
     if beyond[key] > FAR:
         raise ConfigError(
@@ -263,13 +263,15 @@ def _optimum(size: Size, variance: float, mode: str) -> Optimum:
     curve = size.curve
     half = NORMAL * math.sqrt(variance) + abs(curve.shift)
     lr = _estimate(curve.best, curve.best - half, curve.best + half)
-    above = min((each for each in size.diverged if each > lr.value), default=math.inf)
+    above = min(
+        (diverged_lr for diverged_lr in size.diverged if diverged_lr > lr.value), default=math.inf
+    )
     cost = curve.level if mode == "min" else -curve.level
     return Optimum(size.values, replace(lr, high=min(lr.high, above)), cost, curve.seeds)
 
 
 def _notes(sweep: Sweep, exponents: Mapping[str, Estimate]) -> list[str]:
-    """Say what carries a prediction, and what speaks against it."""
+    """List the grounds of a prediction and its weaknesses."""
     ranges = []
     for key in sweep.keys:
         sizes = [size.values[key] for size in sweep.sizes]
@@ -317,7 +319,7 @@ def write_interval(lr: Estimate) -> str:
 def find_lr_for_run(
     folder: Path, config: Mapping[str, object], base: Mapping[str, object] | None = None
 ) -> tuple[float, str]:
-    """Find the lr of a run that is about to start.
+    """Find the lr for a new run.
 
     Args:
         folder: A sweep over lr, or a folder of them.
@@ -346,7 +348,7 @@ def find_lr_for_run(
 
 
 def _lr_of_sweep(runs: list[Run], config: Mapping[str, object]) -> tuple[Estimate, str]:
-    """Find the optimum at a run's own size, or predict it, and say which."""
+    """Find the best lr at a run's own size, or predict it, with a note."""
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
     unify_paths([run, *runs])
     keys = [key for key in differing_keys([run, *runs]) if key not in {"lr", *_OF_EVALUATION}]
@@ -354,15 +356,18 @@ def _lr_of_sweep(runs: list[Run], config: Mapping[str, object]) -> tuple[Estimat
     for key in keys:
         if key in sizes:
             continue
-        alike = [other for other in runs if other.settings([key]) == run.settings([key])]
-        if not alike:
-            found = ", ".join(sorted({str(other.setting(key)) for other in runs}))
+        same_kind = [
+            sweep_run for sweep_run in runs if sweep_run.settings([key]) == run.settings([key])
+        ]
+        if not same_kind:
+            sweep_values = ", ".join(sorted({str(sweep_run.setting(key)) for sweep_run in runs}))
             raise ConfigError(
-                f"this run has {key}={run.setting(key)}, the sweep {found}: sweep lr with the same."
+                f"this run has {key}={run.setting(key)}, the sweep {sweep_values}: sweep lr with"
+                " the same."
             )
-        runs = alike
+        runs = same_kind
     metric, mode = choose_metric(runs, None)
-    same = [other for other in runs if other.settings(sizes) == run.settings(sizes)]
+    same = [sweep_run for sweep_run in runs if sweep_run.settings(sizes) == run.settings(sizes)]
     if not same:
         target = {key: size_of(run, key) for key in sizes}
         answer = _answer(find_sweeps(runs, target, metric, mode)[0], mode)

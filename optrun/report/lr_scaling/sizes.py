@@ -104,25 +104,25 @@ def find_sweeps(
     _expect_varied(target, keys, runs)
     rest = [key for key in keys if key != "lr" and key not in target]
     sizes = [key for key in rest if is_size(key, runs)]
-    apart = [
+    kind_keys = [
         key
         for key in rest
         if key not in sizes or (_group(key) not in GROUPS and not is_implied(key, [*target], runs))
     ]
     sweeps = []
     for contender in build_contenders(
-        build_configurations(runs, keys, metric, mode), drop_implied_keys(apart, runs), mode
+        build_configurations(runs, keys, metric, mode), drop_implied_keys(kind_keys, runs), mode
     ):
         members = [
             run for configuration in contender.configurations for run in configuration.counted
         ]
-        moved = [key for key in sizes if key not in apart and _varies(key, members)]
+        moved = [key for key in sizes if key not in kind_keys and _varies(key, members)]
         try:
-            named, values = find_axes(members, target, moved)
+            target_keys, values = find_axes(members, target, moved)
         except ConfigError as error:
             sweeps.append(Sweep(contender.name, missing=[str(error).rstrip(".")]))
         else:
-            sweeps.append(fit_sizes(contender, named, values, metric, mode))
+            sweeps.append(fit_sizes(contender, target_keys, values, metric, mode))
     return sweeps
 
 
@@ -135,13 +135,13 @@ def _varies(key: str, runs: Sequence[Run]) -> bool:
 
 
 def _expect_varied(target: Mapping[str, float], keys: Sequence[str], runs: Sequence[Run]) -> None:
-    """Refuse a key of the target that says nothing about how lr moves."""
-    known = {key for run in runs for key in run.config}
+    """Refuse target keys without influence on lr."""
+    known_keys = {key for run in runs for key in run.config}
     for key in target:
         if key in ("lr", "seed"):
             raise ConfigError(f"to: {key} is no size. Name one, such as training.max_steps.")
-        if key not in known:
-            hint = did_you_mean(key, keys if keys != ["lr"] else known)
+        if key not in known_keys:
+            hint = did_you_mean(key, keys if keys != ["lr"] else known_keys)
             raise ConfigError(f"to: {key}: no run has this key. {hint}")
         if key not in keys:
             value = next(run.config[key] for run in runs if key in run.config)
@@ -157,21 +157,21 @@ def _expect_varied(target: Mapping[str, float], keys: Sequence[str], runs: Seque
 
 
 def find_axes(
-    runs: Sequence[Run], target: Mapping[str, float], others: Sequence[str]
+    runs: Sequence[Run], target: Mapping[str, float], other_keys: Sequence[str]
 ) -> tuple[list[str], dict[str, float]]:
     """Find the keys with an exponent of their own, and all values at the target.
 
     Args:
         runs: Of one contender.
         target: What was asked for.
-        others: Further keys that varied: each has to move with the named ones of its group.
+        other_keys: Further keys that varied: each has to move with the named ones of its group.
 
     Raises:
         ConfigError: The runs do not tell two keys apart, or a value cannot be built.
     """
     keys: list[str] = []
     values = dict(target)
-    for key in [*target, *others]:
+    for key in [*target, *other_keys]:
         value = _follow(runs, keys, target, key)
         if key in target and value is None:
             keys.append(key)
@@ -199,19 +199,19 @@ def _follow(
     runs: Sequence[Run], keys: Sequence[str], target: Mapping[str, float], key: str
 ) -> float | None:
     """Find the value of a key at the target; None if it is no power law of the others."""
-    rows = np.log([[size_of(run, each) for each in (*keys, key)] for run in runs])
+    rows = np.log([[size_of(run, size_key) for size_key in (*keys, key)] for run in runs])
     design = np.column_stack([np.ones(len(rows)), rows[:, :-1]])
     powers = np.linalg.lstsq(design, rows[:, -1], rcond=None)[0]
     if float(np.abs(design @ powers - rows[:, -1]).max()) > ROUNDING:
         return None
-    value = math.exp(float(powers @ [1.0, *(math.log(target[each]) for each in keys)]))
+    value = math.exp(float(powers @ [1.0, *(math.log(target[size_key]) for size_key in keys)]))
     return float(round(value)) if abs(value - round(value)) < ROUNDING * value else value
 
 
 def _expect_buildable(
     runs: Sequence[Run], target: Mapping[str, float], values: Mapping[str, float]
 ) -> None:
-    """Refuse a size of which no model can be built.
+    """Refuse a size without a valid model.
 
     What is whole in all runs stays whole, and a number of heads that divides a width in all runs
     divides it at the target, too.
@@ -242,7 +242,9 @@ def _expect_buildable(
 
 
 def round_to_grid(value: float, sizes: Sequence[float]) -> float:
-    """Round to a multiple of what divides all sizes, so that a model of that size can be built.
+    """Round to a multiple of the common divisor of all sizes.
+
+    A model of such a size can be built.
 
     Example:
         >>> round_to_grid(362.04, [32.0, 64.0, 96.0]), round_to_grid(0.7, [0.5, 1.0])
@@ -255,10 +257,12 @@ def round_to_grid(value: float, sizes: Sequence[float]) -> float:
 
 
 def _not_told_apart(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:
-    """Say which runs would tell two keys apart that moved together."""
+    """Name the runs needed to separate the exponents of coupled keys."""
     smallest = min(runs, key=lambda run: size_of(run, key))
     largest = max(runs, key=lambda run: size_of(run, key))
-    lacking = {each: size_of(smallest, each) for each in keys} | {key: size_of(largest, key)}
+    lacking = {size_key: size_of(smallest, size_key) for size_key in keys} | {
+        key: size_of(largest, key)
+    }
     return (
         f"to: {key} moved with {' and '.join(keys)} in all sweeps, so their exponents cannot be"
         f" told apart: sweep lr at {write_size(lacking)}, too, or ask for a size on the line that"
@@ -269,7 +273,7 @@ def _not_told_apart(runs: Sequence[Run], keys: Sequence[str], key: str) -> str:
 def fit_sizes(
     contender: Contender, keys: Sequence[str], target: Mapping[str, float], metric: str, mode: str
 ) -> Sweep:
-    """Fit each size of a contender; `missing` says what cannot be fitted."""
+    """Fit each size of a contender; `missing` explains gaps."""
     groups: dict[tuple[float, ...], list[Configuration]] = defaultdict(list)
     for configuration in contender.configurations:
         groups[tuple(size_of(configuration.runs[0], key) for key in keys)].append(configuration)

@@ -340,7 +340,7 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
     assert made.confirmed is not None
     judged = made.confirmed.comparison.judgement
     assert judged is not None
-    assert not judged.named
+    assert not judged.has_baseline
     assert judged.possible == ["lamb"]
     assert made.verdict.kind == "confirmed"
     assert made.verdict.text.startswith("Confirmed on fresh seeds 5-7: lamb")
@@ -460,13 +460,13 @@ def test_a_baseline_that_was_named_is_what_all_are_judged_against(
         assert made.confirmed is not None
         judged = made.confirmed.comparison.judgement
         assert judged is not None
-        assert (judged.named, judged.reference) == (True, "adamw")
+        assert (judged.has_baseline, judged.reference) == (True, "adamw")
         assert made.verdict.text.startswith("Confirmed on fresh seeds 5-7: "), directory
     _confirm(sweep, sweep / "confirm-2", [8, 9, 10], make_run, lamb=0.1)
     both = report([sweep]).confirmed
     assert both is not None
     assert both.comparison.judgement is not None
-    assert not both.comparison.judgement.named, "one of them asked which could be the best"
+    assert not both.comparison.judgement.has_baseline, "one of them asked which could be the best"
 
 
 def test_another_question_is_not_called_confirmed(sweep: Path, make_run: MakeRun) -> None:

@@ -63,7 +63,7 @@ def test_a_case_computed_by_hand() -> None:
         "a",
         3,
     )
-    assert (judged.reference, judged.named, judged.possible, judged.matters) == (
+    assert (judged.reference, judged.has_baseline, judged.possible, judged.matters) == (
         "a",
         False,
         ["a"],
@@ -107,7 +107,7 @@ def test_a_baseline_is_compared_two_sided_by_holm() -> None:
     assert [each.p for each in others] == pytest.approx([expected[index] for index in range(4)])
     assert {each.by for each in others} == {""}
     named = judged.comparisons["c2"]
-    assert (judged.named, judged.reference, named.verdict) == (True, "c2", Verdict.baseline)
+    assert (judged.has_baseline, judged.reference, named.verdict) == (True, "c2", Verdict.baseline)
     assert (named.difference, judged.confidence) == (0.0, 1 - ALPHA)
     interval = stats.ttest_rel(values[0], values[2]).confidence_interval()
     assert (others[0].low, others[0].high) == pytest.approx((interval.low, interval.high))

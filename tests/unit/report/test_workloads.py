@@ -141,7 +141,7 @@ def test_a_baseline_of_several_workloads(tmp_path: Path, make_run: MakeRun) -> N
     runs = load_runs([tmp_path])
     found = compare_runs(runs, baseline="adamw").judgement
     assert found is not None
-    assert found.named
+    assert found.has_baseline
     assert found.comparisons["lamb"].verdict == "worse"
     with pytest.raises(ConfigError, match=r"baseline=adam: .*adamw"):
         compare_runs(runs, baseline="adam")
