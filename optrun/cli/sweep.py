@@ -119,7 +119,7 @@ def sweep(
     compose = jobs_of.Composer(
         hydra,
         command.config_name,
-        whole=forks,
+        complete=forks,
         require=forks.require_place,
     )
     grids = options.grids if isinstance(options, GridConfig) else []
@@ -137,7 +137,10 @@ def sweep(
         )
         jobs = jobs_of.build_jobs(compose, points)
         plan = _Plan(
-            command, options, jobs, tuned=sorted({key for each in contenders for key in each.own})
+            command,
+            options,
+            jobs,
+            tuned=sorted({key for each in contenders for key in each.own_keys}),
         )
         seeds = [job.values["seed"] for job in jobs]
     if options.confirm.asked:

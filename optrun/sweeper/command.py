@@ -32,7 +32,7 @@ class SweepCommand(CommandLine):
     """Whether the recipe is a sweep without `-m`."""
 
     def job_argv(self, overrides: Sequence[str]) -> list[str]:
-        """Return the arguments after `optrun` that make one job alone.
+        """Return the arguments of `optrun` for a single job.
 
         Example:
             >>> SweepCommand(config_name="mine", config_dir="conf").job_argv(["lr=0.1"])
@@ -68,7 +68,7 @@ class Launch:
 
 
 def is_sweep(hydra: Hydra, command_line: CommandLine) -> bool:
-    """Tell whether a recipe, or an override, says that this is a sweep without `-m`."""
+    """Tell whether a recipe or an override starts a sweep without `-m`."""
     mode = [token for token in command_line.overrides if token.startswith("hydra.mode=")]
     if command_line.config_name == DEFAULT_CONFIG and not mode:
         return False

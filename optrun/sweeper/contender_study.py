@@ -82,25 +82,26 @@ class ContenderStudy:
         parsed = list(zip(contender.overrides, parse(hydra, contender.overrides), strict=True))
         self.fixed = [token for token, override in parsed if not override.is_sweep_override()]
         swept = [override for _, override in parsed if override.is_sweep_override()]
-        listed = [
+        seed_sweeps = [
             override
             for override in swept
             if override.key_or_group == "seed" and override.is_discrete_sweep()
         ]
-        self.seeds = [str(seed) for override in listed for seed in override.sweep_string_iterator()]
-        """What every trial is run on, its value their mean; empty: on the one seed of the
-        configuration."""
+        self.seeds: list[str] = []
+        """Seeds of every trial, whose value is their mean; empty: the seed of the configuration."""
+        for override in seed_sweeps:
+            self.seeds += map(str, override.sweep_string_iterator())
         if len(set(self.seeds)) < len(self.seeds):
-            raise ConfigError(f"{listed[0].input_line}: each seed once.")
+            raise ConfigError(f"{seed_sweeps[0].input_line}: each seed once.")
         self.jobs_of_trial = max(1, len(self.seeds))
-        swept = [override for override in swept if override not in listed]
+        swept = [override for override in swept if override not in seed_sweeps]
         if not swept:
             of = f"optimizer={self.name}: " if self.name else ""
             key = f"search.{self.name}.lr" if self.name else "lr"
-            other = "" if self.name else " or optimizer=lamb,adamw"
+            alternative = "" if self.name else " or optimizer=lamb,adamw"
             raise ConfigError(
                 f"hydra/sweeper=optuna: {of}nothing to search over. Give a range or a list, such as"
-                f" {key}='tag(log, interval(1e-4, 1e-1))'{other}."
+                f" {key}='tag(log, interval(1e-4, 1e-1))'{alternative}."
             )
         try:
             self.space = space_of(swept, lambda params: flat(self._job(params).values))
@@ -112,15 +113,15 @@ class ContenderStudy:
                         f"{error} In the space of the search, at {job.label}."
                     ) from error
         except ConfigError as error:
-            said = str(error).lstrip("+")
-            if any(
-                said.startswith(key) for key in contender.own
-            ):  # by the optimizer whose space it is
-                raise ConfigError(f"search.{contender.name}.{said}") from error
+            complaint = str(error).lstrip("+")
+            if any(complaint.startswith(key) for key in contender.own_keys):
+                raise ConfigError(f"search.{contender.name}.{complaint}") from error
             raise
         self.searched = {override.key_or_group for override in swept}
         """Keys and groups that are searched."""
-        self.example = self._job({key: any_value(found) for key, found in self.space.items()})
+        self.example = self._job(
+            {key: any_value(distribution) for key, distribution in self.space.items()}
+        )
         """A job that may never be: what is common to all can be seen in it."""
         self.max_steps = self.example.values["training"]["max_steps"]
         """Optimizer steps of a whole trial; None: its configuration counts in epochs."""
@@ -130,15 +131,16 @@ class ContenderStudy:
         self._study: optuna.Study
 
     def placements(self) -> Iterator[Job]:
-        """Yield jobs that may never be.
+        """Yield one job per searched placement, and the example first.
 
-        The example, and one for each searched way of taking devices.
+        These jobs are read and need not ever run.
         """
         yield self.example
         for key in _OF_PLACEMENT & self.space.keys():
-            other = {name: any_value(kind) for name, kind in self.space.items()}
+            values = {name: any_value(kind) for name, kind in self.space.items()}
             choices = getattr(self.space[key], "choices", None) or [self.space[key].high]
-            yield from (self._job({**other, key: choice}) for choice in choices)
+            for choice in choices:
+                yield self._job({**values, key: choice})
 
     def _job(self, params: Mapping[str, object]) -> Job:
         return self._jobs(params)[0]
@@ -148,47 +150,49 @@ class ContenderStudy:
 
     def _compose(self, params: tuple[tuple[str, object], ...]) -> tuple[Job, ...]:
         proposed = [written(key, value) for key, value in params]
-        named = [f"optimizer={self.name}"] if self.name else []
+        optimizer_tokens = [f"optimizer={self.name}"] if self.name else []
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]
-        made = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])
-        shown = seeds if len(seeds) > 1 else [[]]
+        jobs = build_jobs(self.compose, [[*self.fixed, *proposed, *seed] for seed in seeds])
+        label_seeds = seeds if len(seeds) > 1 else [[]]
         return tuple(
-            replace(job, label=label_of([*named, *proposed, *seed]))
-            for job, seed in zip(made, shown, strict=True)
+            replace(job, label=label_of([*optimizer_tokens, *proposed, *seed]))
+            for job, seed in zip(jobs, label_seeds, strict=True)
         )
 
     # What it is bound to
     # --------------------------------------------------------------------------------------------
 
     def shared(self) -> PlainDict:
-        """List what every trial has alike, by dotted name, and what judges it.
+        """List the values common to all trials, and their metric, by dotted name.
 
-        Values that follow from a searched number, as `model.config.n_positions` does from
-        `data.max_length`, are not
-        among them: the range may change while the study lasts.
+        Leaves out values computed from a searched number, such as `model.config.n_positions`
+        from `data.max_length`: the range may change while the study lasts.
         """
-        high = {key: getattr(found, "high", any_value(found)) for key, found in self.space.items()}
-        one, other = (
+        high = {
+            key: getattr(distribution, "high", any_value(distribution))
+            for key, distribution in self.space.items()
+        }
+        low_values, high_values = (
             flat(identity(values)) for values in (self.example.values, self._job(high).values)
         )
         searched = {key.lstrip("+") for key in self.space}
-        alike = {
+        common = {
             key: value
-            for key, value in one.items()
-            if key not in searched and other.get(key) == value
+            for key, value in low_values.items()
+            if key not in searched and high_values.get(key) == value
         }
         metric = self.example.values["checkpoint"]["metric"]
         return {
-            **alike,
+            **common,
             **({"seed": ",".join(self.seeds)} if self.seeds else {}),
             "checkpoint.metric": metric if metric is None or "/" in metric else f"eval/{metric}",
             "checkpoint.mode": self.mode(),
         }
 
     def mode(self) -> str:
-        """Tell which direction of the objective is better.
+        """Return the direction of the objective, `min` or `max`.
 
-        `checkpoint.mode`, or what belongs to the metric.
+        `checkpoint.mode` wins, then the direction of the metric, then that of the task.
         """
         saving = self.example.values["checkpoint"]
         if saving["mode"] is not None:
@@ -198,7 +202,7 @@ class ContenderStudy:
         return str(TASKS[saved_kind("task", TASKS, self.example.values["task"])].MODE)
 
     def open(self, storage: BaseStorage, where: str, sweep: SweepDir) -> None:
-        """Open the study, made where there is none.
+        """Open the study, or create it.
 
         Args:
             storage: Of Optuna's.
@@ -218,9 +222,9 @@ class ContenderStudy:
     # ----------------------------------------------------------------------------------------------
 
     def trials(self) -> list[Trial]:
-        """List the trials that a sampler proposed, with all their parameters.
+        """List the completely proposed trials.
 
-        No late results of those given up.
+        Leaves out late results of trials given up before.
         """
         return [
             Trial(self, frozen, self._jobs(frozen.params))
@@ -229,28 +233,30 @@ class ContenderStudy:
         ]
 
     def give_up_halves(self) -> None:
-        """Fail trials that lack parameters.
+        """Fail trials without all parameters.
 
-        What is left of a process that was killed while it asked.
+        A process killed during a proposal leaves such a trial.
         """
         for trial in self._study.get_trials(deepcopy=False):
             if trial.state == TrialState.RUNNING and not study_of.whole(trial, self.space):
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def ask(self) -> Trial:
-        """Propose one more."""
+        """Propose one more trial."""
         number = len(self._study.get_trials(deepcopy=False))
         options = self.options
         self._study.sampler = build_sampler(
             options.sampler, options.seed, number, self.share, study=self.name, space=self.space
         )
-        asked = self._study.ask(fixed_distributions=self.space)
+        proposal = self._study.ask(fixed_distributions=self.space)
         return Trial(
-            self, self._study.get_trials(deepcopy=False)[asked.number], self._jobs(asked.params)
+            self,
+            self._study.get_trials(deepcopy=False)[proposal.number],
+            self._jobs(proposal.params),
         )
 
     def goals(self, trial: Trial, driver: Driver) -> list[Goal]:
-        """Ask the pruner about a trial at every rung that it has reached.
+        """Ask the pruner about a trial at every rung reached.
 
         Returns:
             How far its jobs are to get; nothing if it is over. A trial that was not evaluated
@@ -277,7 +283,7 @@ class ContenderStudy:
         return goals if any(map(driver.is_short_of, goals)) else []
 
     def _values_at(self, rung: int) -> list[float]:
-        """List what all trials had at a rung."""
+        """List the values of all trials at a rung."""
         trials = self._study.get_trials(deepcopy=False)
         return [
             trial.intermediate_values[rung] for trial in trials if rung in trial.intermediate_values
@@ -304,7 +310,7 @@ class ContenderStudy:
             self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def tell_late(self, trial: Trial, board: Board) -> None:
-        """Let the study know of the result of a trial that had ended without one."""
+        """Add the late result of a trial to the study."""
         value = self._value(trial, board)
         if value is not None:
             study_of.tell_again(self._study, trial.frozen, value)
@@ -325,10 +331,10 @@ class ContenderStudy:
         return sum(outcomes) / len(outcomes)
 
     def _outcome(self, job: Job, state: JobState) -> float | None:
-        """Find what a job counts as.
+        """Return the objective of a job, None if it has none.
 
-        A diverged one as the worst so far, or as its untrained model if that is worse: a sampler
-        that is not told of it proposes the same region again.
+        A diverged job counts as the worst so far, or as its untrained model if that is worse:
+        without a value, a sampler would propose the same region again.
         """
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(

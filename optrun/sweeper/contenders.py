@@ -24,7 +24,7 @@ class Contender:
     """Of the optimizer; empty where the sweep tells none apart."""
     overrides: Sequence[str]
     """Fixed ones and ranges, checked by name."""
-    own: frozenset[str] = frozenset()
+    own_keys: frozenset[str] = frozenset()
     """Keys that were given for this optimizer."""
 
 
@@ -38,10 +38,10 @@ def search_overrides(search: Mapping[str, object]) -> list[str]:
         >>> search_overrides({"lamb": {"lr": "1e-3,2e-3", "optimizer": {"eps": 1e-6}}})
         ['search.lamb.lr=1e-3,2e-3', 'search.lamb.optimizer.eps=1e-06']
     """
-    for name, own in search.items():
-        if not isinstance(own, Mapping) or not own:
+    for name, values in search.items():
+        if not isinstance(values, Mapping) or not values:
             raise ConfigError(
-                f"hydra.sweeper.search.{name}={own}: expected keys and values, such as "
+                f"hydra.sweeper.search.{name}={values}: expected keys and values, such as "
                 f"{name}: {{lr: 'tag(log, interval(1e-4, 1e-2))'}}."
             )
     return param_overrides(search, "hydra.sweeper.search", SEARCH)
@@ -51,7 +51,7 @@ def contenders_of(
     hydra: Hydra,
     checked: Callable[[Sequence[str]], list[str]],
     common: Sequence[str],
-    own: Sequence[str],
+    own_tokens: Sequence[str],
 ) -> list[Contender]:
     """Take a sweep apart by optimizer.
 
@@ -59,36 +59,36 @@ def contenders_of(
         hydra: Composes the choices.
         checked: Checks overrides of a sweep by name.
         common: Overrides for all, checked by name.
-        own: `search.NAME.KEY=VALUES`; empty: optimizers are not told apart.
+        own_tokens: `search.NAME.KEY=VALUES`; empty: all optimizers share one space.
 
     Returns:
         One contender for each value of `optimizer=`, or where there is none for each name among
-        `own`; else a single one without a name. What was given for one optimizer wins over what
-        holds for all.
+        `own_tokens`; else a single one without a name. A value for one optimizer wins over a
+        value for all.
 
     Raises:
-        ConfigError: An optimizer or a key that does not exist, by name.
+        ConfigError: An unknown optimizer or key, by name.
     """
-    if not own:
+    if not own_tokens:
         return [Contender("", list(common))]
     options = list(hydra.config_loader.get_group_options("optimizer"))
     spaces: dict[str, list[str]] = {}
-    for token in own:
+    for token in own_tokens:
         name, assignment = _taken_apart(token, options)
         spaces.setdefault(name, []).append(assignment)
-    given = [token for token in common if token.lstrip("+").startswith("optimizer=")]
+    optimizer_tokens = [token for token in common if token.lstrip("+").startswith("optimizer=")]
     names = list(spaces)
-    if given:
-        names = overrides_of.values_of(*overrides_of.parse(given[:1]))
+    if optimizer_tokens:
+        names = overrides_of.values_of(*overrides_of.parse(optimizer_tokens[:1]))
         if len(set(names)) < len(names):
-            raise ConfigError(f"{given[0]}: an optimizer stands there twice.")
+            raise ConfigError(f"{optimizer_tokens[0]}: an optimizer stands there twice.")
     for name in spaces:
         if name not in names:
             raise ConfigError(
-                f"search.{name}: {given[0]} does not try {name}. Add it there, or leave"
+                f"search.{name}: {optimizer_tokens[0]} does not try {name}. Add it there, or leave"
                 f" search.{name} out."
             )
-    shared = [token for token in common if token not in given]
+    shared = [token for token in common if token not in optimizer_tokens]
     return [_contender(checked, name, shared, spaces.get(name, [])) for name in names]
 
 
@@ -111,19 +111,19 @@ def _contender(
     checked: Callable[[Sequence[str]], list[str]],
     name: str,
     shared: Sequence[str],
-    own: Sequence[str],
+    own_tokens: Sequence[str],
 ) -> Contender:
-    tokens = [f"optimizer={name}", *merged(shared, own)]
+    tokens = [f"optimizer={name}", *merged(shared, own_tokens)]
     try:
-        whole = checked(tokens)
+        overrides = checked(tokens)
     except ConfigError as error:
         key = next(
             (
                 token.partition("=")[0]
-                for token in own
+                for token in own_tokens
                 if str(error).startswith(token.partition("=")[0])
             ),
             None,
         )
         raise ConfigError(f"search.{name}{': ' if key is None else '.'}{error}") from error
-    return Contender(name, whole, frozenset(token.partition("=")[0] for token in own))
+    return Contender(name, overrides, frozenset(token.partition("=")[0] for token in own_tokens))

@@ -29,11 +29,11 @@ class Device:
     """What it is called everywhere, however the visible devices are counted."""
 
 
-def find_devices(asked: str | Sequence[int | str]) -> list[Device]:
-    """Find the devices that `hydra.sweeper.devices` means.
+def find_devices(names: str | Sequence[int | str]) -> list[Device]:
+    """Find the devices of `hydra.sweeper.devices`.
 
     Args:
-        asked: `auto`: all that are visible; else indices of the visible ones, UUIDs or MIG names.
+        names: `auto`: all that are visible; else indices of the visible ones, UUIDs or MIG names.
 
     Raises:
         ConfigError: There is no such device, or one is meant twice.
@@ -41,19 +41,18 @@ def find_devices(asked: str | Sequence[int | str]) -> list[Device]:
     inherited = _inherited()
     if (
         inherited is None
-        and not isinstance(asked, str)
-        and any(str(name).startswith("MIG-") for name in asked)
+        and not isinstance(names, str)
+        and any(str(name).startswith("MIG-") for name in names)
     ):
-        inherited = [
-            str(name) for name in asked
-        ]  # a process without such a name in its environment sees one of them
+        # A process without such a name in its environment sees one of them.
+        inherited = [str(name) for name in names]
         if not all(name.startswith("MIG-") for name in inherited):
             raise ConfigError(
-                f"{KEY}={asked}: expected MIG names alone, or none; CUDA does not see both at once."
+                f"{KEY}={names}: expected MIG names alone, or none; CUDA does not see both at once."
             )
     visible = visible_devices(inherited)
     setting = "" if inherited is None else f" with {VISIBLE}={','.join(inherited)}"
-    if asked == "auto":
+    if names == "auto":
         if not visible:
             raise ConfigError(
                 f"{KEY}=auto: torch sees no CUDA device on this machine{setting}. Leave it out, and"
@@ -61,18 +60,18 @@ def find_devices(asked: str | Sequence[int | str]) -> list[Device]:
                 " on the CPU."
             )
         return visible
-    devices = [_pick(name, visible, f"{KEY}={asked}", setting) for name in asked]
+    devices = [_pick(name, visible, f"{KEY}={names}", setting) for name in names]
     for device in devices:
         if devices.count(device) > 1:
             raise ConfigError(
-                f"{KEY}={asked}: {device.visible} and {device.uuid} are one device; expected each"
+                f"{KEY}={names}: {device.visible} and {device.uuid} are one device; expected each"
                 " once."
             )
     return devices
 
 
 def visible_devices(inherited: Sequence[str] | None) -> list[Device]:
-    """List the devices that a process would see.
+    """List the devices visible to a process.
 
     Args:
         inherited: What `CUDA_VISIBLE_DEVICES` names; None: it is not set.
@@ -97,7 +96,7 @@ def visible_devices(inherited: Sequence[str] | None) -> list[Device]:
 
 
 def job_devices(values: PlainMapping, devices: int) -> int:
-    """Count the devices that a job takes.
+    """Count the devices of a job.
 
     Args:
         values: Its resolved configuration.
@@ -110,7 +109,7 @@ def job_devices(values: PlainMapping, devices: int) -> int:
 
 
 def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
-    """Refuse a job that cannot have its devices, before it starts.
+    """Refuse a job with more devices than the sweep, or without CUDA.
 
     Args:
         values: Its resolved configuration.
@@ -137,7 +136,7 @@ def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
 
 
 def refuse_unseen(visible: Sequence[str]) -> None:
-    """Refuse to train in a process whose devices torch does not see.
+    """Raise an error if torch does not see the devices of this process.
 
     `training.device=auto` would take the CPU.
 
@@ -162,23 +161,27 @@ def _inherited() -> list[str] | None:
     return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
 
 
-def _pick(name: int | str, there: Sequence[Device], given: str, setting: str) -> Device:
+def _pick(name: int | str, devices: Sequence[Device], setting_text: str, setting: str) -> Device:
     """Find the visible device of an index or a name; a UUID may be cut short, as CUDA takes it."""
     if isinstance(name, int):
-        matches = [there[name]] if name < len(there) else []
+        matches = [devices[name]] if name < len(devices) else []
     else:
         matches = [
-            device for device in there if name == device.visible or device.uuid.startswith(name)
+            device for device in devices if name == device.visible or device.uuid.startswith(name)
         ]
     if len(matches) == 1:
         return matches[0]
-    listed = ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(there)) or "none"
-    what = f"{name} means {len(matches)} devices" if matches else f"there is no device {name}"
-    raise ConfigError(f"{given}: {what} on this machine{setting}. Visible CUDA devices: {listed}.")
+    choices = (
+        ", ".join(f"{index} ({device.uuid})" for index, device in enumerate(devices)) or "none"
+    )
+    problem = f"{name} means {len(matches)} devices" if matches else f"there is no device {name}"
+    raise ConfigError(
+        f"{setting_text}: {problem} on this machine{setting}. Visible CUDA devices: {choices}."
+    )
 
 
 def _ask_torch(visible: str | None) -> list[str]:
-    """Ask torch for the UUIDs of the devices that a process sees, by index."""
+    """Ask torch for the UUIDs of the visible devices, by index."""
     environment = dict(os.environ) if visible is None else {**os.environ, VISIBLE: visible}
     try:
         done = subprocess.run(

@@ -88,8 +88,12 @@ class Driver:
         self._launches = 0
         self._unbegun = 0
         """Launches in a row that came back without a job begun."""
-        self._waits = self._told_of_stop = self._signalled = self._killed = False
-        self.stop.groups, self.stop.at_work = self.workers.pids, self._unsaved
+        self._waits = False
+        self._told_of_stop = False
+        self._signalled = False
+        self._killed = False
+        self.stop.groups = self.workers.pids
+        self.stop.at_work = self._unsaved
 
     # What is known
     # ----------------------------------------------------------------------------------------------
@@ -107,29 +111,32 @@ class Driver:
             if row.state.status == "failed" and self.options.retry_failed:
                 row.retry = row.record.attempts
             elif row.state.ended:
-                row.told = True
-                self.failed_before += [row] if row.state.status == "failed" else []
+                row.is_reported = True
+                if row.state.status == "failed":
+                    self.failed_before.append(row)
             row.resting = row.record.stopped_at is not None and not row.state.ended
 
     def refresh(self, jobs: Iterable[Job]) -> None:
-        """Read where jobs stand, and show those that ended."""
+        """Read the states of jobs, and report ended jobs."""
         at_work = self._at_work
         for row in map(self.board.row, jobs):
             name = row.job.name
-            if row.told:
+            if row.is_reported:
                 continue
-            row.record, row.state = self.sweep.read_record(name), self.sweep.state(name)
+            row.record = self.sweep.read_record(name)
+            row.state = self.sweep.state(name)
             ours = row.record.open == self.token and name in at_work
             row.running = row.record.open is not None and (ours or self.sweep.held(name))
             if row.state.ended and not row.running and row.retry != row.record.attempts:
-                row.told = True
+                row.is_reported = True
                 self.view.ended(row, self.board, str(self.sweep.run(name).log))
                 self.write_result()
         self.view.update(self.board)
 
     def _wanted(self, goal: Goal) -> bool:
-        """Tell whether a job is to be worked on in this start, to get where it is wanted."""
-        row, record = self.board.row(goal.job), self.sweep.read_record(goal.job.name)
+        """Tell whether a job needs more work in this start."""
+        row = self.board.row(goal.job)
+        record = self.sweep.read_record(goal.job.name)
         if row.state.status == "finished" or row.out_of_time:
             return False
         if row.state.status == "failed":
@@ -154,11 +161,8 @@ class Driver:
         """
         goals = plan()
         while True:
-            landed = [
-                (launch, code)
-                for launch in self._open
-                if (code := launch.server.code()) is not None
-            ]
+            codes = [(launch, launch.server.code()) for launch in self._open]
+            landed = [(launch, code) for launch, code in codes if code is not None]
             for launch, code in landed:
                 self._land(launch, code)
             self.refresh(job for job, _ in goals)
@@ -192,7 +196,7 @@ class Driver:
             self._signalled = True
 
     def _is_given_up(self) -> bool:
-        """Kill the jobs that have not stopped long after the limit of time.
+        """Kill jobs still running long after the time limit.
 
         Returns:
             Whether even that did not end them.
@@ -213,9 +217,9 @@ class Driver:
         return patience < -_GIVE_UP_SECONDS
 
     def _unsaved(self) -> list[str]:
-        """Find jobs that a process of this sweep trains now.
+        """Find jobs in training in a process of this sweep.
 
-        One that saved itself may still draw its curves.
+        A job past its last save may still draw its curves.
         """
         return [
             name
@@ -231,12 +235,14 @@ class Driver:
         if self._told_of_stop:
             return
         self._told_of_stop = True
-        held = len(self._unsaved())
+        unsaved = len(self._unsaved())
         jobs = (
-            "the job at work saves and ends" if held == 1 else f"{held} jobs at work save and end"
+            "the job at work saves and ends"
+            if unsaved == 1
+            else f"{unsaved} jobs at work save and end"
         )
         self.view.note(
-            f"{self.stop.why}{f': {jobs} after this step' if held else ''}; a second Ctrl-C ends"
+            f"{self.stop.why}{f': {jobs} after this step' if unsaved else ''}; a second Ctrl-C ends"
             " all at once"
         )
 
@@ -246,7 +252,7 @@ class Driver:
         return {row.job.name for launch in self._open for row in launch.batch}
 
     def _start(self, goals: Sequence[Goal]) -> bool:
-        """Start a launch if there is a job and a process with the devices that it takes."""
+        """Start a launch if a job is waiting and its devices are free."""
         missing = math.inf
         for batch in self._batches(goals, self._at_work):
             devices = max(self.workers.devices_of(job.values) for job, _ in batch)
@@ -262,9 +268,11 @@ class Driver:
                 break
         if missing == math.inf:
             self.workers.pool.stop_waiting()
-        elif not self._open and not self._waits and (holders := self.workers.pool.holders()):
-            self._waits = True  # said once
-            self.view.note(f"waiting for devices in use by others: {holders}")
+        elif not self._open and not self._waits:
+            holders = self.workers.pool.holders()
+            if holders:
+                self._waits = True  # the note comes once
+                self.view.note(f"waiting for devices in use by others: {holders}")
         return False
 
     def _batches(self, goals: Sequence[Goal], at_work: set[str]) -> Iterator[Sequence[Goal]]:
@@ -290,7 +298,8 @@ class Driver:
                 yield suspects[:1] or distinct_goals[: self.options.max_batch_size]
 
     def _mark(self, row: JobRow) -> tuple[object, ...]:
-        record, state = self.sweep.read_record(row.job.name), self.sweep.state(row.job.name)
+        record = self.sweep.read_record(row.job.name)
+        state = self.sweep.state(row.job.name)
         return (
             record.attempts,
             state.status,
@@ -318,14 +327,15 @@ class Driver:
         server.send(spec)
 
     def _land(self, launch: _OpenLaunch, code: int) -> None:
-        """Take note of how a launch ended.
+        """Record the end of a launch.
 
         Raises:
             OptrunError: The launcher itself fails.
         """
         self._open.remove(launch)
         launch.spec.unlink(missing_ok=True)
-        why, answer = "", launching.answer_file(launch.spec)
+        why = ""
+        answer = launching.answer_file(launch.spec)
         if answer.is_file():
             why = str(read_json(answer)["why"]).strip().partition("\n")[0]
             answer.unlink()
@@ -336,28 +346,28 @@ class Driver:
         if code == EXIT_STORAGE and not self.stop.requested:
             self.stop.refused = why if refused else "the disk refused."
         self._account(launch.batch, why)
-        begun = launch.before != list(map(self._mark, launch.batch))
-        self._unbegun = 0 if begun else self._unbegun + 1
+        has_begun = launch.before != list(map(self._mark, launch.batch))
+        self._unbegun = 0 if has_begun else self._unbegun + 1
         pinned = ",".join(launch.server.lease.visible)
         self.workers.give_back(
             launch.server,
             fresh=any(self.sweep.state(row.job.name).status == "failed" for row in launch.batch),
-            broken=refused and not begun,
+            broken=refused and not has_begun,
         )
         if self.stop.requested:
             return
-        if why and not begun and not pinned:
+        if why and not has_begun and not pinned:
             raise OptrunError(
                 f"the launcher failed before any job began: {why} See {self.sweep.log}."
             )
-        if refused and not begun:
+        if refused and not has_begun:
             self.view.note(f"device {pinned} is left out: {why}")
         elif self._unbegun >= _IDLE_LAUNCHES:
             times = f"{self._unbegun} times without a job begun"
             raise OptrunError(f"the launcher came back {times}. {why} See {self.sweep.log}.")
 
     def _account(self, batch: Sequence[JobRow], why: str) -> None:
-        """Find jobs whose worker died, and jobs that stopped because their time was up."""
+        """Mark jobs with a dead worker, and jobs out of time."""
         if self.stop.requested:
             return
         for row in batch:
@@ -367,16 +377,16 @@ class Driver:
                     if record.open == self.token:  # its worker died
                         record.open = None
                         self.sweep.write_record(row.job.name, record)
-                        self._suspect(row, alone=len(batch) == 1, why=why)
+                        self._suspect(row, was_alone=len(batch) == 1, why=why)
                     elif row.state.status == "interrupted" and "time budget" in row.state.message:
                         row.out_of_time = True
             except LockedError:
                 continue  # at work still, in a process of its own
 
-    def _suspect(self, row: JobRow, *, alone: bool, why: str) -> None:
-        """Try a job whose worker died, or was killed, once more, alone.
+    def _suspect(self, row: JobRow, *, was_alone: bool, why: str) -> None:
+        """Try a job with a dead worker once more, in a launch of its own.
 
-        If that ends so, too, it is its result.
+        If its worker dies there too, the job has failed.
         """
         from optrun.sweeper.worker import record_failure
 
@@ -386,7 +396,7 @@ class Driver:
         step = max(
             row.state.step, self.sweep.steps_done(job.name)
         )  # the summary may be a second behind
-        if alone and row.suspect:
+        if was_alone and row.suspect:
             row.suspect = False
             failure = (
                 f"the process of this job died twice, last after step {step}:"
@@ -400,7 +410,7 @@ class Driver:
         self.view.note(f"the worker of {job.label} died after step {step}; tried once more, alone")
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
-        """Leave the jobs of a pruned trial at a rung, but for those that have ended."""
+        """Leave the unfinished jobs of a pruned trial at a rung."""
         for row in map(self.board.row, jobs):
             if row.state.ended or row.resting:
                 continue
@@ -415,7 +425,7 @@ class Driver:
             self.write_result()
 
     def close(self) -> None:
-        """Let the launching processes end; those that are at work still save their jobs first."""
+        """End the launching processes; running jobs are saved first."""
         self._ask_to_stop()
         self.workers.close(self.stop.patience)
         if not self.stop.requested:  # else a queue may still hold jobs that look for it
@@ -438,7 +448,7 @@ class Driver:
         return EXIT_FAILED if any(state.status == "failed" for state in states) else EXIT_DONE
 
     def write_result(self) -> None:
-        """Write where every job stands to `sweep.json`."""
+        """Write the state of every job to `sweep.json`."""
         rows: list[dict[str, object]] = [
             {
                 "name": row.job.name,

@@ -112,7 +112,7 @@ class SweepDir:
                 )
 
     def _is_result(self) -> bool:
-        """Tell whether `sweep.json` is that of a sweep."""
+        """Tell whether a sweep has written `sweep.json`."""
         try:
             result = read_json(self.result)
         except (OSError, ValueError, OptrunError):
@@ -124,22 +124,28 @@ class SweepDir:
         return RunDir(self.path / name)
 
     def lock(self, name: str) -> Path:
-        """Return the lock that the process which works on a job holds."""
+        """Return the lock file of a job.
+
+        The process at work on the job holds it.
+        """
         return self.hidden / "jobs" / f"{name}.lock"
 
     def stop(self, token: str) -> Path:
-        """Return the file that exists once a sweep process wants its workers to save and end."""
+        """Return the stop file of a sweep process.
+
+        It exists once the process wants its workers to save and end.
+        """
         return self.hidden / f"stop-{token}"
 
     def spec(self, token: str) -> Path:
-        """Name the file that says what a launch is to do, JSON."""
+        """Return the JSON file with the jobs of a launch."""
         return self.hidden / f"launch-{token}.json"
 
     # Jobs
     # ----------------------------------------------------------------------------------------------
 
     def read_record(self, name: str) -> Record:
-        """Read the record of a job; a new one where there is none."""
+        """Read the record of a job, or make a new record."""
         try:
             values = read_json(self.hidden / "jobs" / f"{name}.json")
             return Record(**from_json(values))
@@ -174,11 +180,9 @@ class SweepDir:
             return JobState("interrupted", message="summary.json cannot be read")
         metric, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
         best = lookup(summary, "metrics", "best", metric, "value")
-        status, code, message = (
-            str(summary.get("status")),
-            summary.get("exit_code"),
-            str(summary.get("message") or ""),
-        )
+        status = str(summary.get("status"))
+        code = summary.get("exit_code")
+        message = str(summary.get("message") or "")
         if status == "failed" and summary.get("disk_refused") is True:
             status = "interrupted"  # cut by a disk that was full: the same line goes on with it
         return JobState(
@@ -198,7 +202,7 @@ class SweepDir:
         )
 
     def metrics(self, name: str) -> MetricsLog:
-        """Read the metrics of a job; none where there is no file."""
+        """Read the metrics of a job; empty without a file."""
         try:
             return read_metrics(self.run(name).metrics)
         except OSError:
@@ -224,7 +228,8 @@ class SweepDir:
         Returns:
             NaN where it was no number; None where it was not evaluated until then.
         """
-        state, best = self.state(name), None
+        state = self.state(name)
+        best: float | None = None
         series = self.metrics(name).series(state.metric) if state.metric is not None else ((), ())
         for at, value in zip(*series, strict=True):
             if 0 < at <= step and (best is None or state.better(value, best)):
@@ -233,7 +238,7 @@ class SweepDir:
 
 
 def clean(sweep: SweepDir) -> None:
-    """Remove what launches of earlier sweep processes left behind, a day later."""
+    """Remove stop and launch files of earlier sweeps after a day."""
     for pattern in ("stop-*", "launch-*"):
         for path in sweep.hidden.glob(pattern):
             with contextlib.suppress(FileNotFoundError):  # another sweep process tidies up too

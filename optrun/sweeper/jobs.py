@@ -70,15 +70,17 @@ def param_overrides(
 
 
 def merged(lower: Iterable[str], upper: Iterable[str]) -> list[str]:
-    """Merge overrides of a file with those of the command line, which win by key.
+    """Merge overrides of a file and of the command line.
+
+    The command line wins by key.
 
     Example:
         >>> merged(["lr=1,2", "seed=0,1"], ["lr=3"])
         ['seed=0,1', 'lr=3']
     """
     above = list(upper)
-    taken = {_key(token) for token in above}
-    return [token for token in lower if _key(token) not in taken] + above
+    keys_above = {_key(token) for token in above}
+    return [token for token in lower if _key(token) not in keys_above] + above
 
 
 def _key(token: str) -> str:
@@ -110,7 +112,7 @@ def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
                 f"{token}: an interval has no single values to combine. Add hydra/sweeper=optuna to"
                 " search."
             )
-    return [list(found) for found in itertools.product(*axes)]
+    return [list(point) for point in itertools.product(*axes)]
 
 
 @dataclass(eq=False)
@@ -120,7 +122,7 @@ class Composer:
     hydra: Hydra
     config_name: str
     """The primary configuration."""
-    whole: Callable[[Sequence[str]], Sequence[str]] = tuple
+    complete: Callable[[Sequence[str]], Sequence[str]] = tuple
     """Adds to the overrides of a job those that follow from them: the configuration of its trunk.
     """
     require: Callable[[PlainMapping], object] = bool
@@ -137,13 +139,19 @@ class Composer:
             ConfigError: A key or choice that this combination does not have, or a value of another
                 type.
         """
-        changes, settled = [], []
-        every = self.whole(tokens)
+        changes = []
+        settled = []
+        every = self.complete(tokens)
         for token, override in zip(every, parse(self.hydra, every), strict=True):
             # A mapping is left to Hydra, which merges it into what is there.
-            whole = override.key_or_group in store.GROUPS or isinstance(override.value(), dict)
-            simple = override.type == OverrideType.CHANGE and not whole
-            (changes.append(override) if simple else settled.append(token))
+            replaces_group = override.key_or_group in store.GROUPS or isinstance(
+                override.value(), dict
+            )
+            simple = override.type == OverrideType.CHANGE and not replaces_group
+            if simple:
+                changes.append(override)
+            else:
+                settled.append(token)
         try:
             cfg = self._with(tuple(settled), changes)
             store.refuse_dangling(cfg)
@@ -158,10 +166,10 @@ class Composer:
         if settled not in self._bases:
             base = store.without_hydra(store.compose(self.hydra, self.config_name, list(settled)))
             self._bases[settled] = base, keys.all_keys(base)
-        base, known = self._bases[settled]
+        base, known_keys = self._bases[settled]
         cfg = copy.deepcopy(base)
         for override in changes:
-            if override.key_or_group not in known:
+            if override.key_or_group not in known_keys:
                 raise keys.unknown_key(cfg, override.key_or_group)
             assign(cfg, override.key_or_group, override.value())
         return cfg
@@ -179,27 +187,29 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     Raises:
         ConfigError: As `Composer`.
     """
-    found: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
+    points_by_digest: dict[str, tuple[tuple[str, ...], dict[str, object]]] = {}
     left_out: dict[str, dict[str, None]] = {}
     for point in points:
         values = compose(point)
-        whole = tuple(compose.whole(point))
+        overrides_of_point = tuple(compose.complete(point))
         digest = config_digest(values)
-        first, first_values = found.setdefault(digest, (whole, values))
-        other = label_of([token for token in whole if token not in first])
-        if other and values != first_values:
-            left_out.setdefault(digest, {})[other] = None
+        first, first_values = points_by_digest.setdefault(digest, (overrides_of_point, values))
+        difference = label_of([token for token in overrides_of_point if token not in first])
+        if difference and values != first_values:
+            left_out.setdefault(digest, {})[difference] = None
     common = (
-        set.intersection(*(set(overrides) for overrides, _ in found.values())) if found else set()
+        set.intersection(*(set(overrides) for overrides, _ in points_by_digest.values()))
+        if points_by_digest
+        else set()
     )
-    made = []
-    for digest, (overrides, values) in found.items():
+    jobs = []
+    for digest, (overrides, values) in points_by_digest.items():
         name = job_name(values, digest)
         label = label_of([token for token in overrides if token not in common])
-        made.append(
+        jobs.append(
             Job(name, digest, overrides, values, label or name, tuple(left_out.get(digest, ())))
         )
-    return made
+    return jobs
 
 
 def label_of(overrides: Sequence[str]) -> str:
@@ -215,6 +225,8 @@ def job_name(values: Mapping[str, object], digest: str) -> str:
         'lamb-lr0.002-seed1-0123456789ab'
     """
     lr = values.get("lr")
-    shown = f"{lr:g}" if isinstance(lr, int | float) else str(lr)
-    text = f"{lookup(values, 'optimizer', 'name')}-lr{shown}-seed{values.get('seed')}-{digest[:12]}"
+    lr_text = f"{lr:g}" if isinstance(lr, int | float) else str(lr)
+    text = (
+        f"{lookup(values, 'optimizer', 'name')}-lr{lr_text}-seed{values.get('seed')}-{digest[:12]}"
+    )
     return re.sub(r"[^\w.+-]", "_", text)

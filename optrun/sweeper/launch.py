@@ -86,9 +86,9 @@ class Server:
         self._process.stdin.flush()
 
     def code(self) -> int | None:
-        """Read the exit code of the launch, negative where a signal ended the process.
+        """Read the exit code of the launch, None while it runs.
 
-        None while it runs.
+        Negative if a signal ended the process.
         """
         ended = self._process.poll()  # asked first: what is written before the end is seen after it
         return int(read_json(self._answer)["code"]) if self._answer.is_file() else ended
@@ -117,7 +117,7 @@ class Server:
 
 
 def answer_file(spec: Path) -> Path:
-    """Name the file that holds the exit code of a launch once it is over, and why it failed."""
+    """Return the file with the exit code of a launch and its error."""
     return spec.with_suffix(".done")
 
 
@@ -136,7 +136,8 @@ def main(spec: Path, train_run: TrainRun) -> int:
     launch = Launch(**{**values, "command": SweepCommand(**values["command"])})
     sweep = SweepDir(Path(launch.folder))
     over = _follow(sweep.stop(launch.token))
-    why, code = "", EXIT_DONE
+    why = ""
+    code = EXIT_DONE
     try:
         why = _launch(launch, sweep, train_run)
         code = EXIT_STORAGE if why else EXIT_DONE
@@ -144,10 +145,8 @@ def main(spec: Path, train_run: TrainRun) -> int:
         code = 130
     except Exception as error:
         traceback.print_exc()
-        why, code = (
-            f"{type(error).__name__}: {error}",
-            EXIT_STORAGE if is_refused_by_disk(error) else EXIT_FAILED,
-        )
+        why = f"{type(error).__name__}: {error}"
+        code = EXIT_STORAGE if is_refused_by_disk(error) else EXIT_FAILED
     finally:
         over.set()
     with contextlib.suppress(OSError):
@@ -156,7 +155,7 @@ def main(spec: Path, train_run: TrainRun) -> int:
 
 
 def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
-    """Call the launcher; returns what the disk said if it has cut a job."""
+    """Call the launcher, and return the error of a disk, or nothing."""
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
@@ -201,7 +200,8 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
 
 def _follow(stop: Path) -> threading.Event:
     """Watch the sweep: when it is gone, however it went, its workers save and end."""
-    parent, over = os.getppid(), threading.Event()
+    parent = os.getppid()
+    over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.2):

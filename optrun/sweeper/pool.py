@@ -113,7 +113,7 @@ class DevicePool:
             raise _refused(self.folder, error) from error
 
     def take(self, count: int, *, wait: bool = False) -> Lease | None:
-        """Take devices that nobody uses; None where there are not enough.
+        """Take unused devices, or None if there are too few.
 
         Args:
             count: How many.
@@ -155,7 +155,7 @@ class DevicePool:
             self._not_before.update(dict.fromkeys(lease.devices, self.clock() + _STEP_BACK_SECONDS))
 
     def is_awaited(self, lease: Lease) -> bool:
-        """Tell whether a process that has no device waits for one of these."""
+        """Tell whether a process without devices waits for one of these."""
         for device in lease.devices:
             descriptor = _lock(self._path(device, "waiting"))
             if descriptor is None:
@@ -164,7 +164,7 @@ class DevicePool:
         return False
 
     def holders(self) -> str:
-        """Describe who uses the devices that this process could not have."""
+        """Describe the processes on the devices in use elsewhere."""
         return ", ".join(
             f"{device.visible} ({device.uuid}){_holder(self._path(device, 'lock'))}"
             for device in self.devices
@@ -172,7 +172,7 @@ class DevicePool:
         )
 
     def stop_waiting(self) -> None:
-        """Give up what was kept and told while waiting."""
+        """Release the devices and the marks kept while waiting."""
         self._drop_found()
         while self._waiting:
             os.close(self._waiting.popitem()[1])
@@ -192,13 +192,12 @@ class DevicePool:
         _sign(descriptor)
 
     def _wait(self, count: int) -> None:
-        wanted = {str(self._path(device, "waiting")): fcntl.LOCK_SH for device in self.devices}
-        for name, kind in {**wanted, **({_GATHERING: fcntl.LOCK_EX} if count > 1 else {})}.items():
+        marks = {str(self._path(device, "waiting")): fcntl.LOCK_SH for device in self.devices}
+        for name, kind in {**marks, **({_GATHERING: fcntl.LOCK_EX} if count > 1 else {})}.items():
             if name not in self._waiting:
                 mark = _lock(self.folder / name, kind)
-                if (
-                    mark is not None
-                ):  # else another process looks just now, and it is told the next time
+                # None: another process looks just now, and sees the mark the next time.
+                if mark is not None:
                     self._waiting[name] = mark
 
     def _drop_found(self) -> None:
@@ -217,13 +216,13 @@ def adopt(descriptors: Sequence[int]) -> None:
     Args:
         descriptors: Of a lease, under the numbers they had in the process that took it.
     """
-    held = list(descriptors)
-    for descriptor in held:
+    open_descriptors = list(descriptors)
+    for descriptor in open_descriptors:
         os.set_inheritable(descriptor, False)
 
     def drop() -> None:
-        while held:  # emptied, since the numbers are free for other files from then on
-            os.close(held.pop())
+        while open_descriptors:  # emptied, since the numbers are free for other files from then on
+            os.close(open_descriptors.pop())
 
     os.register_at_fork(after_in_child=drop)
 
@@ -238,12 +237,14 @@ def hold_as_rank(environment: Mapping[str, str]) -> None:
         StorageError: A lock cannot be taken.
     """
     paths = [Path(path) for path in environment.get(RANK_LOCKS, "").split(os.pathsep) if path]
-    held = [_lock(path, fcntl.LOCK_SH) for path in paths]
-    adopt([descriptor for descriptor in held if descriptor is not None])
+    descriptors = [_lock(path, fcntl.LOCK_SH) for path in paths]
+    adopt([descriptor for descriptor in descriptors if descriptor is not None])
 
 
 def _lock(path: Path, kind: int = fcntl.LOCK_EX) -> int | None:
-    """Lock a file, made where missing; returns the open file, None where another process holds it.
+    """Lock a file; return its descriptor, None if another process holds it.
+
+    A missing file is created.
 
     Raises:
         StorageError: The file cannot be written, is a link, or lies on a file system without locks.
@@ -270,7 +271,7 @@ def _refused(path: Path, error: OSError) -> StorageError:
 
 
 def _sign(descriptor: int) -> None:
-    """Sign who holds it: for people who wait, nothing depends on it."""
+    """Write the holder of a lock into its file, for people only."""
     with contextlib.suppress(OSError):
         holder = {
             "pid": os.getpid(),

@@ -1,7 +1,4 @@
-"""The process that asks torch which CUDA devices there are.
-
-So that the sweep's own never starts CUDA.
-"""
+"""List the CUDA devices in a process of its own: the sweep's process never starts CUDA."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Print the UUID of every device that this process sees, by index, as JSON on one line."""
+    """Print the UUIDs of the visible devices, by index, as one JSON line."""
     import torch
 
     uuids = [

@@ -53,7 +53,9 @@ def build_pruner(options: OptunaConfig, max_steps: int | None) -> optuna.pruners
 
 
 def rungs_of(options: OptunaConfig) -> Iterator[int]:
-    """Yield the steps at which a trial pauses, without end; nothing without a pruner.
+    """Yield the rungs of a trial in optimizer steps, without end.
+
+    Yields nothing without a pruner.
 
     Example:
         >>> from types import SimpleNamespace
@@ -68,7 +70,7 @@ def rungs_of(options: OptunaConfig) -> Iterator[int]:
 
 
 def value_at_rung(
-    driver: Driver, jobs: tuple[Job, ...], rung: int, others: Iterable[float]
+    driver: Driver, jobs: tuple[Job, ...], rung: int, other_values: Iterable[float]
 ) -> float | None:
     """Compute the value of a trial at a rung: the mean over its seeds.
 
@@ -79,28 +81,30 @@ def value_at_rung(
         driver: Of the sweep.
         jobs: Those of the trial; all have ended, or are at the rung.
         rung: Optimizer steps.
-        others: Values of other trials there.
+        other_values: Values of other trials there.
 
     Returns:
         NaN if a job failed for another reason; None if one was not evaluated before the rung.
     """
-    known = list(others)
+    values_there = list(other_values)
     values = []
     for job in jobs:
-        value = _value_of_job(driver, job, rung, known)
+        value = _value_of_job(driver, job, rung, values_there)
         if value is None:
             return None
         values.append(value)
     return sum(values) / len(values)
 
 
-def _value_of_job(driver: Driver, job: Job, rung: int, others: Iterable[float]) -> float | None:
+def _value_of_job(
+    driver: Driver, job: Job, rung: int, other_values: Iterable[float]
+) -> float | None:
     state = driver.board.row(job).state
     if state.status == "failed" and state.step <= rung:
         if not state.diverged:
             return math.nan
         before = untrained(driver.sweep, job, state.metric or "")
-        worst = stand_in(others, [before], state.mode)
+        worst = stand_in(other_values, [before], state.mode)
         return math.nan if worst is None else worst
     rungs = driver.sweep.read_record(job.name).rungs
     if str(rung) in rungs:

@@ -26,22 +26,23 @@ start."""
 
 
 def require_hashed(study: optuna.Study) -> None:
-    """Note that trials are seeded by a hash, and refuse a study that is seeded otherwise.
+    """Mark a study as seeded by hash, and refuse other seeding.
 
     Args:
         study: Nobody else changes it meanwhile.
 
     Raises:
-        ConfigError: Another optrun seeds it in a way that is not known here.
+        ConfigError: Another version of optrun seeds it in an unknown way.
     """
-    kept = study.user_attrs.get(_SEEDING)
-    if kept is None and not study.user_attrs and not study.get_trials(deepcopy=False):
-        study.set_user_attr(_SEEDING, kept := _HASHED)
-    if kept != _HASHED:
+    seeding = study.user_attrs.get(_SEEDING)
+    if seeding is None and not study.user_attrs and not study.get_trials(deepcopy=False):
+        seeding = _HASHED
+        study.set_user_attr(_SEEDING, seeding)
+    if seeding != _HASHED:
         whose = (
             "an optrun from before the first release"
-            if kept is None
-            else f"{kept}, known to a newer optrun"
+            if seeding is None
+            else f"{seeding}, known to a newer optrun"
         )
         raise ConfigError(
             f"hydra/sweeper=optuna: this study is seeded by {whose}. Go on with that one, or choose"
@@ -58,7 +59,7 @@ def build_sampler(
     study: str = "",
     space: Space | None = None,
 ) -> optuna.samplers.BaseSampler:
-    """Make the sampler that proposes one trial.
+    """Build the sampler of one trial.
 
     Args:
         name: Which kind.
@@ -68,7 +69,8 @@ def build_sampler(
         study: Tells it from others of the same seed.
         space: Distributions by key; a Sobol sequence covers them from the first trial on.
     """
-    start, own = max(4, share // 4), trial_seed(seed, number, study)
+    start = max(4, share // 4)
+    sampler_seed = trial_seed(seed, number, study)
     if name is Sampler.auto:
         name = Sampler.qmc if share < _FEWEST_FOR_TPE or number < start else Sampler.tpe
     match name:
@@ -77,8 +79,8 @@ def build_sampler(
             # only if scrambled.
             return _Sobol(space or {}, seed=trial_seed(seed, 0, study), scramble=True)
         case Sampler.tpe:
-            return optuna.samplers.TPESampler(seed=own, n_startup_trials=start)
-    return optuna.samplers.RandomSampler(seed=own)
+            return optuna.samplers.TPESampler(seed=sampler_seed, n_startup_trials=start)
+    return optuna.samplers.RandomSampler(seed=sampler_seed)
 
 
 class _Sobol(optuna.samplers.QMCSampler):

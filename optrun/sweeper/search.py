@@ -10,6 +10,7 @@ and take turns, so that at every moment their budgets differ by one trial at mos
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -77,23 +78,25 @@ class Search:
         return bool(self.studies[0].name)
 
     def placements(self) -> list[Job]:
-        """List jobs that may never be, of every way of taking devices that is searched over."""
-        return [job for study in self.studies for job in study.placements()]
+        """List one job per searched placement; they need not ever run."""
+        jobs: list[Job] = []
+        for study in self.studies:
+            jobs += study.placements()
+        return jobs
 
     def tuned(self) -> list[str]:
-        """List keys and groups that are searched, and tell no contenders apart."""
+        """List the searched keys and groups, without the optimizer."""
         return sorted({key for study in self.studies for key in study.searched} - {"optimizer"})
 
     def seeds(self) -> list[int]:
-        """List the seeds that take part in the choice."""
-        return [
-            int(seed)
-            for study in self.studies
-            for seed in study.seeds or [study.example.values["seed"]]
-        ]
+        """List the seeds of all trials."""
+        seeds: list[int] = []
+        for study in self.studies:
+            seeds += map(int, study.seeds or [study.example.values["seed"]])
+        return seeds
 
     def __call__(self, driver: Driver) -> None:
-        """Run trials until there are as many as asked for, those of earlier starts among them."""
+        """Run trials up to `n_trials`; trials of earlier starts count."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         with warnings.catch_warnings(
             action="ignore", category=optuna.exceptions.ExperimentalWarning
@@ -125,7 +128,7 @@ class Search:
             )
 
     def _know_before(self, driver: Driver) -> list[Trial]:
-        """Collect trials that ended in earlier starts, with their jobs.
+        """Collect the trials ended in earlier starts, with their jobs.
 
         Raises:
             ConfigError: They ended in another sweep directory.
@@ -142,7 +145,7 @@ class Search:
                 )
         driver.add(job for trial in ended for job in trial.jobs)
         under_way = sum(trial.frozen.state == TrialState.RUNNING for trial in trials)
-        left = max(0, self.share * len(self.studies) - len(ended) - under_way)
+        remaining = max(0, self.share * len(self.studies) - len(ended) - under_way)
         names = [study.name for study in self.studies]
         shares = f" · {self.share} for each of {', '.join(names)}" if self.apart else ""
         surplus = self.options.n_trials - self.share * len(names)
@@ -153,48 +156,44 @@ class Search:
         shares += f" · each on {seeds} seeds" if seeds > 1 else ""
         driver.view.note(
             f"study of {self.share * len(names)} trials -> {driver.sweep.path}{shares} ·"
-            f" {len(ended)} done before · {under_way} under way · {left} to propose"
+            f" {len(ended)} done before · {under_way} under way · {remaining} to propose"
         )
         return ended
 
     def _go_back_to(self, driver: Driver, ended: Sequence[Trial]) -> None:
-        """Bring to their end what earlier starts left, and let the studies know.
+        """Finish the trials of earlier starts, and add their results to the studies.
 
-        That is a job that is gone, or one that failed and is to be tried again. What was pruned
-        stays so.
+        Runs jobs again if their folder is gone, or if they failed and are to be retried. Pruned
+        trials stay pruned.
         """
-        left = [trial for trial in ended if trial.frozen.state != TrialState.PRUNED]
-        jobs = [job for trial in left for job in trial.jobs]
+        unpruned = [trial for trial in ended if trial.frozen.state != TrialState.PRUNED]
+        jobs = [job for trial in unpruned for job in trial.jobs]
         driver.pursue(lambda: list(map(Goal, jobs)))
         with _asking(driver.sweep):
-            for trial in left:
+            for trial in unpruned:
                 trial.study.tell_late(trial, driver.board)
 
     # The trials
     # ----------------------------------------------------------------------------------------------
 
     def _goals(self, driver: Driver) -> list[Goal]:
-        """Prune or go on with the trials at work, propose others, and say what is next."""
+        """Judge the trials at work, propose others, and return the next goals."""
         with _asking(driver.sweep):
             for study in self.studies:
                 study.give_up_halves()
             trials = {study.name: study.trials() for study in self.studies}
-            at_work = [
-                trial
-                for own in trials.values()
-                for trial in own
-                if trial.frozen.state == TrialState.RUNNING
-            ]
-            left, goals = self._judged(at_work[: self.options.n_jobs], driver)
+            all_trials = itertools.chain.from_iterable(trials.values())
+            at_work = [trial for trial in all_trials if trial.frozen.state == TrialState.RUNNING]
+            open_trials, goals = self._judged(at_work[: self.options.n_jobs], driver)
             if any(row.out_of_time for row in driver.board.rows.values()):
                 return goals
-            counts = {name: len(own) for name, own in trials.items()}
+            counts = {name: len(study_trials) for name, study_trials in trials.items()}
             # A trial with the values of an earlier one is over at once: its job has ended.
-            while proposed := self._propose(len(left), counts):
-                begun, further = self._judged(proposed, driver)
-                left += begun
+            while proposed := self._propose(len(open_trials), counts):
+                new_trials, further = self._judged(proposed, driver)
+                open_trials += new_trials
                 goals += further
-            if not left:
+            if not open_trials:
                 driver.board.expected = 0  # trials with the same values are one job
             return goals
 
@@ -210,33 +209,33 @@ class Search:
             able = [study for study in self.studies if counts[study.name] < self.share]
             if not able:
                 break
-            study = min(able, key=lambda each: counts[each.name])
+            study = min(able, key=lambda candidate: counts[candidate.name])
             proposed.append(study.ask())
             counts[study.name] += 1
         return proposed
 
     def _judged(self, trials: Sequence[Trial], driver: Driver) -> tuple[list[Trial], list[Goal]]:
-        """Judge trials at the rungs that they have reached, and tell their studies which are over.
+        """Judge trials at their rungs, and report ended trials to their studies.
 
         Returns:
             The trials that are not over, and how far their jobs are to get.
         """
         driver.add(job for trial in trials for job in trial.jobs)
-        left: list[Trial] = []
+        open_trials: list[Trial] = []
         all_goals: list[Goal] = []
         for trial in trials:
             goals = trial.study.goals(trial, driver)
             if goals:
-                left.append(trial)
+                open_trials.append(trial)
                 all_goals += goals
             else:
                 trial.study.tell(trial, driver.board)
-        return left, all_goals
+        return open_trials, all_goals
 
 
 @contextlib.contextmanager
 def _asking(sweep: SweepDir) -> Iterator[None]:
-    """Let one process at a time propose, so that there are never more trials than asked for."""
+    """Let one process propose at a time, never more than `n_trials`."""
     patience = time.monotonic() + _ASK_SECONDS
     while True:
         try:

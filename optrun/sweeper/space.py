@@ -26,9 +26,9 @@ Resolve = Callable[[Mapping[str, object]], Mapping[str, Any]]
 
 
 def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistribution]:
-    """Read what is searched, by key as on the command line.
+    """Read the search space, by key as on the command line.
 
-    Where the run takes whole numbers, they are whole.
+    Distributions of keys that take whole numbers are whole.
 
     Args:
         swept: Overrides with several values.
@@ -38,23 +38,26 @@ def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistr
         ConfigError: A range that means nothing.
     """
     space = {str(override.get_key_element()): distribution(override) for override in swept}
-    lowest = {key: any_value(found) for key, found in space.items()}
-    numbers = [key for key, found in space.items() if isinstance(found, FloatDistribution)]
+    lowest = {key: any_value(domain) for key, domain in space.items()}
+    numbers = [key for key, domain in space.items() if isinstance(domain, FloatDistribution)]
     with_numbers = resolve(lowest)
     without = resolve({key: value for key, value in lowest.items() if key not in numbers})
     for override in swept:
-        key, name = str(override.get_key_element()), override.key_or_group
+        key = str(override.get_key_element())
+        name = override.key_or_group
         if key in numbers and _is_whole(
             override, space[key], without.get(name), with_numbers.get(name)
         ):
-            found = space[key]
+            domain = space[key]
             space[key] = IntDistribution(
-                int(found.low), int(found.high), log=found.log, step=int(found.step or 1)
+                int(domain.low), int(domain.high), log=domain.log, step=int(domain.step or 1)
             )
     return space
 
 
-def _is_whole(override: Override, found: FloatDistribution, before: object, after: object) -> bool:
+def _is_whole(
+    override: Override, interval: FloatDistribution, before: object, after: object
+) -> bool:
     """Tell whether a key takes whole numbers.
 
     A schema makes the low end what the key takes. An open mapping keeps what it is given: there the
@@ -63,12 +66,14 @@ def _is_whole(override: Override, found: FloatDistribution, before: object, afte
 
     Args:
         override: The sweep.
-        found: What it means if it is not.
+        interval: Its distribution over floats.
         before: The value of the key without the override; None: it has none.
         after: The low end, written without a point where that is possible, as the configuration
             took it.
     """
-    if type(after) is not int or (found.step is not None and found.step != int(found.step)):
+    if type(after) is not int or (
+        interval.step is not None and interval.step != int(interval.step)
+    ):
         return False
     if type(before) in (int, float):
         return type(before) is int
@@ -87,7 +92,8 @@ def distribution(override: Override) -> BaseDistribution:
     Raises:
         ConfigError: An interval that is empty, or logarithmic at 0.
     """
-    value, key = override.value(), override.key_or_group
+    value = override.value()
+    key = override.key_or_group
     log = "log" in getattr(value, "tags", ())
     try:
         if isinstance(value, IntervalSweep):
@@ -121,27 +127,27 @@ def _grid(value: RangeSweep) -> BaseDistribution:
     return FloatDistribution(float(start), float(start + (count - 1) * step), step=float(step))
 
 
-def any_value(found: BaseDistribution) -> object:
-    """Pick any value of a distribution, to see what a trial resolves to; whole if it can be."""
-    if isinstance(found, CategoricalDistribution):
-        return found.choices[0]
-    return int(found.low) if found.low == int(found.low) else found.low
+def any_value(distribution: BaseDistribution) -> object:
+    """Pick the first choice or the low end of a distribution, whole if possible."""
+    if isinstance(distribution, CategoricalDistribution):
+        return distribution.choices[0]
+    return int(distribution.low) if distribution.low == int(distribution.low) else distribution.low
 
 
 def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
-    """List few points that visit the ends of every range and each of the choices.
+    """List a few points to cover all ends of ranges and all choices.
 
     Example:
         >>> ends({"lr": FloatDistribution(0.5, 2.0), "x": CategoricalDistribution(["a", "b", "c"])})
         [{'lr': 0.5, 'x': 'a'}, {'lr': 2.0, 'x': 'b'}, {'lr': 2.0, 'x': 'c'}]
     """
-    found = {
+    values_by_key = {
         key: getattr(kind, "choices", None) or (any_value(kind), kind.high)
         for key, kind in space.items()
     }
-    rounds = max(map(len, found.values()))
+    rounds = max(map(len, values_by_key.values()))
     return [
-        {key: values[min(turn, len(values) - 1)] for key, values in found.items()}
+        {key: values[min(turn, len(values) - 1)] for key, values in values_by_key.items()}
         for turn in range(rounds)
     ]
 

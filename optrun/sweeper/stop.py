@@ -116,9 +116,9 @@ class Stop:
 
 
 def family(pid: int) -> list[int]:
-    """List a process and all that it has started, ranks in groups of their own too.
+    """List the ids of a process and of all its descendants.
 
-    Where the system has no /proc that is the process alone.
+    Ranks in process groups of their own are among them. Without /proc, the process alone.
     """
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -132,7 +132,7 @@ def family(pid: int) -> list[int]:
 
 
 def end_family(pid: int) -> None:
-    """Kill a process with all that it has started."""
-    for each in family(pid):
+    """Kill a process and all its descendants."""
+    for member in family(pid):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(member, signal.SIGKILL)

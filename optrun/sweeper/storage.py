@@ -1,4 +1,4 @@
-"""Turn what the database of a study says into one message."""
+"""Turn the error of a study's database into one message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_THE_URL = (ValueError, ImportError)
 
 @contextlib.contextmanager
 def told_by_name(name: str) -> Iterator[None]:
-    """Turn what a database says when it is opened into one message.
+    """Turn the error of a database on opening into one message.
 
     Args:
         name: How the message names it.

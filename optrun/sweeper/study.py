@@ -27,7 +27,7 @@ _SHOWN = 3
 def open_study(
     storage: BaseStorage, mode: str, contender: str = "", pruner: BasePruner | None = None
 ) -> optuna.Study:
-    """Open the study of a contender, made where there is none.
+    """Open the study of a contender, or create it.
 
     Args:
         storage: Of Optuna's.
@@ -44,13 +44,13 @@ def open_study(
     )
 
 
-def refuse_mixed(storage: BaseStorage, where: str, apart: bool) -> None:
+def refuse_mixed(storage: BaseStorage, where: str, per_optimizer: bool) -> None:
     """Refuse to mix a search of one space with a search of a space per optimizer.
 
     Args:
         storage: Of Optuna's.
         where: How a message names it, and what to choose another of.
-        apart: Whether optimizers have spaces of their own now.
+        per_optimizer: Whether optimizers have spaces of their own now.
 
     Raises:
         ConfigError: It was begun the other way.
@@ -60,15 +60,16 @@ def refuse_mixed(storage: BaseStorage, where: str, apart: bool) -> None:
         for name in optuna.get_all_study_names(storage)
         if name == _NAME or name.startswith(f"{_NAME}:")
     ]
-    if apart and _NAME in names:
+    if per_optimizer and _NAME in names:
         raise ConfigError(
             f"{where}: this study searched one space for all, and now search.NAME gives optimizers"
             f" their own: {_elsewhere(where)}"
         )
-    if not apart and any(name != _NAME for name in names):
-        own = ", ".join(f"search.{name.partition(':')[2]}" for name in names if name != _NAME)
+    if not per_optimizer and any(name != _NAME for name in names):
+        searched = ", ".join(f"search.{name.partition(':')[2]}" for name in names if name != _NAME)
         raise ConfigError(
-            f"{where}: this study searched {own}, and now one space for all: {_elsewhere(where)}"
+            f"{where}: this study searched {searched}, and now one space for all:"
+            f" {_elsewhere(where)}"
         )
 
 
@@ -88,7 +89,7 @@ def refuse_other(
 ) -> None:
     """Refuse another space or configuration than the study began with.
 
-    Which is kept with it at the first start.
+    The study stores both at its first start.
 
     Args:
         study: Changed where it does not say yet what its trials share.
@@ -109,29 +110,29 @@ def refuse_other(
                     f" {_elsewhere(storage)}"
                 )
             continue
-        for key, wanted in space.items():
+        for key, distribution in space.items():
             try:
-                check_distribution_compatibility(trial.distributions[key], wanted)
+                check_distribution_compatibility(trial.distributions[key], distribution)
             except ValueError as error:
                 raise ConfigError(
                     f"{storage}: {key.lstrip('+')} was searched over"
-                    f" {described(trial.distributions[key])}, and now over {described(wanted)}. A"
-                    f" study keeps its choices and scales: {_elsewhere(storage)}"
+                    f" {described(trial.distributions[key])}, and now over"
+                    f" {described(distribution)}. A study keeps its choices and scales: {_elsewhere(storage)}"
                 ) from error
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     then = study.user_attrs.get(_SHARED)
     if then is None:
         study.set_user_attr(_SHARED, now)
         return
-    other = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-    if other:
-        listed = ", ".join(
+    changed_keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    if changed_keys:
+        changes = ", ".join(
             f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now"
-            for key in other[:_SHOWN]
+            for key in changed_keys[:_SHOWN]
         )
-        more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        more = f" and {len(changed_keys) - _SHOWN} more" if len(changed_keys) > _SHOWN else ""
         raise ConfigError(
-            f"{storage}: another configuration than this study began with: {listed}{more}. A study"
+            f"{storage}: another configuration than this study began with: {changes}{more}. A study"
             f" compares trials that share all but what is searched: {_elsewhere(storage)}"
         )
 
@@ -141,7 +142,7 @@ def _elsewhere(storage: str) -> str:
     return f"give what it began with, or choose another hydra.sweep.dir{also}."
 
 
-def described(found: BaseDistribution) -> str:
+def described(distribution: BaseDistribution) -> str:
     """Write a distribution as on the command line, about.
 
     Example:
@@ -150,16 +151,16 @@ def described(found: BaseDistribution) -> str:
         >>> described(optuna.distributions.CategoricalDistribution(["lamb", "adamw"]))
         'lamb,adamw'
     """
-    if isinstance(found, optuna.distributions.CategoricalDistribution):
-        return ",".join(map(str, found.choices))
-    text = f"interval({found.low}, {found.high})"
-    if isinstance(found, optuna.distributions.IntDistribution):
+    if isinstance(distribution, optuna.distributions.CategoricalDistribution):
+        return ",".join(map(str, distribution.choices))
+    text = f"interval({distribution.low}, {distribution.high})"
+    if isinstance(distribution, optuna.distributions.IntDistribution):
         text = f"int({text})"
-    return f"tag(log, {text})" if found.log else text
+    return f"tag(log, {text})" if distribution.log else text
 
 
 def tell_again(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
-    """Add the late result of a trial that ended without one, once.
+    """Add the late result of an ended trial, once.
 
     Optuna takes none for a trial that has ended.
 
@@ -168,7 +169,9 @@ def tell_again(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
         trial: Failed or pruned.
         value: What its jobs came to in the end.
     """
-    repeated = {known.user_attrs.get(AGAIN) for known in study.get_trials(deepcopy=False)}
+    repeated = {
+        known_trial.user_attrs.get(AGAIN) for known_trial in study.get_trials(deepcopy=False)
+    }
     if trial.number in repeated or trial.state == TrialState.COMPLETE:
         return
     study.add_trial(

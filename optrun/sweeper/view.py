@@ -31,7 +31,7 @@ class JobRow:
     """The attempts it had when it failed, if it is to be tried again."""
     out_of_time: bool = False
     """Whether its `training.max_seconds` is spent; the next start goes on with it."""
-    told: bool = False
+    is_reported: bool = False
     """Whether its end was shown."""
 
     @property
@@ -90,23 +90,24 @@ class Board:
         """Write the counts as one line; each job counts once."""
         rows = self.rows.values()
         resting = sum(row.resting and not row.state.ended for row in rows)
-        stopped, left = sum(row.left and row.state.status != "new" for row in rows), self.left
-        shown = f" · {resting} stopped at a rung" if resting else ""
-        waiting = f", {left - stopped} not started" if left > stopped else ""
+        stopped = sum(row.left and row.state.status != "new" for row in rows)
+        remaining = self.left
+        resting_text = f" · {resting} stopped at a rung" if resting else ""
+        waiting = f", {remaining - stopped} not started" if remaining > stopped else ""
         return (
             f"{self.count('finished')} of {self.total} finished · {len(self.running)} running · "
-            f"{self.count('failed')} failed{shown} · {left} left"
+            f"{self.count('failed')} failed{resting_text} · {remaining} left"
             + (f" ({stopped} interrupted{waiting})" if stopped else "")
         )
 
     def steps(self) -> tuple[int, int]:
-        """Count optimizer steps done, and those that all jobs would take to their end."""
+        """Count the optimizer steps done, and the steps of all jobs in full."""
         states = [row.state for row in self.rows.values()]
         done = sum(state.step for state in states)
         return done, sum(state.total or state.step for state in states)
 
     def best_line(self) -> str:
-        """Describe the best job so far; empty where there is none."""
+        """Describe the best job so far; empty without one."""
         best: JobRow | None = None
         for row in self.rows.values():
             value = row.state.best if row.state.status != "failed" else None
@@ -168,10 +169,10 @@ class View:
         self.note(event_line(row, board, self.eta(board), log))
 
     def update(self, board: Board) -> None:
-        """Show where all jobs stand, on a terminal."""
+        """Show the states of all jobs on a terminal."""
         if self._status is not None:
-            left = self.eta(board)
-            to_go = "" if left is None else f"{duration(left)} to go"
+            seconds_left = self.eta(board)
+            to_go = "" if seconds_left is None else f"{duration(seconds_left)} to go"
             pieces = [board.counts(), board.best_line(), to_go]
             self._status.update(Text(printable(" · ".join(filter(None, pieces)))))
 
@@ -181,9 +182,10 @@ class View:
             self._status.stop()
 
 
-def event_line(row: JobRow, board: Board, left: float | None, log: str) -> str:
+def event_line(row: JobRow, board: Board, seconds_left: float | None, log: str) -> str:
     """Write the end of a job as one line."""
-    state, to_go = row.state, board.left + len(board.running)
+    state = row.state
+    to_go = board.left + len(board.running)
     pieces = [
         f"[{board.done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {row.job.label}"
     ]
@@ -193,14 +195,17 @@ def event_line(row: JobRow, board: Board, left: float | None, log: str) -> str:
         pieces.append(
             f"best {state.metric} {state.best:.5g}  step {state.step:,}  {duration(state.seconds)}"
         )
-    pieces += [row.on_devices] if row.on_devices else []
+    if row.on_devices:
+        pieces.append(row.on_devices)
     if to_go:
-        pieces.append(f"{to_go} to go" + (f", {duration(left)}" if left is not None else ""))
+        pieces.append(
+            f"{to_go} to go" + (f", {duration(seconds_left)}" if seconds_left is not None else "")
+        )
     return "  ".join(pieces)
 
 
 def short(message: str, limit: int = 160) -> str:
-    """Cut a message to its beginning, in whole sentences where that is enough.
+    """Cut a message to its first sentences, or else to `limit` characters.
 
     Example:
         >>> short("step 2: loss nan. Try a smaller lr.", 20)

@@ -90,9 +90,9 @@ class SweepTask:
             return "left"
         try:
             with sweep.working_on(run.path.name) as record:
-                own = store.without_hydra(cfg)
-                leave_open(own, overrides)
-                return self._take(sweep, run, record, own, overrides)
+                job_cfg = store.without_hydra(cfg)
+                leave_open(job_cfg, overrides)
+                return self._take(sweep, run, record, job_cfg, overrides)
         except LockedError:
             return "held"
         finally:
@@ -106,7 +106,12 @@ class SweepTask:
                 os._exit(EXIT_STOPPED_EARLY)
 
     def _take(
-        self, sweep: SweepDir, run: RunDir, record: Record, own: DictConfig, overrides: list[str]
+        self,
+        sweep: SweepDir,
+        run: RunDir,
+        record: Record,
+        job_cfg: DictConfig,
+        overrides: list[str],
     ) -> str:
         name = run.path.name
         stop_at = self.launch.stop_at.get(name)
@@ -122,10 +127,10 @@ class SweepTask:
         record.stopped_at = None
         record.devices = self.launch.devices
         sweep.write_record(name, record)
-        values = saved.plain(own)
+        values = saved.plain(job_cfg)
         try:
             with _stopped_with_sweep(sweep.stop(self.launch.token)):
-                self._train(run, own, values, overrides, stop_at)
+                self._train(run, job_cfg, values, overrides, stop_at)
             done = "finished"
         except LockedError:
             raise
@@ -156,7 +161,7 @@ class SweepTask:
     def _train(
         self,
         run: RunDir,
-        own: DictConfig,
+        job_cfg: DictConfig,
         values: dict[str, object],
         overrides: list[str],
         stop_at: int | None,
@@ -169,8 +174,8 @@ class SweepTask:
         load_again(
             self.launch.command.plugins, changes_allowed=self.launch.command.plugins_may_change
         )
-        refuse_stored_trust(own, self.launch.command.overrides)
-        config = store.typed(own)
+        refuse_stored_trust(job_cfg, self.launch.command.overrides)
+        config = store.typed(job_cfg)
         if not any(token.startswith(_POLICY) for token in overrides):
             config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
         if stop_at is not None and not config.checkpoint.enabled:
@@ -178,13 +183,13 @@ class SweepTask:
                 "hydra.sweeper.pruner: trials go on from checkpoints, and checkpoint=none saves"
                 " none."
             )
-        begun = max(
+        last_step = max(
             (parse_step(folder.name) or 0 for folder in checkpoint_folders(run)), default=None
         )
-        if stop_at is not None and begun is not None and begun >= stop_at:
+        if stop_at is not None and last_step is not None and last_step >= stop_at:
             return  # it got there, and was killed before it could say so
         resume = None
-        if begun is not None or run.metrics.exists() or run.checkpoints.exists():
+        if last_step is not None or run.metrics.exists() or run.checkpoints.exists():
             resume = ResumePoint(None, saved=_saved_before(run, values))
         request = Request(
             config=config,
@@ -209,7 +214,7 @@ def _saved_before(run: RunDir, values: PlainDict) -> bool:
 
 
 def _is_cut_by_disk(error: Exception, sweep: SweepDir, name: str) -> bool:
-    """Tell whether a rank of the job says that the disk refused; its error came as a text."""
+    """Tell whether the summary of a rank's job reports a disk error."""
     return isinstance(error, StorageError) and sweep.summary(name).get("disk_refused") is True
 
 
@@ -221,7 +226,7 @@ def record_failure(
     overrides: Sequence[str],
     command: SweepCommand,
 ) -> None:
-    """Give a job that failed its row in the result; the caller holds the job.
+    """Write the summary of a failed job; the caller holds the job.
 
     Args:
         sweep: The sweep directory.
@@ -265,7 +270,7 @@ def record_failure(
 
 
 def describe_failure(error: BaseException) -> str:
-    r"""Describe an error for a table: kind and first line, or that memory ran out.
+    r"""Describe an error for a table: kind and first line, or `out of memory`.
 
     Example:
         >>> describe_failure(MemoryError())
@@ -288,7 +293,8 @@ def _stopped_with_sweep(stop: Path) -> Iterator[None]:
     of
     `submitit.slurm.slurm`), counts as such a request, too.
     """
-    parent, done = os.getppid(), threading.Event()
+    parent = os.getppid()
+    done = threading.Event()
 
     def look() -> None:
         while not done.wait(_LOOK_SECONDS):
@@ -318,7 +324,7 @@ def _log(run: RunDir, text: str) -> None:
 
 
 def _release_memory() -> None:
-    """Free what a job leaves in its process: handlers, garbage, cached memory of the device."""
+    """Free the log handlers, garbage and cached device memory of a job."""
     logging.getLogger("optrun").handlers.clear()
     gc.collect()
     if not gc.get_freeze_count():

@@ -38,14 +38,14 @@ class Workers:
         self._broken: list[Device] = []
 
     def devices_of(self, values: Mapping[str, object]) -> int:
-        """Count the devices that a job takes, from its resolved configuration.
+        """Count the devices of a job from its resolved configuration.
 
-        `auto` is all of the sweep's.
+        `auto` means all devices of the sweep.
         """
         return job_devices(values, self._count) if self.one_job_each else 0
 
     def take(self, devices: int, *, wait: bool) -> launching.Server | None:
-        """Find a process that has nothing to do, or start one on devices that nobody uses.
+        """Take an idle process, or start one on free devices.
 
         Args:
             devices: How many it has for itself.
@@ -66,14 +66,16 @@ class Workers:
         )
         if server is not None:
             self._idle.remove(server)
-        elif lease := self.pool.take(devices, wait=wait):
-            server = launching.Server(self._log, lease)
+        else:
+            lease = self.pool.take(devices, wait=wait)
+            if lease is not None:
+                server = launching.Server(self._log, lease)
         if server is not None:
             self._at_work.append(server)
         return server
 
     def give_back(self, server: launching.Server, *, fresh: bool, broken: bool) -> None:
-        """Keep a process whose launch is over for the next one, unless it holds devices.
+        """Keep an idle process for the next launch, or end it.
 
         Args:
             server: The process.
@@ -94,7 +96,7 @@ class Workers:
             self._idle.append(server)
 
     def tidy(self) -> None:
-        """End processes on devices that have no job, and give back their devices."""
+        """End processes without a job, and give back their devices."""
         if self.one_job_each:
             for server in self._idle:
                 server.finish()
@@ -119,7 +121,9 @@ class Workers:
         for server in self._all():
             server.close(patience)
             self.pool.release(server.lease)
-        self._at_work, self._idle, self._ending = [], [], []
+        self._at_work = []
+        self._idle = []
+        self._ending = []
 
     def _all(self) -> list[launching.Server]:
         return [*self._at_work, *self._idle, *(server for server, _ in self._ending)]

@@ -52,7 +52,7 @@ def test_what_is_given_for_one_wins_over_what_holds_for_all() -> None:
             "optimizer.betas=[0.9,0.99],[0.8,0.9]",
         ],
     }
-    assert [each.own for each in found] == [{"lr"}, {"optimizer.betas"}]
+    assert [each.own_keys for each in found] == [{"lr"}, {"optimizer.betas"}]
 
 
 @pytest.mark.parametrize(
