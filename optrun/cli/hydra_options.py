@@ -46,7 +46,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     if unknown:
         options = [option for action in parser._actions for option in action.option_strings]
         close = nearest(unknown[0], options)
-        hint = keys.as_key(unknown[0]) or (f" Did you mean {' or '.join(close)}?" if close else "")
+        value = keys.word_after(unknown[0], argv)
+        hint = keys.as_key(unknown[0], value=value) or (
+            f" Did you mean {' or '.join(close)}?" if close else ""
+        )
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
     if "" in (args.config_name, args.config_dir):
         raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")

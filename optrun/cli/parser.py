@@ -204,11 +204,12 @@ class VerbParser(argparse.ArgumentParser):
     def _options(self, argv: list[str]) -> argparse.Namespace:
         options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
         if unknown:
-            from optrun.config.keys import as_key
+            from optrun.config.keys import as_key, word_after
 
             name = unknown[0].partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]
-            hint = as_key(name, self.keys) or f" {did_you_mean(name, known)}"
+            value = word_after(unknown[0], argv) or unknown[0].partition("=")[2]
+            hint = as_key(name, self.keys, value=value) or f" {did_you_mean(name, known)}"
             if name.lstrip("-") in self.instead:
                 hint = f" {self.instead[name.lstrip('-')]}"
             raise ConfigError(f"{name}: no such option.{hint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -19,33 +19,52 @@ _TOP_LEVEL = tuple(field.name for field in fields(RunConfig) if field.name not i
 """Keys of a run that belong to no group."""
 
 
-def as_key(option: str, verb_keys: Iterable[str] = ()) -> str:
+def as_key(option: str, verb_keys: Iterable[str] = (), *, value: str = "") -> str:
     """Say how to write an option of another program here; empty if unknown.
 
     Args:
         option: Such as `--learning-rate`.
         verb_keys: What a verb takes besides configuration keys.
+        value: The word after the option, if there is one.
 
     Example:
         >>> as_key("--learning-rate")
         ' Here it is written lr=VALUE.'
         >>> as_key("--optim"), as_key("--max_steps=9")
-        (' Here it is written optimizer=NAME.', ' Here it is written training.max_steps=VALUE.')
+        (' Here it is written optimizer=NAME.', ' Here it is written training.max_steps=9.')
+        >>> as_key("--lr", value="1e-3")
+        ' Here it is written lr=1e-3.'
         >>> as_key("--do-eval")
         ' Not offered: optrun trains and evaluates, optrun evaluate RUN_DIR evaluates alone.'
         >>> as_key("--nothing-like-it")
         ''
     """
-    name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    name, _, attached = option.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    value = attached or value or "VALUE"
     if name in GROUPS:
-        return f" Here it is written {name}=NAME."
+        return f" Here it is written {name}={value if value != 'VALUE' else 'NAME'}."
     if name in (*_TOP_LEVEL, *verb_keys):
-        return f" Here it is written {name}=VALUE."
+        return f" Here it is written {name}={value}."
     answer = counterpart(name)
     if answer is not None:
-        return f" {explained(answer, as_option=True)}"
+        sentence = explained(answer, as_option=True)
+        return f" {sentence.replace('=VALUE.', f'={value}.')}"
     keys = keys_called(name)
-    return f" Here it is written {' or '.join(f'{key}=VALUE' for key in keys)}." if keys else ""
+    return f" Here it is written {' or '.join(f'{key}={value}' for key in keys)}." if keys else ""
+
+
+def word_after(option: str, argv: Sequence[str]) -> str:
+    """Return the value that follows an option on the command line; empty if none does.
+
+    Example:
+        >>> word_after("--lr", ["--lr", "1e-3"]), word_after("--lr", ["--lr", "seed=1"])
+        ('1e-3', '')
+    """
+    following = argv[argv.index(option) + 1 :] if option in argv else ()
+    if not following or following[0].startswith("--") or "=" in following[0]:
+        return ""
+    return following[0]
 
 
 def keys_called(name: str) -> list[str]:
