@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 _COMPOSING_SECONDS = 60.0
 """For rank 0, until there is something to run."""
-_PAYLOAD, _LEFT = "payload", "left"
-"""Keys of the meeting."""
+_PAYLOAD = "payload"
+"""Key of the meeting for the run to train."""
+_LEFT = "left"
+"""Key of the meeting for ranks that leave because rank 0 cannot start."""
 
 
 class Leader:

@@ -75,7 +75,7 @@ class Payload:
         )
 
     def facts(self) -> dict[str, object]:
-        """Return the values that must be the same on every machine, by dotted name."""
+        """Return, by dotted name, the values to be equal on every machine."""
         facts = {
             key: value for key, value in saved.flat(self.values).items() if key not in _SETTLED
         }

@@ -88,28 +88,30 @@ class Rank:
 
     @property
     def is_main(self) -> bool:
-        """Whether it is the one that composes, writes and speaks."""
+        """Tell whether this rank composes the run, writes its files and prints."""
         return self.launched.rank == 0
 
     def share(self, heartbeats: Heartbeats) -> None:
-        """Write heartbeats where the others of this machine read them."""
+        """Write heartbeats into the file of the other ranks of this machine."""
         self.heartbeats = heartbeats
         stack = MemoryFile("optrun-stack").descriptor  # open as long as this process lives
         heartbeat.begin(heartbeats, self.launched.local_rank, self.launched.rank, stack)
         faulthandler.register(signal.SIGUSR2, stack, all_threads=True)
 
-    def meet(self, timeout: float, asked: Mapping[str, object]) -> Meeting:
+    def meet(self, timeout: float, request_facts: Mapping[str, object]) -> Meeting:
         """Meet the other ranks.
 
         Args:
             timeout: Seconds to wait for them.
-            asked: What they were asked to run, as far as it is known.
+            request_facts: What they were asked to run, as far as it is known.
 
         Raises:
             ConfigError: Not all of them come, or some run another program, or another
                 configuration.
         """
-        meeting = Meeting.join(timeout, {**versions(), "code of optrun": code_digest(), **asked})
+        meeting = Meeting.join(
+            timeout, {**versions(), "code of optrun": code_digest(), **request_facts}
+        )
         if not self.is_watched:
             if self.launched.local_rank == 0:
                 heartbeats = Heartbeats.create(self.launched.local_size, shared=True)
@@ -154,7 +156,8 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         _rank_output(rank.launched.rank, payload.run),
         _watching_others(rank, meeting, timeout_seconds),
     ):
-        end, outcome = RankEnd(rank.launched.rank, EXIT_DONE), None
+        end = RankEnd(rank.launched.rank, EXIT_DONE)
+        outcome = None
         try:
             outcome = _train(rank, payload, meeting)
         except OptrunError as error:
@@ -225,7 +228,10 @@ def _world(config: DistributedConfig, meeting: Meeting) -> World:
 
 @contextmanager
 def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
-    """Write what any rank but the first prints into its log, warnings of libraries among it."""
+    """Write the output of every rank but the first into its log.
+
+    Output of libraries counts: the file descriptors themselves are redirected.
+    """
     if rank == 0:
         yield
         return
@@ -240,8 +246,9 @@ def _rank_output(rank: int, run: RunDir) -> Iterator[None]:
 
 @contextmanager
 def _printed_log() -> Iterator[None]:
-    """Print what optrun logs."""
-    logger, handler = logging.getLogger("optrun"), logging.StreamHandler(sys.stdout)
+    """Print the log records of optrun."""
+    logger = logging.getLogger("optrun")
+    handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s"))
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
@@ -253,7 +260,7 @@ def _printed_log() -> Iterator[None]:
 
 @contextmanager
 def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> Iterator[None]:
-    """End ranks of this machine that hang, and tell how, if a launcher started them."""
+    """End hanging ranks of this machine and report them, if a launcher started them."""
     if rank.is_watched or rank.heartbeats is None:
         yield
         return
@@ -274,17 +281,15 @@ def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> It
 
 
 def _gone(rank: Rank) -> dict[int, str]:
-    """Find ranks of this machine whose process is no more, and what each was at."""
-    known = (
-        []
-        if rank.heartbeats is None
-        else [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
-    )
-    return {line.rank: str(line) for line in known if line.pid and not is_alive(line)}
+    """Find ranks of this machine without a live process, each with its last heartbeat."""
+    if rank.heartbeats is None:
+        return {}
+    heartbeats = [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
+    return {line.rank: str(line) for line in heartbeats if line.pid and not is_alive(line)}
 
 
 def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
-    """Tell how this rank ended, and let nobody leave before rank 0 where all end alike.
+    """Report how this rank ended, and wait for rank 0 if all ranks end alike.
 
     The first rank that leaves with another code than 0 makes the launcher end the others, and rank
     0 has its summary and curves to write.
@@ -316,22 +321,21 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
 
 
 def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, PlainDict]:
-    """Hear how the ranks ended, and tell the others which ranks of this machine are gone.
+    """Collect how all ranks ended, and report the lost ranks of this machine.
 
     Raises:
         LostRankError: The store is gone.
     """
     deadline = time.monotonic() + seconds
     while True:
-        gone = (
-            {} if rank.is_watched else _gone(rank)
-        )  # looked for first: what one told before it went is heard
-        found = meeting.collect("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
-        for number in gone.keys() - found.keys():
-            found[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
-            meeting.send("end", found[number], number)
-        if len(found) == meeting.size or time.monotonic() >= deadline:
-            return found
+        # Looked for before collecting: what a rank reported before it was lost still arrives.
+        gone = {} if rank.is_watched else _gone(rank)
+        ends = meeting.collect("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
+        for number in gone.keys() - ends.keys():
+            ends[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
+            meeting.send("end", ends[number], number)
+        if len(ends) == meeting.size or time.monotonic() >= deadline:
+            return ends
 
 
 def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
@@ -360,10 +364,10 @@ def _await_confirmations(rank: Rank, meeting: Meeting) -> None:
         LostRankError: The store is gone.
     """
     deadline = time.monotonic() + _CONFIRM_SECONDS
-    others = set(range(1, meeting.size))
-    while others and time.monotonic() < deadline:
-        others -= _gone(rank).keys()
-        others -= meeting.collect("confirmed", sorted(others), _LOOK_SECONDS).keys()
+    waiting_for = set(range(1, meeting.size))
+    while waiting_for and time.monotonic() < deadline:
+        waiting_for -= _gone(rank).keys()
+        waiting_for -= meeting.collect("confirmed", sorted(waiting_for), _LOOK_SECONDS).keys()
 
 
 def leave(code: int) -> int:
@@ -384,21 +388,21 @@ def leave(code: int) -> int:
 
 
 def main() -> int:
-    """Run what the process that started this one wrote down.
+    """Run the payload of the optrun process that started this one.
 
     Returns:
-        The exit code; that process tells what it stands for.
+        The exit code; the starting process says what it stands for.
     """
     hold_as_rank(os.environ)  # of a sweep over devices
     heartbeats, payload_file = map(Path, sys.argv[1:])
-    found = launched(os.environ)
-    assert found is not None, "started by optrun alone"
-    rank = begin(found, heartbeats)
+    own_launch = launched(os.environ)
+    assert own_launch is not None, "started by optrun alone"
+    rank = begin(own_launch, heartbeats)
     payload = Payload(**json.loads(read_text(payload_file)))
     try:
         meeting = rank.meet(payload.values["distributed"]["timeout_seconds"], payload.facts())
     except UnmetError as error:  # a rank that does not come was lost on its way
-        _tell(rank, RankEnd(found.rank, EXIT_FAILED, str(error), lost_rank=True))
+        _tell(rank, RankEnd(own_launch.rank, EXIT_FAILED, str(error), lost_rank=True))
         return leave(EXIT_FAILED)
     except OptrunError as error:
         _tell(rank, _end(rank, error, error.exit_code))
@@ -411,15 +415,16 @@ def main() -> int:
 
 
 def _code_for_torch(exit_code: int) -> int:
-    """Return the code that a rank ends with: torch ends the others as soon as one is not 0.
+    """Return the exit code of a rank, as torchrun should see it.
 
-    Where ranks have agreed on an end, each comes to it by itself; `_tell` has left its code.
+    torchrun ends the other ranks as soon as one exits with another code than 0. If the ranks have
+    agreed on an end, each comes to it by itself; `_tell` has left its code.
     """
     return EXIT_FAILED if exit_code == EXIT_FAILED else EXIT_DONE
 
 
 def _tell(rank: Rank, end: RankEnd) -> None:
-    """Leave how this rank ended where the process that started it reads it."""
+    """Write how this rank ended for the process that started it."""
     assert rank.heartbeats is not None
     message = end.message[:_MESSAGE_LENGTH]
     text = json.dumps(asdict(replace(end, message=message)), ensure_ascii=False)

@@ -22,12 +22,12 @@ OF_STARTER = ("training.nproc_per_node", "distributed.max_restarts")
 
 def nproc(config: RunConfig) -> int:
     """Count the ranks of this machine."""
-    given = config.training.nproc_per_node
-    return int(given) if given != "auto" else device_count(config) or 1
+    nproc_per_node = config.training.nproc_per_node
+    return int(nproc_per_node) if nproc_per_node != "auto" else device_count(config) or 1
 
 
 def device_count(config: RunConfig) -> int | None:
-    """Count the GPUs that ranks can have; None where they run on the CPU."""
+    """Count the GPUs for ranks; None if ranks run on the CPU."""
     import torch
 
     kind = config.training.device.partition(":")[0]
@@ -37,13 +37,12 @@ def device_count(config: RunConfig) -> int | None:
 
 
 def idle_note(config: RunConfig) -> str | None:
-    """Say that there are accelerators which a run in one process leaves idle.
+    """Say how many accelerators a run in one process leaves idle.
 
     None where there are none.
     """
-    if isinstance(config.distributed, RanksConfig) or config.training.device.partition(":")[
-        0
-    ] not in ("auto", "cuda"):
+    kind = config.training.device.partition(":")[0]
+    if isinstance(config.distributed, RanksConfig) or kind not in ("auto", "cuda"):
         return None
     import torch
 
@@ -59,7 +58,7 @@ def idle_note(config: RunConfig) -> str | None:
 def refuse_unfit(
     config: RunConfig, overrides: Sequence[str], launched: Launched | None, *, resumes: bool = False
 ) -> None:
-    """Refuse ranks that cannot be, before a directory is made.
+    """Refuse impossible ranks, before a directory is made.
 
     Args:
         config: Typed and checked.
@@ -70,13 +69,14 @@ def refuse_unfit(
     Raises:
         ConfigError: With the key.
     """
-    distributed, given = config.distributed, config.training.nproc_per_node
+    distributed = config.distributed
+    nproc_per_node = config.training.nproc_per_node
     typed = {token.lstrip("+").split("=", 1)[0] for token in overrides}
     if not isinstance(distributed, RanksConfig):
         if launched is not None and launched.size > 1:
             refuse_one_process(launched)
         if "training.nproc_per_node" in typed:
-            refuse_idle_nproc(given)
+            refuse_idle_nproc(nproc_per_node)
         return
     if not hasattr(os, "memfd_create"):
         raise ConfigError(
@@ -85,19 +85,18 @@ def refuse_unfit(
         )
     if launched is not None:
         _refuse_told_twice(typed, launched, resumes=resumes)
-    here = launched.local_size if launched is not None else nproc(config)
-    refuse_composed(config, launched.size if launched is not None else here)
+    local_ranks = launched.local_size if launched is not None else nproc(config)
+    refuse_composed(config, launched.size if launched is not None else local_ranks)
     devices = device_count(config)
-    own_device = (
-        launched is not None and devices == 1
-    )  # such as srun --gpus-per-task=1: each rank sees its own
-    if devices is not None and here > devices and not own_device:
+    # With srun --gpus-per-task=1 each rank sees its own device only.
+    own_device = launched is not None and devices == 1
+    if devices is not None and local_ranks > devices and not own_device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = "CUDA devices" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
         key = (
-            f"training.nproc_per_node={given}"
+            f"training.nproc_per_node={nproc_per_node}"
             if launched is None
-            else f"{launched.launcher}: {here} ranks"
+            else f"{launched.launcher}: {local_ranks} ranks"
         )
         raise ConfigError(
             f"{key}: more ranks than devices: this machine has {devices} ({seen}). Expected at most"
@@ -106,21 +105,22 @@ def refuse_unfit(
     _refuse_backend(distributed, on_cuda=devices is not None)
 
 
-def refuse_idle_nproc(given: object) -> None:
-    """Refuse a number of ranks that somebody gave beside `distributed=none`.
+def refuse_idle_nproc(nproc_per_node: object) -> None:
+    """Refuse a number of ranks beside `distributed=none`.
 
     Raises:
         ConfigError: With the key.
     """
-    if given != "auto":
+    if nproc_per_node != "auto":
         raise ConfigError(
-            f"training.nproc_per_node={given}: has no effect with distributed=none, which trains in"
-            " one process. Add distributed=ddp or distributed=fsdp, or leave it out."
+            f"training.nproc_per_node={nproc_per_node}: has no effect with distributed=none,"
+            " which trains in one process. Add distributed=ddp or distributed=fsdp, or leave it"
+            " out."
         )
 
 
 def refuse_composed(config: RunConfig, ranks: int | None) -> None:
-    """Refuse what no machine could run on ranks, by the configuration alone.
+    """Refuse a configuration for ranks if no machine could run it.
 
     Args:
         config: Typed and checked; of a run on ranks.
@@ -130,7 +130,8 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
         ConfigError: With the key.
     """
     distributed = config.distributed
-    device, kind = config.training.device, config.training.device.partition(":")[0]
+    device = config.training.device
+    kind = device.partition(":")[0]
     if ":" in device:
         raise ConfigError(
             f"training.device={device}: each rank has a device of its own with"
@@ -165,7 +166,7 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
 
 
 def refuse_one_process(launched: Launched) -> NoReturn:
-    """Refuse to train in one process where a launcher has started several.
+    """Refuse to train in one process if a launcher has started several.
 
     Raises:
         ConfigError: Always.
@@ -197,16 +198,20 @@ def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
 
     if config.backend == "auto":
         return
-    there = {
+    is_available = {
         "gloo": dist.is_gloo_available(),
         "nccl": dist.is_nccl_available(),
         "mpi": dist.is_mpi_available(),
     }
-    usable = [name for name, is_there in there.items() if is_there and (name != "nccl" or on_cuda)]
+    usable = [
+        name
+        for name, available in is_available.items()
+        if available and (name != "nccl" or on_cuda)
+    ]
     for part in config.backend.split(","):
         device, _, name = part.rpartition(":")
         if name not in usable or device not in ("", "cpu", "cuda"):
-            why = " (it needs CUDA devices)" if name == "nccl" and there["nccl"] else ""
+            why = " (it needs CUDA devices)" if name == "nccl" and is_available["nccl"] else ""
             raise ConfigError(
                 f"distributed.backend={config.backend}: there is no backend {part!r} here{why}."
                 f" Expected auto, or one of {', '.join(usable)}, for each device such as"
@@ -215,29 +220,29 @@ def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
 
 
 def refuse_shared_device(config: RunConfig, ranks: Ranks) -> None:
-    """Refuse ranks that their launcher has shown one and the same device; all ranks take part.
+    """Refuse ranks with one and the same device; all ranks must call this.
 
     Raises:
         ConfigError: With the ranks and the device.
     """
-    own = None
+    own_device = None
     if device_count(config) == 1:
         import torch
 
-        own = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}"
-    said = ranks.settle("devices", own, shared_device)
-    if said is not None:
-        raise ConfigError(said)
+        own_device = f"{socket.gethostname()} {torch.cuda.get_device_properties(0).uuid}"
+    message = ranks.settle("devices", own_device, shared_device)
+    if message is not None:
+        raise ConfigError(message)
 
 
-def shared_device(every: Sequence[str | None]) -> str | None:
-    """Name ranks that have one device together; None: each has its own.
+def shared_device(devices: Sequence[str | None]) -> str | None:
+    """Describe ranks on one shared device; None if each has its own.
 
     Args:
-        every: Machine and device of each rank, where it sees a single one.
+        devices: Machine and device of each rank; None for a rank that sees several.
     """
-    for device in every:
-        ranks = [rank for rank, other in enumerate(every) if other == device]
+    for device in devices:
+        ranks = [rank for rank, rank_device in enumerate(devices) if rank_device == device]
         if device is not None and len(ranks) > 1:
             return (
                 f"{name_ranks(ranks)}: one device for several ranks ({device}). Expected a device"

@@ -96,7 +96,7 @@ def train_on_ranks(
 
 
 def _refuse_code_of_program(request: Request) -> None:
-    """Refuse choices that this program has registered itself.
+    """Refuse choices registered by this program and not by a plugin.
 
     Its ranks are other processes, which know none of them.
 

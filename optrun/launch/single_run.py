@@ -48,7 +48,7 @@ class Caller:
 
     @property
     def launched(self) -> Launched | None:
-        """What that launcher says."""
+        """The launch as its launcher describes it; None if optrun was started by itself."""
         return None if self.leader is None else self.leader.launched
 
 
@@ -125,7 +125,9 @@ def execute(
 
 
 def _mark_as_ours(run: RunDir) -> None:
-    """Make the lock file before Hydra writes, so that a torn `.hydra/` is known to be optrun's.
+    """Make the lock file before Hydra writes into the folder.
+
+    A torn `.hydra/` beside it is then known to be optrun's.
 
     Raises:
         StorageError: The disk refused.
@@ -139,14 +141,16 @@ def _mark_as_ours(run: RunDir) -> None:
 
 def _unused(folder: Path) -> Path:
     """Return the folder, or one beside it if two runs began in the same second."""
-    number, free = 2, folder
+    free = folder
+    number = 2
     while free.exists():
-        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
     return free
 
 
 def refuse_used(folder: Path) -> None:
-    """Refuse a directory that a new run cannot have for itself.
+    """Refuse a used or unwritable directory for a new run.
 
     Raises:
         ConfigError: Something is there already.
@@ -173,7 +177,7 @@ def refuse_used(folder: Path) -> None:
 
 
 def forget_unbegun(run: RunDir) -> None:
-    """Remove what a start wrote that was refused before its run began.
+    """Remove the files of a start refused before its run began.
 
     The same directory can then take the mended command. Only files that a start writes are
     deleted, by name; a folder goes if nothing else is in it.
