@@ -45,7 +45,8 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
         ConfigError: No forward pass over shapes can be made; or a norm stands between a branch and
             the stream, or on the stream itself, which undoes any factor on the branch.
     """
-    key, kind = "parametrization.base", type(model).__name__
+    key = "parametrization.base"
+    kind = type(model).__name__
     watch, why = first_watch(model, None, _Branches, "it is no model of transformers")
     if watch is None:
         raise ConfigError(
@@ -105,19 +106,19 @@ class _Branches(Watch):
         return out
 
     def _note(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
-        """Note which weights and which stream an operation's first result comes from."""
-        others = [tensor for tensor in tensors if id(tensor) not in self._weights]
+        """Note the weights and the stream behind an operation's first result."""
+        activations = [tensor for tensor in tensors if id(tensor) not in self._weights]
         names = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
         if operation in _SHAPE_OPERATIONS and len(tensors) == 1 and names:
             self._weights[id(out)] = names[0]
         elif operation in _PRODUCTS and names:
             self._made_by[id(out)] = frozenset(names[-1:]), len(self._results)
-        elif others and (
+        elif activations and (
             operation in _SHAPE_OPERATIONS or (operation in _FACTORS and len(tensors) == 1)
         ):
-            self._pass_on(others[0], out)
+            self._pass_on(activations[0], out)
         elif operation in ("add", "add_") and len(tensors) == 2:
-            self._sum(others, out)
+            self._sum(activations, out)
 
     def _pass_on(self, before: Tensor, out: Tensor) -> None:
         if id(before) in self._made_by:
@@ -125,20 +126,20 @@ class _Branches(Watch):
         if id(before) in self._stream:
             self._stream[id(out)] = self._stream[id(before)]
 
-    def _sum(self, others: Sequence[Tensor], out: Tensor) -> None:
+    def _sum(self, summands: Sequence[Tensor], out: Tensor) -> None:
         """Tell apart the three kinds of sums: with a bias, of two branches, of branch and stream.
 
         The stream is older than the branch.
         """
-        sources = [self._made_by.get(id(tensor)) for tensor in others]
+        sources = [self._made_by.get(id(tensor)) for tensor in summands]
         branches = [source for source in sources if source is not None]
-        streams = [self._stream[id(tensor)] for tensor in others if id(tensor) in self._stream]
-        if len(others) == 1:
-            self._pass_on(others[0], out)
+        streams = [self._stream[id(tensor)] for tensor in summands if id(tensor) in self._stream]
+        if len(summands) == 1:
+            self._pass_on(summands[0], out)
         elif len(branches) == 2:
             first, second = branches
             self._made_by[id(out)] = first[0] | second[0], min(first[1], second[1])
-        elif branches and (streams or self._is_older(sources, others, branches[0][1])):
+        elif branches and (streams or self._is_older(sources, summands, branches[0][1])):
             last = max(branches[0][0])
             tower = re.split(r"\.\d+\.", last)[0]
             if not streams and tower in self._towers:
@@ -150,8 +151,8 @@ class _Branches(Watch):
             self.normed = self.normed or streams[0]
 
     def _is_older(
-        self, sources: Sequence[object], others: Sequence[Tensor], branch_begin: int
+        self, sources: Sequence[object], summands: Sequence[Tensor], branch_begin: int
     ) -> bool:
         """Tell whether the summand beside a branch was there before the branch began."""
-        beside = others[1] if sources[0] is not None else others[0]
+        beside = summands[1] if sources[0] is not None else summands[0]
         return self._order.get(id(beside), 0) < branch_begin

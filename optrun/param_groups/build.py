@@ -64,7 +64,7 @@ def build_param_groups(
     notes: list[str] | None = None,
     **options: Any,
 ) -> list[ParamGroup]:
-    """Group the trainable parameters of a model by what an optimizer should do with them.
+    """Group the trainable parameters of a model by their optimizer settings.
 
     Args:
         model_or_named_parameters: A model, or (name, parameter) pairs where only names and shapes
@@ -108,12 +108,7 @@ def build_param_groups(
     _refuse_no_number("weight_decay", weight_decay)
     source = _read(model_or_named_parameters)
     roles = source.roles
-    started_groups = {
-        name: group
-        for group in started
-        for name in group["param_names"]
-        if name in source.params and "layer" in group
-    }
+    started_groups = _started_groups(started, source.params)
     sentences = [] if notes is None else notes
     uses: Uses = {}
     if (
@@ -124,15 +119,15 @@ def build_param_groups(
         uses, sentence = look_at_uses(source.model, batch)
         sentences.append(sentence)
     layers = Layers(source.params, roles, source.model, uses)
-    places: Mapping[str, Place] = {}
+    positions: Mapping[str, Place] = {}
     scales: Mapping[str, float] = {}
     if isinstance(config, LayerwiseConfig):
-        places = _find_places(config, layers, started_groups)
+        positions = _find_places(config, layers, started_groups)
         scales = {
             name: max(scale_of(place, config.decay_rate, config.dialect.value), config.min_scale)
-            for name, place in places.items()
+            for name, place in positions.items()
         }
-    sentences += _note_kept_layers(places)
+    sentences += _note_kept_layers(positions)
     roles |= dict.fromkeys(layers.heads(), HEAD)
     roles |= {name: group["role"] for name, group in started_groups.items()}
     undecayed: tuple[str, ...] = ()
@@ -144,7 +139,7 @@ def build_param_groups(
         rule_index = rule_of.get(name)
         rule = {} if rule_index is None else config.rules[rule_index]
         role = roles[name]
-        place = places.get(name)
+        place = positions.get(name)
         ratio = loraplus_lr_ratio if loraplus_lr_ratio is not None and is_lora_b(name) else 1.0
         scale = float(rule.get("lr_scale", scales.get(name, 1.0) * ratio))
         if _freezes(config, rule, scale):
@@ -170,6 +165,17 @@ def build_param_groups(
     return list(groups.values())
 
 
+def _started_groups(
+    started: Sequence[Group], params: Mapping[str, Tensor]
+) -> dict[str, PlainMapping]:
+    """Map every parameter of the model to its group at the start of the run."""
+    groups: dict[str, PlainMapping] = {}
+    for group in started:
+        if "layer" in group:
+            groups |= {name: group for name in group["param_names"] if name in params}
+    return groups
+
+
 def _freezes(config: ParamGroupsConfig, rule: Group, scale: float) -> bool:
     """Tell whether a parameter is taken out of training."""
     if rule.get("freeze"):
@@ -178,15 +184,17 @@ def _freezes(config: ParamGroupsConfig, rule: Group, scale: float) -> bool:
     return "lr" not in rule and scale < lowest
 
 
-def _note_kept_layers(places: Mapping[str, Place]) -> list[str]:
-    """Name the parameters whose layer differs from the one at the start of the run."""
-    kept = [f"{name} ({place.label})" for name, place in places.items() if place.why == STARTED]
-    if not kept:
+def _note_kept_layers(positions: Mapping[str, Place]) -> list[str]:
+    """Name the parameters kept in the layer of the start of the run."""
+    kept_params = [
+        f"{name} ({place.label})" for name, place in positions.items() if place.why == STARTED
+    ]
+    if not kept_params:
         return []
-    more = f" and {len(kept) - 4} more" if len(kept) > 4 else ""
+    more = f" and {len(kept_params) - 4} more" if len(kept_params) > 4 else ""
     return [
-        f"param_groups=layerwise: {', '.join(kept[:4])}{more} stay in the layer that this run was"
-        " started with; a new run puts them into another one, see optrun explain"
+        f"param_groups=layerwise: {', '.join(kept_params[:4])}{more} stay in the layer that this"
+        " run was started with; a new run puts them into another one, see optrun explain"
     ]
 
 
@@ -250,18 +258,18 @@ def _find_places(
     """Find the place of every parameter between embeddings and head."""
     if config.name_dict is not None:
         return places_of_names(layers.params, config.name_dict, n_layers=config.n_layers)
-    places = layers.places(config.n_layers)
+    positions = layers.places(config.n_layers)
     if config.dialect is Dialect.timm:
-        places = with_final_norm(places, layers.roles)
+        positions = with_final_norm(positions, layers.roles)
     for name, group in started_groups.items():
-        places[name] = as_begun(places[name], group["layer_id"], group["layer"])
-    return places
+        positions[name] = as_begun(positions[name], group["layer_id"], group["layer"])
+    return positions
 
 
 def _hyper_parameters(
     scale: float, lr: float | None, decay: float | None, rule: Group
 ) -> dict[str, object]:
-    """Collect what the optimizer reads; a rule's own overrides come last."""
+    """Collect the hyper-parameters of a group; a rule's own overrides come last."""
     group: ParamGroup = {"params": []}
     if "lr" not in rule:
         group["lr_scale"] = scale
@@ -275,7 +283,7 @@ def _hyper_parameters(
 def _explain_claim(
     config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Group
 ) -> str:
-    """Explain what claimed the parameters, in a few words."""
+    """Say in a few words why the parameters are in this group."""
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"
     return config.name if place is None else place.why

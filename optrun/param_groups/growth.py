@@ -48,18 +48,19 @@ class Growth:
 
     @property
     def kind(self) -> str:
-        """Name what it is in the table of Yang et al. 2022: by its infinite dimensions."""
+        """Name the parameter's kind in the table of Yang et al. 2022.
+
+        It depends on the number of dimensions that grow with width.
+        """
         if self.fan_in != 1:
             return "output matrix" if self.is_head else "hidden matrix"
         return "input matrix or vector" if self.fan_out != 1 else "of one size"
 
     @property
     def carried(self) -> float:
-        """Factor of a forward pass that these weights carry.
+        """Factor of the logits or of a residual branch, carried by these weights.
 
-        Of the logits, or of a branch that they end.
-
-        The latter after Dey et al. 2025, arXiv:2505.01618, alpha = 1.
+        A branch's factor stands in its last weights; Dey et al. 2025, arXiv:2505.01618, alpha = 1.
         """
         return self.logits * (self.branch if self.ends_branch else 1.0)
 
@@ -74,12 +75,12 @@ class Growth:
 
     @property
     def init(self) -> float:
-        """Standard deviation of the initial weights over that of the base."""
+        """Initial standard deviation of the weights over the base's."""
         return self.width_init * self.carried
 
 
 def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
-    """Compare every parameter of a model with that of its base, by name and shape.
+    """Compare every parameter of a model with its counterpart in the base.
 
     Args:
         model: On any device.
@@ -144,12 +145,12 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
     backbone = getattr(model, "base_model", model)
     if backbone is not model:
         blocks += [path for path, module in model.named_modules() if module is backbone]
-    matrices = [
-        path
-        for path, module in model.named_modules()
-        if any(param.dim() > 1 for param in module.parameters(recurse=False))
-        and not any(f"{path}.".startswith(f"{block}.") for block in blocks)
-    ]
+    block_prefixes = tuple(f"{block}." for block in blocks)
+    matrices = []
+    for path, module in model.named_modules():
+        has_matrix = any(param.dim() > 1 for param in module.parameters(recurse=False))
+        if has_matrix and not f"{path}.".startswith(block_prefixes):
+            matrices.append(path)
     heads: set[str] = set()
     for index, path in enumerate(matrices):
         container = path.rpartition(".")[0]
@@ -169,8 +170,9 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
 
 
 def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
-    """Map names to those of the base, and to base depth over depth if these differ.
+    """Map parameter names to the base's, and to the ratio of depths.
 
+    The ratio is base depth over depth, for parameters in stacks whose depths differ.
     Block i of L lies where block i L_base // L of the base does.
     """
     params = dict(model.named_parameters())
@@ -188,9 +190,9 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
                 " in the model: it shrinks. Give a base of as many layers or fewer."
             )
         for path, block in stack.blocks.items():
-            other = f"{path.rpartition('.')[0]}.{block * base_stack.depth // stack.depth}"
+            base_path = f"{path.rpartition('.')[0]}.{block * base_stack.depth // stack.depth}"
             in_block = [name for name in params if name.startswith(f"{path}.")]
-            names |= {name: other + name[len(path) :] for name in in_block}
+            names |= {name: base_path + name[len(path) :] for name in in_block}
             depth |= dict.fromkeys(in_block, base_stack.depth / stack.depth)
     missing = [name for name in params if names.get(name) not in base_params]
     if missing:
@@ -209,7 +211,7 @@ def _fans(
     shape: tuple[int, ...],
     base_shape: tuple[int, ...],
 ) -> tuple[float, float]:
-    """Return the factors by which inputs and outputs of a parameter grew."""
+    """Return the growth factors of a parameter's inputs and outputs."""
     ratios = [now / then if then else 1.0 for now, then in zip(shape, base_shape, strict=True)]
     grown = [ratio for ratio in ratios if ratio != 1]
     if not grown:

@@ -16,7 +16,8 @@ from optrun.param_groups.stacks import Stack, find_stacks, stacks_of
 from optrun.param_groups.tree import inside, pieces_of, tree_of, upwards
 
 EMBEDDINGS = "embeddings"
-ABOVE, BELOW = "above the blocks", "below the blocks"
+ABOVE = "above the blocks"
+BELOW = "below the blocks"
 
 STARTED = "as the run was started"
 
@@ -90,7 +91,9 @@ def place_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Place:
 
 
 def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> dict[str, Place]:
-    """Put the norm that follows the blocks into the top one, as timm's `group_matcher` does.
+    """Put the norm above the blocks into the top block, as timm.
+
+    timm's function is `group_matcher`.
 
     Args:
         places: Of every parameter, read from the module tree.
@@ -104,19 +107,21 @@ def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> di
         {'ln_f.weight': 2, 'ln_f.bias': 2, 'lm_head.weight': 3}
     """
     norms = {name.rpartition(".")[0] for name, role in roles.items() if role == NORM}
-    found = dict(places)
+    moved = dict(places)
     for name, place in places.items():
         module = name.rpartition(".")[0]
         in_head = any(_HEAD_NAME.search(piece) for piece in module.split("."))
         if place.why == ABOVE and module in norms and not in_head:
-            found[name] = place_at(
+            moved[name] = place_at(
                 place.n_layers, place.n_layers, "the norm above the blocks, as timm"
             )
-    return found
+    return moved
 
 
 def as_begun(place: Place, layer_id: int, label: str) -> Place:
-    """Restore the place that a run was started with, if another version or batch says another one.
+    """Restore the place from the start of the run, if it has changed since.
+
+    Another version of optrun or another batch can change it.
 
     Example:
         >>> as_begun(Place(0, 2, "embeddings", BELOW), 3, "head")
@@ -185,16 +190,16 @@ class Layers:
             )
         if n_layers is not None:
             stacks = [tower.stack for tower in self.towers]
-            found = ", ".join(f"{stack.path} {stack.depth}" for stack in stacks)
+            depths = ", ".join(f"{stack.path} {stack.depth}" for stack in stacks)
             if len(stacks) > 1:
                 raise ConfigError(
-                    f"param_groups.n_layers={n_layers}: this model has several stacks ({found}),"
+                    f"param_groups.n_layers={n_layers}: this model has several stacks ({depths}),"
                     " each with its own depth; leave it null."
                 )
             if n_layers < stacks[0].depth:
                 raise ConfigError(
                     f"param_groups.n_layers={n_layers}: expected at least {stacks[0].depth}, the"
-                    f" depth found ({found})."
+                    f" depth found ({depths})."
                 )
             stacks[0].depth = n_layers
         return self._places()
@@ -205,25 +210,27 @@ class Layers:
         return places | {name: place for name, place in by_use if place.label != places[name].label}
 
     def _by_use(self) -> dict[str, Place]:
-        """Place what a forward pass uses before the first block, or after all have begun.
+        """Place parameters by their use before the first block or after the last.
 
-        What is used in between, such as a projection from one tower into the next, keeps its place;
-        and so does what is used on both sides, unless it is a table, which embeds.
+        After the last means after all blocks have begun. What is used in between, such as a
+        projection from one tower into the next, keeps its place; and so does what is used on both
+        sides, unless it is a table, which embeds.
         """
         spans = []
         for tower in self.towers:
             names = [name for name in self.uses if tower.stack.block_of(name) is not None]
-            begun = [self.uses[name][0] for name in names if not tower.stack.on_edge(name)]
-            spans += [(tower, min(begun), max(begun))] if begun else []
+            first_uses = [self.uses[name][0] for name in names if not tower.stack.on_edge(name)]
+            spans += [(tower, min(first_uses), max(first_uses))] if first_uses else []
         out = {}
         for name, (first, last) in self.uses.items():
             if any(tower.stack.block_of(name) is not None for tower in self.towers):
                 continue
             near = self._towers_near(name)
-            known = [(begin, end) for tower, begin, end in spans if tower in near]
-            if not known:
+            ranges_near = [(begin, end) for tower, begin, end in spans if tower in near]
+            if not ranges_near:
                 continue
-            begin, end = min(begin for begin, _ in known), max(end for _, end in known)
+            begin = min(begin for begin, _ in ranges_near)
+            end = max(end for _, end in ranges_near)
             if first < begin and (last <= end or self.roles[name] == EMBEDDING):
                 out[name] = replace(_embedding_place(near), why="used before the blocks")
             elif first > end:
@@ -233,28 +240,31 @@ class Layers:
     def _by_name(self, name: str) -> Place:
         path = name.rpartition(".")[0]
         for tower in self.towers:
-            stack, block = tower.stack, tower.stack.block_of(name)
+            stack = tower.stack
+            block = stack.block_of(name)
             if block is not None:
                 holder = stack.path.rpartition(".")[0]
                 if block == 0 and stack.on_edge(path) and self._embeds(path, below=holder):
                     return _embedding_place([tower])
                 return place_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
-        near, own = self._towers_near(path), self._own_tower(path)
+        near = self._towers_near(path)
+        own_tower = self._own_tower(path)
         if id(self.params[name]) in self.outputs:
-            return _head_place(own or self.towers)
+            return _head_place(own_tower or self.towers)
         if id(self.params[name]) in self.inputs:
-            return _embedding_place(own or self.towers)
-        return _embedding_place(near) if self._lies_below(name, own) else _head_place(near)
+            return _embedding_place(own_tower or self.towers)
+        return _embedding_place(near) if self._lies_below(name, own_tower) else _head_place(near)
 
-    def _lies_below(self, name: str, own: list[_Tower]) -> bool:
+    def _lies_below(self, name: str, own_tower: list[_Tower]) -> bool:
         """Tell whether a parameter beside the blocks lies below them."""
         path, _, leaf = name.rpartition(".")
-        role, embeds = self.roles[name], _EMBEDDING_DIRECT.search(leaf) is not None
+        role = self.roles[name]
+        embeds = _EMBEDDING_DIRECT.search(leaf) is not None
         if role == EMBEDDING:
             return True
-        if not own:
+        if not own_tower:
             return self._embeds(path) or (embeds and role != "vector")
-        trunk = own[0].stack.path
+        trunk = own_tower[0].stack.path
         fork = next(above for above in upwards(path) if inside(trunk, above))
         if fork == path:
             return embeds
@@ -273,25 +283,29 @@ class Layers:
         of its class.
         """
         for above in takewhile(lambda above: above != below, upwards(path)):
-            node, name = self.root.at(above), above.rpartition(".")[2]
+            node = self.root.at(above)
+            name = above.rpartition(".")[2]
             if re.search("embed", node.kind, re.IGNORECASE) and not node.whole_model:
                 return True
-            if (
-                node.kind in ("", "Embedding") or "norm" in node.kind.lower()
-            ) and _EMBEDDING_CHILD.search(name):
+            name_decides = node.kind in ("", "Embedding") or "norm" in node.kind.lower()
+            if name_decides and _EMBEDDING_CHILD.search(name):
                 return True
         return False
 
     def _own_tower(self, path: str) -> list[_Tower]:
-        """Find the tower that a module lies in; empty if it lies beside several."""
+        """Find the tower around a module; empty if it lies beside several."""
         return [tower for tower in self.towers if inside(path, tower.root)][:1]
 
     def _towers_near(self, path: str) -> list[_Tower]:
-        """Find the tower around `path`, else those below the closest module that holds both."""
-        around = (
-            [tower for tower in self.towers if inside(tower.root, above)] for above in upwards(path)
-        )
-        return self._own_tower(path) or next(filter(None, around))
+        """Find the tower around `path`, else the towers of its closest ancestor."""
+        own_tower = self._own_tower(path)
+        if own_tower:
+            return own_tower
+        for ancestor in upwards(path):
+            towers = [tower for tower in self.towers if inside(tower.root, ancestor)]
+            if towers:
+                return towers
+        raise AssertionError("the whole model holds every tower")
 
 
 @dataclass(frozen=True)
@@ -307,18 +321,17 @@ def _towers(stacks: list[Stack]) -> list[_Tower]:
     names = _tower_names([stack.path for stack in stacks])
     out = []
     for stack, name in zip(stacks, names, strict=True):
-        others = [other.path for other in stacks if other is not stack]
-        alone = [
-            above
-            for above in upwards(stack.path)
-            if not any(inside(path, above) for path in others)
-        ]
-        out.append(_Tower(stack, alone[-1], name))
+        root = stack.path
+        for ancestor in upwards(stack.path):
+            towers_inside = [tower for tower in stacks if inside(tower.path, ancestor)]
+            if towers_inside == [stack]:
+                root = ancestor
+        out.append(_Tower(stack, root, name))
     return out
 
 
 def _tower_names(paths: list[str]) -> list[str]:
-    """Shorten each path to the piece that tells it from the others; empty for a single one.
+    """Shorten each path to its distinguishing piece; empty for a single path.
 
     Example:
         >>> _tower_names(["text_model.encoder.layers", "vision_model.encoder.layers"])
@@ -368,8 +381,8 @@ def _head_place(towers: list[_Tower]) -> Place:
 
 
 def block_paths(model: nn.Module) -> list[str]:
-    """List dotted names of the modules that are a model's blocks, in its order.
+    """List the dotted names of a model's blocks, in its order.
 
-    None without a stack of them.
+    Empty for a model without a stack of blocks.
     """
     return [path for stack in stacks_of(model) for path in stack.blocks]

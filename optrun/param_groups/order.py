@@ -69,14 +69,11 @@ def run_on_shapes(
 
     See `uses_of`.
     """
-    held = [
-        value
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor)
-    ]
+    plain_tensors: list[Tensor] = []  # attributes that are neither parameters nor buffers
+    for module in model.modules():
+        plain_tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
     shapes: dict[int, object] = {
-        id(tensor): tensor.detach().to("meta") for tensor in [*held, *model.buffers()]
+        id(tensor): tensor.detach().to("meta") for tensor in [*plain_tensors, *model.buffers()]
     }
     shapes |= {
         id(param): nn.Parameter(param.detach().to("meta"), False) for param in model.parameters()
@@ -87,7 +84,8 @@ def run_on_shapes(
         for key, value in batch.items()
     }
     watch = make(twin)
-    quiet, seeds = warnings.catch_warnings(), torch.random.fork_rng(devices=[])
+    quiet = warnings.catch_warnings()
+    seeds = torch.random.fork_rng(devices=[])
     whole_masks = _config.patch(meta_nonzero_assume_all_nonzero=True)  # type: ignore[attr-defined]
     with quiet, seeds, whole_masks, torch.no_grad(), torch.device("meta"), watch:
         warnings.simplefilter("ignore")
@@ -104,7 +102,8 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
         Batches of one example: token ids, images and sound, as far as `forward` takes them. Empty
         for other models.
     """
-    config, main = getattr(model, "config", None), getattr(model, "main_input_name", None)
+    config = getattr(model, "config", None)
+    main = getattr(model, "main_input_name", None)
     takes = inspect.signature(model.forward).parameters
     choices = (2,) if type(model).__name__.endswith("MultipleChoice") else ()
     ids = [key for key in ("input_ids", "decoder_input_ids") if key in takes]
@@ -126,7 +125,7 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
 
 
 def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[Uses, str]:
-    """Watch a forward pass on a batch, or on an example, and say what came of it.
+    """Watch a forward pass over shapes, and describe the result in a sentence.
 
     Args:
         model: On any device.
@@ -135,7 +134,8 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[
     Returns:
         The uses, none where the model cannot run on shapes; and a sentence.
     """
-    kind, count = type(model).__name__, sum(1 for _ in model.parameters())
+    kind = type(model).__name__
+    count = sum(1 for _ in model.parameters())
     watch, why = first_watch(model, batch, Watch, "batch=: none given")
     if watch is None:
         return (
@@ -158,7 +158,7 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[
 def first_watch(
     model: nn.Module, batch: Mapping[str, object] | None, make: Callable[[nn.Module], W], why: str
 ) -> tuple[W | None, str]:
-    """Run a model on shapes under a watch, on a batch or on the first example that it runs on.
+    """Run a model on shapes under a watch, on its first working batch.
 
     Args:
         model: On any device.
@@ -169,14 +169,14 @@ def first_watch(
     Returns:
         The watch; None and the reason if the model cannot run on shapes.
     """
-    given: Sequence[Mapping[str, object]]
+    batches: Sequence[Mapping[str, object]]
     try:
-        given = example_batches(model) if batch is None else [batch]
+        batches = example_batches(model) if batch is None else [batch]
     except Exception as error:  # a configuration of another form than most
         return None, _in_short(error)
-    for one in given:
+    for example in batches:
         try:
-            return run_on_shapes(model, one, make), ""
+            return run_on_shapes(model, example, make), ""
         except Exception as error:  # whatever a model's own code raises
             why = _in_short(error)
     return None, why

@@ -42,7 +42,7 @@ class Parametrized:
 
 
 def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Parametrized:
-    """Compare the model with the base at which lr was tuned.
+    """Compare the model with its base model of tuned lr.
 
     Args:
         config: The whole configuration.
@@ -93,7 +93,7 @@ def _shown(base: PlainMapping) -> str:
 
 
 def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) -> dict[str, float]:
-    """Scale the logits of a head that is the embedding.
+    """Scale the logits of a head tied to the embedding.
 
     By the architecture's own key, or in the norm before it.
     """
@@ -111,7 +111,8 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) 
         if isinstance(getattr(model.config, key, None), int | float):
             return {key: getattr(base.config, key) * width**power}
     try:
-        (path, now), (_, then) = carrier_of_logits(model), carrier_of_logits(base)
+        path, now = carrier_of_logits(model)
+        _, then = carrier_of_logits(base)
     except NoCarrierError as error:
         raise ConfigError(
             f"parametrization=mup: {name} of model={config.name} is both embedding and head, which"
@@ -119,13 +120,13 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) 
             " parametrization=standard."
         ) from error
     for leaf, _ in model.get_submodule(path).named_parameters():
-        own = f"{path}.{leaf}"
-        sizes[own] = replace(sizes[own], logits=then / now / width)
+        param_name = f"{path}.{leaf}"
+        sizes[param_name] = replace(sizes[param_name], logits=then / now / width)
     return {}
 
 
 def _head_dim(model: Any, base: Any) -> dict[str, float]:
-    """Keep attention scores by the architecture's own key where heads are wider than the base's."""
+    """Keep attention scores by the architecture's own key, if heads grew wider."""
     now, then = (_width_of_heads(net.config) for net in (model, base))
     if now is None or then is None or now == then:
         return {}

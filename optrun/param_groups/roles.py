@@ -86,7 +86,7 @@ def is_lora(name: str) -> bool:
 
 
 def is_lora_b(name: str) -> bool:
-    """Tell whether a parameter is the second factor of a pair, which starts at zero.
+    """Tell whether a parameter is a LoRA pair's second factor, starting at zero.
 
     Example:
         >>> is_lora_b("q_proj.lora_B.default.weight"), is_lora_b("q_proj.lora_A.default.weight")
@@ -147,9 +147,9 @@ def is_norm(module: nn.Module) -> bool:
     """
     if isinstance(module, _NORM_TYPES):
         return True
-    if isinstance(module, _WEIGHTED_TYPES) or any(
-        True for child in module.children() for _ in child.parameters()
-    ):
+    if isinstance(module, _WEIGHTED_TYPES):
+        return False
+    if any(list(child.parameters()) for child in module.children()):
         return False
     names = [
         cls.__name__
@@ -160,7 +160,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def _is_weight_norm_magnitude(leaf: str, module: nn.Module) -> bool:
-    """Recognise the length that torch's `weight_norm` splits from a weight."""
+    """Recognise the magnitude parameter of torch's `weight_norm`."""
     if leaf != "original0" or not isinstance(
         module, torch.nn.utils.parametrize.ParametrizationList
     ):

@@ -19,7 +19,7 @@ EVERYTHING = (".*",)
 def claims(
     rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> dict[str, int]:
-    """Assign every trainable parameter to the first rule that matches it.
+    """Assign every trainable parameter to its first matching rule.
 
     Args:
         rules: In order; each with a `pattern`.

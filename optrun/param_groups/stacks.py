@@ -52,7 +52,7 @@ class Stack:
     numel: int = 0
 
     def block_of(self, path: str) -> int | None:
-        """Block number of what lies at a dotted name; None outside of the stack."""
+        """Return the block number at a dotted name; None outside of the stack."""
         return next((self.blocks[above] for above in upwards(path) if above in self.blocks), None)
 
     def on_edge(self, path: str) -> bool:
@@ -67,9 +67,7 @@ def stacks_of(model: nn.Module) -> list[Stack]:
 
 def find_stacks(root: Node) -> list[Stack]:
     """Find the towers of a model, in its order; none if it has no list of blocks."""
-    found: list[tuple[Stack, Node]] = []
-    _collect(root, found)
-    merged = _merge_siblings(found)
+    merged = _merge_siblings(_outermost_lists(root))
     for strict in (True, False):
         candidates = [stack for stack in merged if _made_of_blocks(root, stack, strict=strict)]
         if candidates:
@@ -83,13 +81,15 @@ def find_stacks(root: Node) -> list[Stack]:
     return [stack for stack in candidates if stack is largest or _is_tower(root, stack, largest)]
 
 
-def _collect(node: Node, found: list[tuple[Stack, Node]]) -> None:
-    """Collect outermost lists, in order."""
+def _outermost_lists(node: Node) -> list[tuple[Stack, Node]]:
+    """Find the outermost lists of blocks, in order, each with its parent node."""
+    lists: list[tuple[Stack, Node]] = []
     for child in node.children.values():
         if child.numbered and _repeats(child):
-            found.append((_stack(child), node))
+            lists.append((_stack(child), node))
         else:
-            _collect(child, found)
+            lists += _outermost_lists(child)
+    return lists
 
 
 def _repeats(node: Node) -> bool:
@@ -144,20 +144,22 @@ def _stages(node: Node) -> list[Node | None] | None:
     """
     elements = list(node.children.values())
     inners = [_inner_list(element) for element in elements]
-    held = [inner for inner in inners if inner is not None]
-    if 2 * len(held) < len(elements) or not held:
+    found_lists = [inner for inner in inners if inner is not None]
+    if 2 * len(found_lists) < len(elements) or not found_lists:
         return None
     nested = all(inner is element for inner, element in zip(inners, elements, strict=True))
-    alike = len({element.signature() for element in elements}) == 1
-    if alike and not nested:
+    same_structure = len({element.signature() for element in elements}) == 1
+    if same_structure and not nested:
         return None
-    kinds = Counter(_kind(block) for inner in held for block in inner.children.values())
+    kinds: Counter[str] = Counter()
+    for inner in found_lists:
+        kinds.update(_kind(block) for block in inner.children.values())
     blocks = sum(kinds.values())
     return inners if blocks > len(kinds) or nested else None
 
 
 def _inner_list(stage: Node) -> Node | None:
-    """Find the list that makes up most of a stage, of elements made of modules.
+    """Find the list of modules with most of a stage's parameters.
 
     The stage itself if it is one.
     """
@@ -170,11 +172,11 @@ def _inner_list(stage: Node) -> Node | None:
     return None
 
 
-def _merge_siblings(found: list[tuple[Stack, Node]]) -> list[Stack]:
+def _merge_siblings(lists: list[tuple[Stack, Node]]) -> list[Stack]:
     """Join lists of one length beside each other: block i of the tower is element i of each."""
     out: list[Stack] = []
     parents: list[Node] = []
-    for stack, parent in found:
+    for stack, parent in lists:
         for earlier, its_parent in zip(out, parents, strict=True):
             plain = not stack.edges and not earlier.edges and stack.depth > 1
             if its_parent is parent and earlier.depth == stack.depth and plain:
@@ -188,9 +190,9 @@ def _merge_siblings(found: list[tuple[Stack, Node]]) -> list[Stack]:
 
 
 def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
-    """Take in lists of its length beside a stack that are no stacks.
+    """Take in the lists of the same length beside a stack.
 
-    The norms or patch embeddings of each layer.
+    They are no stacks themselves, such as the norms or patch embeddings of each layer.
     """
     above, _, holder = stack.path.rpartition(".")
     parent = root.at(above)
@@ -207,8 +209,8 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
         if any(f"{child.path}.{number}" in stack.blocks for number in child.children):
             continue
         for number in child.children:
-            here = f"{stack.path}.{number}"
-            numbers = [block for path, block in stack.blocks.items() if inside(path, here)]
+            element = f"{stack.path}.{number}"
+            numbers = [block for path, block in stack.blocks.items() if inside(path, element)]
             if numbers:
                 stack.blocks[f"{child.path}.{number}"] = min(numbers) if before else max(numbers)
                 if before:
@@ -224,12 +226,17 @@ def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
     for path, block in stack.blocks.items():
         if path not in stack.edges:
             per_block.setdefault(block, []).append(root.at(path))
-    good = 0
-    for nodes in per_block.values():
-        matrices = sum(node.matrices for node in nodes)
-        normed = any(node.vectors for node in nodes) or not any(node.biases for node in nodes)
-        good += matrices >= 3 and normed if strict else matrices >= 2
-    return 2 * good >= len(per_block)
+    block_count = sum(_is_block(nodes, strict=strict) for nodes in per_block.values())
+    return 2 * block_count >= len(per_block)
+
+
+def _is_block(nodes: list[Node], *, strict: bool) -> bool:
+    """Tell whether the nodes of one element make up a block, see `_made_of_blocks`."""
+    matrices = sum(node.matrices for node in nodes)
+    if not strict:
+        return matrices >= 2
+    normed = any(node.vectors for node in nodes) or not any(node.biases for node in nodes)
+    return matrices >= 3 and normed
 
 
 def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:

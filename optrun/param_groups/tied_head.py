@@ -23,7 +23,7 @@ class NoCarrierError(Exception):
 
 
 def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
-    """Find the norm before a model's head, and what its output is multiplied by on the way there.
+    """Find the norm before a model's head, and the factor in between.
 
     Args:
         model: Of transformers, on any device.
@@ -95,13 +95,14 @@ class _LastNorm(Watch):
 
     @property
     def factor(self) -> float | None:
-        """Of what arrived over what the replaced norm put out; None: it is no such multiple."""
+        """Input of the head over the replaced norm's output; None if not proportional."""
         if self.arrived.device.type == "meta":
             return None
-        ones, twos = self.arrived[..., 0], self.arrived[..., 1]
-        return (
-            float(ones.max()) if ones.min() == ones.max() and torch.equal(twos, 2 * ones) else None
-        )
+        ones = self.arrived[..., 0]
+        twos = self.arrived[..., 1]
+        if ones.min() != ones.max() or not torch.equal(twos, 2 * ones):
+            return None
+        return float(ones.max())
 
 
 @torch.no_grad()

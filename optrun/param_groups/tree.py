@@ -19,7 +19,7 @@ def pieces_of(path: str) -> list[str]:
 
 
 def upwards(path: str) -> Iterator[str]:
-    """Yield a dotted name, and those of the modules around it, up to the model itself.
+    """Yield a dotted name and its ancestors, up to the model itself.
 
     Example:
         >>> list(upwards("encoder.layer"))
@@ -32,7 +32,7 @@ def upwards(path: str) -> Iterator[str]:
 
 
 def inside(path: str, above: str) -> bool:
-    """Tell whether a dotted name is that of a module, or of something in it."""
+    """Tell whether a dotted name is a module's own, or lies inside of it."""
     return not above or path == above or path.startswith(f"{above}.")
 
 
@@ -107,11 +107,13 @@ def tree_of(
     """
     root = Node("")
     if model is not None:
-        root.kind, root.whole_model = type(model).__name__, _is_whole_model(model)
+        root.kind = type(model).__name__
+        root.whole_model = _is_whole_model(model)
         for path, module in model.named_modules():
             if path and any(True for _ in module.parameters()):
                 node = _grow(root, path)
-                node.kind, node.whole_model = type(module).__name__, _is_whole_model(module)
+                node.kind = type(module).__name__
+                node.whole_model = _is_whole_model(module)
     for name, param in params.items():
         path, _, leaf = name.rpartition(".")
         _grow(root, path).own[leaf] = tuple(param.shape)
@@ -134,14 +136,12 @@ def _grow(root: Node, path: str) -> Node:
 
 
 def _prune(node: Node) -> None:
-    """Remove modules that hold nothing, or only what an earlier one holds (tied tensors)."""
-    node.children = {
-        name: child
-        for name, child in node.children.items()
-        if any(below.own for below in child.walk())
-    }
-    for child in node.children.values():
-        _prune(child)
+    """Remove modules with no parameter below them (a tied tensor counts once)."""
+    for name, child in list(node.children.items()):
+        if any(below.own for below in child.walk()):
+            _prune(child)
+        else:
+            del node.children[name]
 
 
 def _is_whole_model(module: nn.Module) -> bool:
