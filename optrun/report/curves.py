@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,36 +61,38 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
     """
     stacked = theme is PAGE
     names = run.log.names()
-    main = [
-        name
-        for name in (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity")
-        if name in names
-    ]
-    panels = {
-        "Loss": [
-            "train/loss",
-            *(name for name in names if name.startswith("eval/") and name.endswith("/loss")),
-        ],
-        "Evaluation": [name for name in main if not name.endswith("/loss")][:1],
-        "Learning rate": _rates(run),
-    }
-    # One point, as of an evaluation at the end alone, is no curve.
-    drawn = [
-        (name, logged)
-        for name, logged in panels.items()
-        if name == "Loss" or any(len(run.series(metric)[0]) > 1 for metric in logged)
-    ]
-    beside = 1 if stacked else max(1, len(drawn) - 1)
-    rows = len(drawn) if stacked else min(2, len(drawn))
-    figure = Chart(*((4.3, 0.9 + 2.3 * rows) if stacked else (10.0, 2.0 + 2.2 * rows)), theme)
+    eval_losses = [name for name in names if name.startswith("eval/") and name.endswith("/loss")]
+    candidates = (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity")
+    eval_metrics = [name for name in candidates if name in names and not name.endswith("/loss")]
+    panels = [("Loss", ["train/loss", *eval_losses])]
+    for panel_title, metrics in (
+        ("Evaluation", eval_metrics[:1]),
+        ("Learning rate", _rates(run)),
+    ):
+        # One point, as of an evaluation at the end alone, is no curve.
+        if any(len(run.series(metric)[0]) > 1 for metric in metrics):
+            panels.append((panel_title, metrics))
+    if stacked:
+        rows = len(panels)
+        columns = 1
+        figure = Chart(4.3, 0.9 + 2.3 * rows, theme)
+    else:
+        rows = min(2, len(panels))
+        columns = max(1, len(panels) - 1)
+        figure = Chart(10.0, 2.0 + 2.2 * rows, theme)
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold")
-    grid = figure.add_gridspec(rows, beside, height_ratios=[1.45, *[1] * (rows - 1)])
-    for place, (name, logged) in enumerate(drawn):
-        at = grid[0, :] if not place else grid[place, 0] if stacked else grid[1, place - 1]
-        ax = figure.add_subplot(at)
-        style_axes(ax, theme, title=name, xlabel="optimizer step")
-        _draw_panel(ax, run, logged, theme)
+    grid = figure.add_gridspec(rows, columns, height_ratios=[1.45, *[1] * (rows - 1)])
+    for index, (panel_title, metrics) in enumerate(panels):
+        if index == 0:
+            cell = grid[0, :]
+        elif stacked:
+            cell = grid[index, 0]
+        else:
+            cell = grid[1, index - 1]
+        ax = figure.add_subplot(cell)
+        style_axes(ax, theme, title=panel_title, xlabel="optimizer step")
+        _draw_panel(ax, run, metrics, theme)
     return figure
 
 
@@ -116,18 +118,23 @@ def smooth(values: Array, width: float) -> Array:
     offset = np.arange(-reach, reach + 1, dtype=np.float64)
     finite = np.isfinite(values)
 
-    def moment(what: Array, power: int) -> Array:
-        # np.convolve flips the kernel: at lag k it multiplies what[i - k], whose offset from i is
-        # -k.
+    def moment(terms: Array, power: int) -> Array:
+        # np.convolve flips the kernel: at lag k it multiplies terms[i - k], which has the offset
+        # -k from i.
         kernel = np.exp(-0.5 * (offset / width) ** 2) * (-offset) ** power
-        return np.convolve(what, kernel, mode="full")[reach : reach + len(values)]
+        return np.convolve(terms, kernel, mode="full")[reach : reach + len(values)]
 
-    s0, s1, s2 = (moment(finite.astype(np.float64), power) for power in range(3))
-    t0, t1 = (moment(np.where(finite, values, 0.0), power) for power in range(2))
+    ones = finite.astype(np.float64)
+    filled = np.where(finite, values, 0.0)
+    s0 = moment(ones, 0)
+    s1 = moment(ones, 1)
+    s2 = moment(ones, 2)
+    t0 = moment(filled, 0)
+    t1 = moment(filled, 1)
     determinant = s2 * s0 - s1**2
-    alone = determinant <= 1e-9  # one point has no slope
+    is_single = determinant <= 1e-9  # one point has no slope
     with np.errstate(invalid="ignore", divide="ignore"):
-        result = np.where(alone, t0 / s0, (s2 * t0 - s1 * t1) / determinant)
+        result = np.where(is_single, t0 / s0, (s2 * t0 - s1 * t1) / determinant)
     return np.where(finite, result, np.nan)
 
 
@@ -136,68 +143,97 @@ def _rates(run: Run) -> list[str]:
     logged = [
         name for name in ("train/lr", *run.log.names()) if name.startswith(("train/lr", "lr/"))
     ]
-    distinct = {
-        tuple(values): name for name in reversed(logged) if len(values := run.series(name)[1])
-    }
-    return sorted(distinct.values(), key=lambda name: -float(np.nanmax(run.series(name)[1])))
+    name_of_values = {}
+    for name in reversed(logged):
+        values = run.series(name)[1]
+        if len(values):
+            name_of_values[tuple(values)] = name
+    return sorted(name_of_values.values(), key=lambda name: -float(np.nanmax(run.series(name)[1])))
 
 
 def _draw_panel(ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
     """Draw metrics of a common scale.
 
-    What was logged at every step is thin, with a thick line through it.
-
-    An axis is logarithmic where a linear one would press almost everything against its bottom.
-    Every value that is NaN or infinite is a cross on the upper edge, the best of the first
-    evaluation metric a ring.
+    A training loss of many steps is thin, with a thick smoothed line through it. The axis is
+    logarithmic if a linear one would press almost everything against its bottom. Each NaN or
+    infinite value is a cross on the upper edge. A ring marks the best of the first evaluation
+    metric.
     """
-    lines = {name: line for name in names if len((line := run.series(name))[0])}
+    lines = {}
+    for name in names:
+        line = run.series(name)
+        if len(line[0]):
+            lines[name] = line
     if not lines:
         ax.text(
             0.5, 0.5, "nothing logged yet", transform=ax.transAxes, ha="center", color=theme.muted
         )
         return
-    steps, values = (np.concatenate([line[index] for line in lines.values()]) for index in (0, 1))
+    steps = np.concatenate([steps_of_line for steps_of_line, _ in lines.values()])
+    values = np.concatenate([values_of_line for _, values_of_line in lines.values()])
     finite = values[np.isfinite(values)]
     positive = finite[finite > 0]
-    low = float(np.min(positive, initial=math.inf))
     log = len(positive) > 2 and bool(finite.max() > 30 * np.median(positive))
+    _draw_lines(ax, lines, theme, log=log)
+    judged = next((name for name in lines if name.startswith("eval/")), "")
+    best = run.best(judged, metric_mode(judged)) if judged else None
+    if best is not None:
+        value, step = best
+        colour = theme.series[list(lines).index(judged) % len(theme.series)]
+        ring(ax, step, value, colour, label=f"best {value:.4g} at step {step:,}")
+    number_axis(ax, list(positive if log else finite), log=log)
+    if log:
+        # A schedule may end near zero: the axis does not follow it there.
+        lowest = float(np.min(positive))
+        ax.set_ylim(bottom=max(lowest, float(np.median(positive)) / 1e3))
+    count_axis(ax)
+    _mark_steps_not_finite(ax, steps[~np.isfinite(values)], theme)
+    _mark_resumes(ax, run, theme)
+    if len(lines) <= _LEGEND_LIMIT:
+        legend(ax, theme)
+
+
+def _draw_lines(
+    ax: Axes, lines: Mapping[str, tuple[Array, Array]], theme: Theme, *, log: bool
+) -> None:
+    """Draw each metric as one line, a long training loss smoothed."""
     for index, (name, (x, y)) in enumerate(lines.items()):
-        many = len(lines) > _LEGEND_LIMIT  # shades from the first to the last
-        style: dict[str, Any] = {
-            "color": theme.series[0 if many else index % len(theme.series)],
-            "linewidth": 1.7,
-        }
-        style |= {"alpha": 1 - 0.75 * index / len(lines) if many else 1.0, "label": name}
-        y = np.where(y > 0, y, np.nan) if log else y
+        style: dict[str, Any] = {"linewidth": 1.7, "label": name}
+        if len(lines) > _LEGEND_LIMIT:  # shades of one colour, from the first to the last
+            style["color"] = theme.series[0]
+            style["alpha"] = 1 - 0.75 * index / len(lines)
+        else:
+            style["color"] = theme.series[index % len(theme.series)]
+            style["alpha"] = 1.0
+        if log:
+            y = np.where(y > 0, y, np.nan)
         if name == "train/loss" and len(y) >= 12:  # of single batches
             ax.plot(x, y, color=style["color"], linewidth=0.8, alpha=0.3)
             ax.plot(x, smooth(y, max(1.0, len(y) / 60)), **style)
         else:
             ax.plot(x, y, marker="o" if len(y) < 40 else None, markersize=4.0, **style)
-    judged = next((name for name in lines if name.startswith("eval/")), "")
-    if judged and (best := run.best(judged, metric_mode(judged))) is not None:
-        colour = theme.series[list(lines).index(judged) % len(theme.series)]
-        ring(ax, best[1], best[0], colour, label=f"best {best[0]:.4g} at step {best[1]:,}")
-    number_axis(ax, list(positive if log else finite), log=log)
-    if log:
-        ax.set_ylim(
-            bottom=max(low, float(np.median(positive)) / 1e3)
-        )  # a schedule that ends near zero
-    count_axis(ax)
-    if len(gone := steps[~np.isfinite(values)]):
-        ax.plot(
-            gone,
-            np.ones(len(gone)),
-            transform=ax.get_xaxis_transform(),
-            marker="x",
-            linewidth=0,
-            markersize=6,
-            markeredgewidth=1.6,
-            color=theme.alarm,
-            label=f"not finite ({len(gone)})",
-            clip_on=False,
-        )
+
+
+def _mark_steps_not_finite(ax: Axes, steps: Array, theme: Theme) -> None:
+    """Mark steps of NaN or infinite values with crosses on the upper edge."""
+    if len(steps) == 0:
+        return
+    ax.plot(
+        steps,
+        np.ones(len(steps)),
+        transform=ax.get_xaxis_transform(),
+        marker="x",
+        linewidth=0,
+        markersize=6,
+        markeredgewidth=1.6,
+        color=theme.alarm,
+        label=f"not finite ({len(steps)})",
+        clip_on=False,
+    )
+
+
+def _mark_resumes(ax: Axes, run: Run, theme: Theme) -> None:
+    """Mark the step of each resume with a dotted line; one of them is in the legend."""
     for index, step in enumerate(sorted({*run.of_resumes("from_step", int)})):
         ax.axvline(
             step,
@@ -206,8 +242,6 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
             linewidth=1.1,
             label=None if index else "resumed",
         )
-    if len(lines) <= _LEGEND_LIMIT:
-        legend(ax, theme)
 
 
 def model_name(run: Run) -> str:
@@ -230,20 +264,21 @@ def _last_part(path: object) -> str:
 def run_title(run: Run) -> str:
     """Write model, data, optimizer and progress of a run on one line."""
     pieces = [" on ".join(name for name in (model_name(run), data_name(run)) if name)]
-    if run.optimizer:
-        pieces.append(
-            f"{run.optimizer}, lr {rate(run.lr)}" if run.lr is not None else run.optimizer
-        )
+    if run.optimizer and run.lr is not None:
+        pieces.append(f"{run.optimizer}, lr {rate(run.lr)}")
+    elif run.optimizer:
+        pieces.append(run.optimizer)
     if not any(pieces):
         pieces = [run.path.resolve().name]
-    step, limit, status = (run.summary.get(key) for key in ("global_step", "max_steps", "status"))
-    if isinstance(step, int):
-        pieces.append(
-            f"{step:,} of {limit:,} steps"
-            if isinstance(limit, int) and step != limit
-            else f"{step:,} steps"
-        )
+    step = run.summary.get("global_step")
+    limit = run.summary.get("max_steps")
+    status = run.summary.get("status")
+    if isinstance(step, int) and isinstance(limit, int) and step != limit:
+        pieces.append(f"{step:,} of {limit:,} steps")
+    elif isinstance(step, int):
+        pieces.append(f"{step:,} steps")
     if run.wall_seconds is not None and math.isfinite(run.wall_seconds):
         pieces.append(duration(run.wall_seconds))
-    pieces += [str(status)] if status and status != "finished" else []
+    if status and status != "finished":
+        pieces.append(str(status))
     return plain("  ·  ".join(piece for piece in pieces if piece))

@@ -98,11 +98,12 @@ def draw_seed_lines(
             style = _line_style(line, theme, is_first=position == 0, is_alone=len(members) == 1)
             ax.plot(line.x, line.y, **style)
     _limit(ax, lines, mode)
-    ends = [
-        (members[0].contender, float(np.mean([line.y[-1] for line in members])))
-        for members in contenders.values()
-    ]
-    note_cut_values(ax, theme, mode, ends, [float(y) for line in lines for y in line.y])
+    ends = []
+    for members in contenders.values():
+        mean = float(np.mean([line.y[-1] for line in members]))
+        ends.append((members[0].contender, mean))
+    all_values = np.concatenate([line.y for line in lines]).tolist()
+    note_cut_values(ax, theme, mode, ends, all_values)
     if axis == "step":
         count_axis(ax)
     legend(ax, theme, below=figure)
@@ -120,7 +121,9 @@ def _line_style(line: SeedLine, theme: Theme, *, is_first: bool, is_alone: bool)
     if not is_first:
         style["marker"] = ""
         return style
-    style["label"] = short_name(line.contender) + ("" if line.finished else " (not finished)")
+    style["label"] = short_name(line.contender)
+    if not line.finished:
+        style["label"] += " (not finished)"
     return style
 
 
@@ -132,7 +135,8 @@ def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     # The first value is that of the untrained model; a quarter later the steep descent is over.
     quarters = [sign * float(line.y[(len(line.y) + 2) // 4]) for line in lines if len(line.y) > 1]
     early = float(np.median(quarters)) - best if quarters else 0.0
-    least = min(early, max(3 * find_reach([sign * end - best for end in ends]), 0.33 * early))
+    reach = find_reach([sign * end - best for end in ends])
+    least = min(early, max(3 * reach, 0.33 * early))
     lowest = min(float((sign * line.y).min()) for line in lines)
     set_limits(ax, ends, mode, least=least, edge=[sign * lowest])
 
@@ -146,12 +150,11 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) 
     if bests:
         means = [mean for _, mean in bests]
         best = min(means) if findings.mode == "min" else max(means)
-        every = [
-            configuration.mean for row in rows for configuration in row.lr_curve.points.values()
-        ]
-        set_limits(
-            ax, every, findings.mode, least=1.3 * find_reach(abs(mean - best) for mean in means)
-        )
+        all_means: list[float] = []
+        for row in rows:
+            all_means += [point.mean for point in row.lr_curve.points.values()]
+        reach = find_reach(abs(mean - best) for mean in means)
+        set_limits(ax, all_means, findings.mode, least=1.3 * reach)
         note_cut_values(ax, theme, findings.mode, bests, ())
     # Many learning rates come from a search, whose neighbours differ in other settings, too: a
     # line through them would show that noise.

@@ -66,13 +66,12 @@ def style_of(theme: Theme, series: int, **more: object) -> dict[str, Any]:
 
     Those beyond the first `SHOWN` have no colour of their own.
     """
-    colour = theme.series[series] if series < SHOWN else theme.muted
-    return {
-        "color": colour,
-        "marker": MARKERS[series] if series < SHOWN else "o",
-        "markersize": 4.5,
-        **more,
-    }
+    colour = theme.muted
+    marker = "o"
+    if series < SHOWN:
+        colour = theme.series[series]
+        marker = MARKERS[series]
+    return {"color": colour, "marker": marker, "markersize": 4.5, **more}
 
 
 def panel(theme: Theme, lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
@@ -103,7 +102,8 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
     ordered = sorted(distance for distance in distances if math.isfinite(distance))
     far = max([least, *ordered[: max(2, (len(ordered) + 1) // 2)]])
     for distance in ordered:
-        far = max(far, distance) if distance <= FAR * far else far
+        if distance <= FAR * far:
+            far = max(far, distance)
     return far
 
 
@@ -151,14 +151,14 @@ def note_cut_values(
         if math.isfinite(end) and not low <= end <= high
     ]
     if gone:
-        text = f"{'↑' if mode == 'min' else '↓'} {list_names(gone, 2)}"
-    elif any(math.isfinite(value) and not low <= value <= high for value in values):
-        text = (
-            "cut off: values"
-            f" {f'above {number(high, 3)}' if mode == 'min' else f'below {number(low, 3)}'}"
-        )
-    else:
+        arrow = "↑" if mode == "min" else "↓"
+        text = f"{arrow} {list_names(gone, 2)}"
+    elif not any(math.isfinite(value) and not low <= value <= high for value in values):
         return
+    elif mode == "min":
+        text = f"cut off: values above {number(high, 3)}"
+    else:
+        text = f"cut off: values below {number(low, 3)}"
     above(ax, theme, text, 1, 3, fontsize=7.5)
 
 
@@ -195,7 +195,8 @@ def draw_dots(
         theme: Colours.
         width: Of the line that joins them.
     """
-    style, edge = style_of(theme, series, linewidth=0), 0.985 if mode == "min" else 0.015
+    style = style_of(theme, series, linewidth=0)
+    worse_edge, arrowhead = (0.985, "^") if mode == "min" else (0.015, "v")
     finite_dots = [dot for dot in dots if math.isfinite(dot.y)]
     look = style | {"linewidth": width, "label": short_name(label)}
     ax.plot([dot.x for dot in finite_dots], [dot.y for dot in finite_dots], **look)
@@ -205,6 +206,6 @@ def draw_dots(
             if dot.chosen:
                 ring(ax, dot.x, dot.y, style["color"])
             continue
-        marker = "x" if math.isnan(dot.y) else "^" if mode == "min" else "v"
+        marker = "x" if math.isnan(dot.y) else arrowhead
         look = style | {"marker": marker, "markersize": 6, "markeredgewidth": 1.8, "clip_on": False}
-        ax.plot(dot.x, edge, transform=ax.get_xaxis_transform(), **look)
+        ax.plot(dot.x, worse_edge, transform=ax.get_xaxis_transform(), **look)

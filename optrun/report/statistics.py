@@ -81,7 +81,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """Hold what is known about all contenders."""
+    """Hold the comparisons of all contenders."""
 
     comparisons: dict[str, Comparison]
     """In the order given."""
@@ -148,21 +148,20 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
     has_score = ~np.isnan(values)
     filled = np.where(has_score, values, 0.0)
     size = np.abs(filled).max(axis=-1, initial=0.0)
-    size = np.maximum(
-        size[..., :, None], size[..., None, :]
-    )  # the unit of a pair's differences: no square overflows
+    # The unit of a pair's differences: no square overflows.
+    size = np.maximum(size[..., :, None], size[..., None, :])
     size = np.where(size > 0, size, 1.0)
     both = has_score[..., :, None, :] & has_score[..., None, :, :]
     n = both.sum(axis=-1)
-    difference = (
-        np.where(both, filled[..., :, None, :] - filled[..., None, :, :], 0.0) / size[..., None]
-    )
+    difference = filled[..., :, None, :] - filled[..., None, :, :]
+    difference = np.where(both, difference, 0.0) / size[..., None]
     mean = difference.sum(axis=-1) / np.maximum(n, 1)
     squares = (np.where(both, difference - mean[..., None], 0.0) ** 2).sum(axis=-1)
     sd = np.sqrt(squares / np.maximum(n - 1, 1))
     is_tested = (n >= MIN_SEEDS) & ~np.eye(values.shape[-2], dtype=bool)
     sd = np.where(is_tested & (sd > ROUNDING), sd, np.nan)
-    t = (1.0 if mode == "min" else -1.0) * mean * np.sqrt(n) / sd
+    sign = 1.0 if mode == "min" else -1.0
+    t = sign * mean * np.sqrt(n) / sd
     t = np.where(is_tested & np.isnan(sd) & (np.abs(mean) <= ROUNDING), 0.0, t)
     p = special.stdtr(np.maximum(n - 1, 1), -t)
     return PairedTests(n, np.where(n > 0, mean * size, np.nan), sd * size, t, p)
@@ -223,14 +222,16 @@ def compare(
     """
     _refuse_unfit(scores, mode, baseline)
     names = list(scores)
-    means = {
-        name: float(np.mean([*by_seed.values()])) for name, by_seed in scores.items() if by_seed
-    }
+    means = {}
+    for name, by_seed in scores.items():
+        if by_seed:
+            means[name] = float(np.mean([*by_seed.values()]))
     ranking = sorted(means, key=means.__getitem__, reverse=mode == "max")
     seeds = sorted(set().union(*scores.values()))
-    values = np.array(
-        [[by_seed.get(seed, math.nan) for seed in seeds] for by_seed in scores.values()]
-    )
+    values = np.full((len(names), len(seeds)), math.nan)
+    for row, by_seed in zip(values, scores.values(), strict=True):
+        for seed, score in by_seed.items():
+            row[seeds.index(seed)] = score
     tests = paired_tests(values, mode)
     n_tests = _others(len(means))
     alpha = ALPHA / looks
@@ -245,15 +246,19 @@ def compare(
             map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS)
         )
         by = [names[smallest[i]] if p[i] < alpha else "" for i in range(len(names))]
-        sides, confidence = 1, 1 - 2 * alpha / n_tests
+        sides = 1
+        confidence = 1 - 2 * alpha / n_tests
     else:
         reference = names.index(baseline)
         p = _adjusted_against(reference, tests, n_tests)
         shared = tests.seeds[:, reference]
         by = [""] * len(names)
-        sides, confidence = 2, 1 - alpha
-    sd = pooled_sd(by_seed.values() for by_seed in scores.values()) if sd is None else sd
-    matters = sd if matters is None else matters
+        sides = 2
+        confidence = 1 - alpha
+    if sd is None:
+        sd = pooled_sd(by_seed.values() for by_seed in scores.values())
+    if matters is None:
+        matters = sd
     comparisons = {}
     for i, name in enumerate(names):
         n = int(tests.seeds[i, reference])
@@ -300,9 +305,11 @@ def _refuse_unfit(scores: Scores, mode: str, baseline: str | None) -> None:
         raise ValueError(f"mode={mode!r}: expected min or max")
     if baseline is not None and baseline not in scores:
         raise ValueError(f"baseline={baseline!r}: expected one of {', '.join(scores)}")
-    every = [score for by_seed in scores.values() for score in by_seed.values()]
-    if not every or not all(map(math.isfinite, every)):
-        raise ValueError(f"expected finite scores, got {every}")
+    all_scores: list[float] = []
+    for by_seed in scores.values():
+        all_scores += by_seed.values()
+    if not all_scores or not all(map(math.isfinite, all_scores)):
+        raise ValueError(f"expected finite scores, got {all_scores}")
 
 
 def _verdict(
@@ -358,9 +365,9 @@ def _adjusted_against(reference: int, tests: PairedTests, n_tests: int) -> Array
     """
     p: Array = 2 * np.minimum(tests.p[:, reference], tests.p[reference])
     is_tested = ~np.isnan(p)
-    p[is_tested] = holm(np.append(p[is_tested], np.ones(max(0, n_tests - is_tested.sum()))))[
-        : is_tested.sum()
-    ]
+    n_made = int(is_tested.sum())
+    padding = np.ones(max(0, n_tests - n_made))
+    p[is_tested] = holm(np.append(p[is_tested], padding))[:n_made]
     return p
 
 
@@ -384,10 +391,9 @@ def holm(p: ArrayLike) -> Array:
     """
     values = np.asarray(p, dtype=np.float64)
     order = np.argsort(values, kind="stable")
+    factors = np.arange(len(values), 0, -1)
     adjusted = np.empty_like(values)
-    adjusted[order] = np.minimum(
-        1.0, np.maximum.accumulate(np.arange(len(values), 0, -1) * values[order])
-    )
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * values[order]))
     return adjusted
 
 
@@ -402,13 +408,16 @@ def pooled_sd(samples: Iterable[Iterable[float]]) -> float:
     Returns:
         NaN if no sample has two values.
     """
-    residuals, degrees = [0.0], 0
+    residuals = [0.0]
+    degrees = 0
     for sample in samples:
         values = np.array([*sample], dtype=np.float64)
         if len(values) > 1:
             residuals += (values - values.mean()).tolist()
             degrees += len(values) - 1
-    return math.hypot(*residuals) / math.sqrt(degrees) if degrees else math.nan
+    if degrees == 0:
+        return math.nan
+    return math.hypot(*residuals) / math.sqrt(degrees)
 
 
 def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
@@ -426,10 +435,12 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     several = [by_seed for by_seed in scores if len(by_seed) > 1]
     shared = sorted(set.intersection(*map(set, several))) if several else []
     if len(several) < 2 or len(shared) < 2:
-        return pooled_sd(by_seed.values() for by_seed in several), sum(
-            len(by_seed) - 1 for by_seed in several
-        )
-    table = np.array([[by_seed[seed] for seed in shared] for by_seed in several])
+        degrees = sum(len(by_seed) - 1 for by_seed in several)
+        return pooled_sd(by_seed.values() for by_seed in several), degrees
+    rows = []
+    for by_seed in several:
+        rows.append([by_seed[seed] for seed in shared])
+    table = np.array(rows)
     residuals = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
     degrees = (len(several) - 1) * (len(shared) - 1)
     return math.hypot(*residuals.ravel()) / math.sqrt(degrees), degrees
@@ -496,7 +507,8 @@ def seeds_for(
     """
     if not degrees > 0 or math.isnan(sd):
         return None
-    sides, alpha = 2 if baseline else 1, ALPHA / _others(contenders)
+    sides = 2 if baseline else 1
+    alpha = ALPHA / _others(contenders)
 
     def unseen(seeds: int) -> float:
         critical = special.stdtrit(seeds - 1, 1 - alpha / sides)

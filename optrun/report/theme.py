@@ -21,6 +21,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -210,10 +211,18 @@ def legend(ax: Axes, theme: Theme, *, below: Chart | None = None) -> None:
         box = ax.legend(handles, labels, loc="best", **look)
     else:
         below.engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
-        longest = max(map(len, labels))
-        columns = 3 if longest < 15 else 2 if longest < 27 else 1
+        columns = _legend_columns(max(map(len, labels)))
         box = below.legend(handles, labels, loc="outside lower left", ncols=columns, **look)
     box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
+
+
+def _legend_columns(longest: int) -> int:
+    """Choose the columns of a legend below a panel from its longest label."""
+    if longest < 15:
+        return 3
+    if longest < 27:
+        return 2
+    return 1
 
 
 def count_axis(ax: Axes) -> None:
@@ -244,20 +253,29 @@ def log_axis(ax: Axes, direction: str, values: Sequence[float]) -> None:
         direction: "x" or "y".
         values: What will be drawn, all positive.
     """
-    axis = ax.xaxis if direction == "x" else ax.yaxis
-    (ax.set_xscale if direction == "x" else ax.set_yscale)("log")
+    axis: Axis
+    if direction == "x":
+        ax.set_xscale("log")
+        axis = ax.xaxis
+    else:
+        ax.set_yscale("log")
+        axis = ax.yaxis
     ratio = max(values) / min(values) if len(values) else 10.0
-    subs = (
-        (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
-        if ratio < 8
-        else (1.0, 2.0, 5.0)
-        if ratio < 60
-        else (1.0, 3.0)
-    )
-    axis.set_major_locator(LogLocator(base=10, subs=subs if ratio < 2000 else (1.0,), numticks=12))
+    axis.set_major_locator(LogLocator(base=10, subs=_log_ticks(ratio), numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: rate(value)))
     axis.set_minor_locator(NullLocator())
     axis.set_minor_formatter(NullFormatter())
+
+
+def _log_ticks(ratio: float) -> tuple[float, ...]:
+    """Choose the ticks of each decade for an axis from x to ratio * x."""
+    if ratio < 8:
+        return (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+    if ratio < 60:
+        return (1.0, 2.0, 5.0)
+    if ratio < 2000:
+        return (1.0, 3.0)
+    return (1.0,)
 
 
 @contextlib.contextmanager
@@ -302,9 +320,8 @@ def to_svg(figure: Chart, *, name: str, label: str) -> str:
     buffer = io.BytesIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters(figure):
         figure.set_facecolor("none")
-        FigureCanvasSVG(figure).print_svg(
-            buffer, metadata={"Date": None, "Creator": None}
-        )  # `savefig` draws twice
+        # `Figure.savefig` would draw twice.
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
