@@ -1,7 +1,4 @@
-"""`lr=auto lr_from=SWEEP_DIR`.
-
-The learning rate that a sweep of the same recipe found, shown before the first step.
-"""
+"""Resolve `lr=auto lr_from=SWEEP_DIR`: the learning rate found by a sweep of the same recipe."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from optrun.runner.forks.command_line import whole_command_line
 
 
 def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str | None]:
-    """Put the number in place of `lr=auto`.
+    """Replace `lr=auto` by the learning rate of a sweep.
 
     Args:
         hydra: Composes.
@@ -36,7 +33,8 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     Raises:
         ConfigError: One of both keys alone; the sweep is of another recipe or does not tell.
     """
-    lr, lr_from = command_line.override("lr"), command_line.override("lr_from")
+    lr = command_line.override("lr")
+    lr_from = command_line.override("lr_from")
     automatic = lr is not None and lr.value() == "auto"
     if not automatic and lr_from is None:
         return command_line, None
@@ -55,17 +53,18 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     refuse_url("lr_from", sweep)
     from optrun.report.lr_scaling.predict import find_lr_for_run
 
-    others = command_line.without("lr", "lr_from")
-    _, cfg = compose_line(hydra, others)
+    remaining = command_line.without("lr", "lr_from")
+    _, cfg = compose_line(hydra, remaining)
     values = saved.plain(store.without_hydra(cfg))
     lr_of_sweep, sentence = find_lr_for_run(Path(sweep).expanduser(), values, _base_of(values))
-    tokens = [*others.overrides, f"lr={rate(lr_of_sweep)}"]
+    tokens = [*remaining.overrides, f"lr={rate(lr_of_sweep)}"]
     return replace(command_line, overrides=tokens), sentence
 
 
 def _base_of(values: PlainMapping) -> PlainDict | None:
     """Return the configuration of the base of muP, in the standard parametrization; else None."""
-    parametrization, model = values["parametrization"], values["model"]
+    parametrization = values["parametrization"]
+    model = values["model"]
     if parametrization["name"] != "mup" or "config" not in model:
         return None
     config = merged(model["config"] or {}, parametrization["base"])
@@ -79,9 +78,9 @@ def _base_of(values: PlainMapping) -> PlainDict | None:
 def compose_new(
     hydra: Hydra, command_line: CommandLine, console: Console
 ) -> tuple[list[str], DictConfig]:
-    """Compose a run that begins.
+    """Compose a new run.
 
-    On its trunk if it is a branch, with the learning rate that `lr=auto` finds.
+    A branch is composed on its trunk; `lr=auto` becomes a number.
 
     Args:
         hydra: Composes.
@@ -95,8 +94,8 @@ def compose_new(
         ConfigError: A key or value that does not exist or does not fit.
         CheckpointError: The trunk is damaged or gone.
     """
-    whole = whole_command_line(hydra, command_line)
-    resolved, learnt = resolve(hydra, whole)
+    with_trunk = whole_command_line(hydra, command_line)
+    resolved, learnt = resolve(hydra, with_trunk)
     checked, cfg = compose_line(hydra, resolved)
     if learnt is not None:
         console.print(f"lr=auto: {learnt}", markup=False, highlight=False, soft_wrap=True)

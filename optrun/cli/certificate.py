@@ -1,7 +1,4 @@
-"""What every proof does.
-
-Replace values of the command line, show its progress, publish its certificate.
-"""
+"""Replace overrides for a proof, show its progress, publish its certificate."""
 
 from __future__ import annotations
 
@@ -32,21 +29,21 @@ class Desk:
     """Of the verb."""
 
     def __post_init__(self) -> None:
-        """Leave standard output to the JSON that is asked for."""
+        """Print to stderr if stdout is for JSON."""
         self.console = Console(stderr=self.options.json, highlight=False)
 
-    def whole(self, name: str, default: int, least: int) -> int:
-        """Read an option that is a whole number.
+    def read_whole_number(self, name: str, default: int, least: int) -> int:
+        """Read a whole number from an option.
 
         Raises:
             ConfigError: It is none, or too small.
         """
-        given = getattr(self.options, name) or str(default)
-        if not given.isdecimal() or int(given) < least:
+        text = getattr(self.options, name) or str(default)
+        if not text.isdecimal() or int(text) < least:
             raise ConfigError(
-                f"optrun certify --{name} {given}: expected a whole number, {least} or more."
+                f"optrun certify --{name} {text}: expected a whole number, {least} or more."
             )
-        return int(given)
+        return int(text)
 
     def say(self, text: str, style: str = "") -> None:
         """Print a line of text from outside."""
@@ -54,12 +51,15 @@ class Desk:
 
     @contextmanager
     def watched(self) -> Iterator[Callable[[str], None]]:
-        """Show what the proof is at; yields a function that takes it."""
+        """Show the progress of the proof.
+
+        Yields a function to update it.
+        """
         with self.console.status(f"certify {self.claim}") as status:
             yield lambda text: status.update(f"certify {self.claim} · {text}")
 
     def publish(self, facts: Mapping[str, object], *, always: bool) -> Path | None:
-        """Print the certificate as JSON if that is asked for, and write it.
+        """Print the certificate with `--json`, and write it.
 
         Args:
             facts: The certificate.
@@ -82,13 +82,15 @@ class Desk:
 
 
 def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Put what a proof needs in the place of what was given.
+    """Replace overrides by the values of the proof.
 
-    Returns overrides, and a note for each that goes.
+    Returns the overrides, and a note for each replaced one.
     """
-    kept, replaced = [], []
+    unchanged = []
+    replaced = []
     for token in overrides:
         key = key_of(token)
+        forced_key = key if key in forced else key.partition(".")[0]
         if key == BRANCH_FROM:
             raise ConfigError(f"{token}: the runs of a certificate begin at step 0; leave it out.")
         if key == "resume" or is_hydra(key):
@@ -102,10 +104,10 @@ def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[li
                 f"{token}: certify takes training.max_steps={forced['training.max_steps']}"
                 " (--steps)"
             )
-        elif (taken := key if key in forced else key.partition(".")[0]) in forced:
-            if key != taken or token.partition("=")[2] != forced[taken]:
+        elif forced_key in forced:
+            if key != forced_key or token.partition("=")[2] != forced[forced_key]:
                 option = " (--steps)" if key == "training.max_steps" else ""
-                replaced.append(f"{token}: certify takes {taken}={forced[taken]}{option}")
+                replaced.append(f"{token}: certify takes {forced_key}={forced[forced_key]}{option}")
         else:
-            kept.append(token)
-    return [*kept, *(f"{key}={value}" for key, value in forced.items())], replaced
+            unchanged.append(token)
+    return [*unchanged, *(f"{key}={value}" for key, value in forced.items())], replaced

@@ -12,7 +12,7 @@ from optrun.cli.parser import VerbArguments, VerbParser
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
-    made = VerbParser(
+    verb_parser = VerbParser(
         "certify",
         ["resume|optimizer|transfer"],
         """
@@ -43,21 +43,23 @@ Exit code 0: it holds; 1: it does not.
         overrides="KEY",
         are_paths=False,
     )
-    made.add_recipe_options()
-    made.add_argument(
+    verb_parser.add_recipe_options()
+    verb_parser.add_argument(
         "--steps",
         metavar="N",
         help="optimizer steps (default: 12 of each run; optimizer: 20, transfer: 4)",
     )
-    made.add_argument("--kills", metavar="N", help="resume: kills in all (default: 8)")
-    made.add_argument(
+    verb_parser.add_argument("--kills", metavar="N", help="resume: kills in all (default: 8)")
+    verb_parser.add_argument(
         "--seed", metavar="N", help="chooses the moments, or the gradients (default: 0)"
     )
-    made.add_argument(
+    verb_parser.add_argument(
         "--out", metavar="FILE", help="where the certificate goes (default: outputs/certificates/)"
     )
-    made.add_argument("--json", action="store_true", help="print it as JSON instead of tables")
-    return made
+    verb_parser.add_argument(
+        "--json", action="store_true", help="print it as JSON instead of tables"
+    )
+    return verb_parser
 
 
 def run(arguments: VerbArguments) -> int:
@@ -66,14 +68,15 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0 where the claim holds, else 1.
     """
-    claim, options = "".join(arguments.positional), arguments.options
+    claim = "".join(arguments.positional)
+    options = arguments.options
     if claim not in ("resume", "optimizer", "transfer"):
         raise ConfigError(
             "optrun certify takes the claim to prove: optrun certify resume [KEY=VALUE ...], optrun"
             " certify optimizer dialect=NAME [KEY=VALUE ...], or optrun certify transfer [KEY=VALUE"
             " ...]"
         )
-    for key, value in arguments.own.items():
+    for key, value in arguments.key_values.items():
         owner = "optimizer" if key == "dialect" else "transfer"
         if owner != claim:
             raise ConfigError(f"{key}={value}: goes with optrun certify {owner}, not with {claim}.")

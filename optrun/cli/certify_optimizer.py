@@ -18,7 +18,7 @@ DEFAULT_CHOICE = "adamw"
 
 
 def run(arguments: VerbArguments, desk: Desk) -> int:
-    """Hold the configured optimizer against another, and print what came out.
+    """Compare the configured optimizer with another, and print the result.
 
     Returns:
         0 where both are equal, else 1.
@@ -27,11 +27,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         ConfigError: No dialect is given, or there is none of this name; or what the configuration
             refuses.
     """
-    steps, seed, dialect = (
-        desk.whole("steps", 20, 1),
-        desk.whole("seed", 0, 0),
-        arguments.own.get("dialect"),
-    )
+    steps = desk.read_whole_number("steps", 20, 1)
+    seed = desk.read_whole_number("seed", 0, 0)
+    dialect = arguments.key_values.get("dialect")
     from optrun.config.dialects import DIALECTS
 
     if not dialect:
@@ -75,10 +73,10 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     return EXIT_DONE if verdict.equal else EXIT_FAILED
 
 
-def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
+def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     """Compose the configuration with the preset of the dialect.
 
-    What the command line says comes first.
+    Values of the command line win over the preset.
     """
     from optrun.certify.optimizer import family_of
     from optrun.config import store
@@ -89,18 +87,18 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
     from optrun.optimizer.build import choice_of
     from optrun.optimizer.classes import is_own
 
-    overrides = list(asked.overrides)
+    overrides = list(command_line.overrides)
     for token in overrides:
         if key_of(token) in ("resume", "branch_from") or is_hydra(token):
             raise ConfigError(f"{token}: no run is started or resumed here; leave it out.")
     notes: list[str] = []
     family = family_of(dialect)
-    chosen = is_typed("optimizer", overrides) or asked.names_config
+    chosen = is_typed("optimizer", overrides) or command_line.names_config
     if not chosen and family is not None and dialect not in DIALECTS[DEFAULT_CHOICE]:
         overrides = [f"optimizer={family}", *overrides]
         notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
     request = compose_request(
-        store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)
+        store.open_hydra(command_line.config_dir), replace(command_line, overrides=overrides)
     )
     if request.config.parametrization.name != "standard":
         raise ConfigError(
@@ -108,26 +106,28 @@ def _composed(asked: CommandLine, dialect: str) -> tuple[Request, list[str]]:
             " size; leave it out. optrun certify transfer checks a parametrization."
         )
     choice = choice_of(request.config.optimizer)
-    own = DIALECTS.get(choice, {})
-    if dialect in own and not is_typed("optimizer.dialect", overrides):
+    presets = DIALECTS.get(choice, {})
+    if dialect in presets and not is_typed("optimizer.dialect", overrides):
         overrides = [*overrides, f"optimizer.dialect={dialect}"]
-    if choice in DIALECTS and dialect not in own and family not in (None, dialect):
+    if choice in DIALECTS and dialect not in presets and family not in (None, dialect):
         raise ConfigError(
             f"dialect={dialect}: no such dialect of {choice}. optimizer={family} has it. {choice}"
-            f" has {', '.join(own)}."
+            f" has {', '.join(presets)}."
         )
     if choice not in DIALECTS and is_own(choice) and family not in (None, dialect):
         raise ConfigError(
             f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it."
         )
     return (
-        compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)),
+        compose_request(
+            store.open_hydra(command_line.config_dir), replace(command_line, overrides=overrides)
+        ),
         notes,
     )
 
 
 def describe(verdict: Verdict) -> list[str]:
-    """Say what came out, line by line."""
+    """Describe the verdict, one string per line."""
     lines = [
         f"optimizer={verdict.choice} against {verdict.reference}",
         (
@@ -147,12 +147,12 @@ def describe(verdict: Verdict) -> list[str]:
         f" {parting.ours:.12g} here, {parting.reference:.12g} there"
     )
     if verdict.overrides:
-        told = (
+        heading = (
             "equal with"
             if verdict.choice == verdict.family
             else f"there, in words of optimizer={verdict.family}"
         )
-        lines += [f"by: {', '.join(verdict.terms)}", f"{told}: {' '.join(verdict.overrides)}"]
+        lines += [f"by: {', '.join(verdict.terms)}", f"{heading}: {' '.join(verdict.overrides)}"]
     else:
         lines.append("by a term that no option tried here closes")
     return lines

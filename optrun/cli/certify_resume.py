@@ -37,11 +37,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     Returns:
         0 where every resumed run equals the undisturbed one, else 1.
     """
-    steps, kills, seed = (
-        desk.whole("steps", 12, 2),
-        desk.whole("kills", 8, 1),
-        desk.whole("seed", 0, 0),
-    )
+    steps = desk.read_whole_number("steps", 12, 2)
+    kills = desk.read_whole_number("kills", 8, 1)
+    seed = desk.read_whole_number("seed", 0, 0)
     command, replaced, config = command_line(arguments.command_line(), steps)
 
     from optrun.certify.resume import certify
@@ -80,9 +78,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
 
 
 def _hidden_attributes(config: RunConfig) -> list[str]:
-    """List the attributes of the optimizer that are no part of its state.
+    """List attributes of the optimizer missing from its state.
 
-    Empty if it does not step on a small layer.
+    Empty if the optimizer fails on a small layer.
     """
     from optrun.certify.hidden_state import hidden_attributes
     from optrun.optimizer.build import build_optimizer
@@ -96,11 +94,11 @@ def _hidden_attributes(config: RunConfig) -> list[str]:
         return []
 
 
-def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], RunConfig]:
-    """Build the command line of the trials: what was asked for, with what a proof needs.
+def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str], RunConfig]:
+    """Build the command line of the trials.
 
     Args:
-        asked: Of the verb.
+        line: Of the verb.
         steps: Of each run.
 
     Returns:
@@ -114,14 +112,14 @@ def command_line(asked: CommandLine, steps: int) -> tuple[list[str], list[str], 
     from optrun.config.compose import compose_request
 
     forced = {**_FORCED, "training.max_steps": str(steps)}
-    own, replaced = with_forced(asked.overrides, forced)
-    request = compose_request(store.open_hydra(asked.config_dir), replace(asked, overrides=own))
+    tokens, replaced = with_forced(line.overrides, forced)
+    request = compose_request(store.open_hydra(line.config_dir), replace(line, overrides=tokens))
     if not request.config.checkpoint.enabled:
         raise ConfigError("checkpoint=none: nothing is saved, so there is nothing to resume from.")
-    options = ["-cn", asked.config_name]
-    if asked.config_dir is not None:
-        options += ["--config-dir", str(Path(asked.config_dir).resolve())]
-    return [*options, *own], replaced, request.config
+    options = ["-cn", line.config_name]
+    if line.config_dir is not None:
+        options += ["--config-dir", str(Path(line.config_dir).resolve())]
+    return [*options, *tokens], replaced, request.config
 
 
 def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:

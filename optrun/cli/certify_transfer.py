@@ -43,13 +43,17 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     from optrun.config import store
     from optrun.config.compose import compose_request
 
-    own, asked, steps = arguments.own, arguments.command_line(), desk.whole("steps", 4, 1)
-    widths = _sizes("widths", own.get("widths", "1,2,4,8"))
-    depths = _sizes("depths", own["depths"]) if "depths" in own else None
-    seeds = read_seeds(own.get("seeds", "0-1"))
-    overrides, replaced = with_forced(asked.overrides, {**FORCED, "training.max_steps": str(steps)})
+    key_values = arguments.key_values
+    command_line = arguments.command_line()
+    steps = desk.read_whole_number("steps", 4, 1)
+    widths = _sizes("widths", key_values.get("widths", "1,2,4,8"))
+    depths = _sizes("depths", key_values["depths"]) if "depths" in key_values else None
+    seeds = read_seeds(key_values.get("seeds", "0-1"))
+    overrides, replaced = with_forced(
+        command_line.overrides, {**FORCED, "training.max_steps": str(steps)}
+    )
     request = compose_request(
-        store.open_hydra(asked.config_dir), replace(asked, overrides=overrides)
+        store.open_hydra(command_line.config_dir), replace(command_line, overrides=overrides)
     )
 
     from optrun.certify.transfer import certify
@@ -65,7 +69,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         _show(desk.console, check)
     failures = [line.in_words() for check in checks for line in check.failures]
     facts = {
-        "argv": list(asked.argv),
+        "argv": list(command_line.argv),
         "steps": steps,
         "seeds": seeds,
         "holds": not failures,
@@ -90,15 +94,15 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     return EXIT_FAILED
 
 
-def _sizes(key: str, given: str) -> list[int]:
+def _sizes(key: str, text: str) -> list[int]:
     numbers = [
         int(piece)
-        for piece in given.split(",")
+        for piece in text.split(",")
         if re.fullmatch(r"[1-9]\d{0,5}", piece.strip(), re.ASCII)
     ]
-    if len(numbers) < 3 or len(numbers) != given.count(",") + 1 or numbers != sorted(set(numbers)):
+    if len(numbers) < 3 or len(numbers) != text.count(",") + 1 or numbers != sorted(set(numbers)):
         raise ConfigError(
-            f"{key}={given}: expected three or more rising whole numbers, as in {key}=1,2,4,8."
+            f"{key}={text}: expected three or more rising whole numbers, as in {key}=1,2,4,8."
         )
     return numbers
 

@@ -25,20 +25,20 @@ def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
         config_name: What is composed.
         line: The command so far, the program's name first; a blank at its end begins a new word.
     """
-    words = line.split()[1:]
-    last = "" if line[-1:].isspace() or not words else words[-1]
-    verbs = VERBS if words in ([], [last]) else ()
-    if words and words[0] in VERBS and words != [last]:
-        overrides = [word for word in words[1:] if "=" in word]
-        words = overrides if overrides[-1:] == [last] or not last else [*overrides, last]
+    tokens = line.split()[1:]
+    last = "" if line[-1:].isspace() or not tokens else tokens[-1]
+    verbs = VERBS if tokens in ([], [last]) else ()
+    if tokens and tokens[0] in VERBS and tokens != [last]:
+        overrides = [word for word in tokens[1:] if "=" in word]
+        tokens = overrides if overrides[-1:] == [last] or not last else [*overrides, last]
     answer = io.StringIO()
     with (
         contextlib.suppress(Exception, SystemExit),
         contextlib.redirect_stdout(answer),
         contextlib.redirect_stderr(io.StringIO()),
     ):
-        words = plugins.take(words)
-        os.environ["COMP_LINE"] = " ".join(["optrun", *words, *([] if last else [""])])
+        tokens = plugins.take(tokens)
+        os.environ["COMP_LINE"] = " ".join(["optrun", *tokens, *([] if last else [""])])
         hydra.shell_completion(config_name=config_name, overrides=["query=bash"])
     offered = {*answer.getvalue().split(), *verbs}
     return sorted(word for word in offered if word.startswith(last) and _SAFE.fullmatch(word))

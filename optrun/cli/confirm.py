@@ -46,7 +46,7 @@ confirmation is planned once.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Plan, or go on with what was planned; run it as a sweep, and report.
+    """Plan or continue a confirmation, run it as a sweep, and report.
 
     Returns:
         The exit code of the sweep.
@@ -65,8 +65,8 @@ def run(arguments: VerbArguments) -> int:
     from optrun.cli.confirm_sweep import confirm
     from optrun.launch.single_run import Caller
 
-    given = {key: value for key, value in arguments.own.items() if key not in ("by", "out")}
-    asked = read_request(by=arguments.listed("by"), **given)
+    values = {key: value for key, value in arguments.key_values.items() if key not in ("by", "out")}
+    request = read_request(by=arguments.listed("by"), **values)
     return confirm(
-        sweep, asked, Caller(Console()), arguments.overrides, out=arguments.out
+        sweep, request, Caller(Console()), arguments.overrides, out=arguments.out
     ).exit_code

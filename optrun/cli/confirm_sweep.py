@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 def confirm(
     sweep: Path,
-    asked: ConfirmationRequest,
+    request: ConfirmationRequest,
     caller: Caller,
     of_hydra: Sequence[str] = (),
     *,
     out: Path | None = None,
     seconds: float | None = None,
 ) -> SweepOutcome:
-    """Plan, or go on with what was planned; run it as a sweep, and report.
+    """Plan or continue a confirmation, run it as a sweep, and report.
 
     Args:
         sweep: Whose choice is confirmed.
-        asked: How.
+        request: Seeds, power, difference and what to compare.
         caller: Who asked for it.
         of_hydra: Overrides that say where its jobs run, such as hydra/launcher=joblib.
         out: Where its runs go; None: beneath the sweep.
@@ -50,44 +50,43 @@ def confirm(
     from optrun.report.build import report
 
     folder = sweep / confirmation_plan.FOLDER if out is None else out
-    made, said = confirmation_plan.load_or_make_plan(sweep, folder, asked)
-    if said:
-        caller.console.print(said, markup=False, highlight=False, soft_wrap=True)
+    plan, note = confirmation_plan.load_or_make_plan(sweep, folder, request)
+    if note:
+        caller.console.print(note, markup=False, highlight=False, soft_wrap=True)
     fresh = confirmation_plan.read_plan(folder) is None
     try:
-        made.write(folder)
+        plan.write(folder)
     except OSError as error:
         raise StorageError(f"{folder}: {error.strerror}. out=DIR names another folder.") from error
 
     def compare(runs: Path, _: int) -> SweepVerdict:
-        if (
-            runs.resolve().parent == sweep.resolve()
-        ):  # the report of the sweep shows what confirms it
+        # The report of the sweep shows its confirmation, too.
+        if runs.resolve().parent == sweep.resolve():
             return report([sweep], console=caller.console).verdict
         return report([runs], console=caller.console).verdict  # by its plan
 
-    again = shlex.join([*asked.line(sweep, out), *filter(is_place, of_hydra)])
+    again = shlex.join([*request.line(sweep, out), *filter(is_place, of_hydra)])
     if seconds is not None:
         of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
         of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")
-    config_dir = made.config_dir[-1] if made.config_dir else None
+    config_dir = plan.config_dir[-1] if plan.config_dir else None
     placed = [
         token
         for token in of_hydra
         if overrides.is_hydra(token) and not token.startswith("hydra.sweep.dir=")
     ]
     line = CommandLine(
-        config_name=made.config_name or DEFAULT_CONFIG,
-        names_config=made.config_name is not None,
+        config_name=plan.config_name or DEFAULT_CONFIG,
+        names_config=plan.config_name is not None,
         config_dir=config_dir,
         overrides=[*placed, f"hydra.sweep.dir={quote_path(folder)}"],
     )
     try:
         hydra = store.open_hydra(config_dir)
         overrides.checked(hydra, line.config_name, placed, sweep=True)
-        for tokens in made.contenders.values():
+        for tokens in plan.contenders.values():
             overrides.checked(hydra, line.config_name, tokens, sweep=False)
-        return run_points(hydra, line, caller, made.points(), compare, again=again)
+        return run_points(hydra, line, caller, plan.points(), compare, again=again)
     except ConfigError:
         if fresh and [path.name for path in folder.iterdir()] == [
             confirmation_plan.RECORD

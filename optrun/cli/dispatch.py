@@ -12,7 +12,7 @@ from optrun.cli.verbs import VERBS, module
 
 
 def dispatch(argv: list[str]) -> int:
-    """Load the plugins that are named, and run the verb.
+    """Load the named plugins, and run the verb.
 
     Args:
         argv: Command-line arguments after `optrun`.

@@ -33,7 +33,7 @@ _KEYS = (
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
-    made = VerbParser(
+    verb_parser = VerbParser(
         "evaluate",
         ["RUN_DIR|CHECKPOINT"],
         """
@@ -48,9 +48,9 @@ which; entities likewise. Nothing is written; --json prints all figures.
             " writes a prediction for each row."
         },
     )
-    made.add_config_dir()
-    made.add_argument("--json", action="store_true", help="print one JSON object")
-    return made
+    verb_parser.add_config_dir()
+    verb_parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return verb_parser
 
 
 def run(arguments: VerbArguments) -> int:
@@ -59,27 +59,27 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0.
     """
-    checkpoint, found = evaluate(
+    checkpoint, evaluated = evaluate(
         arguments.positional[0], arguments.overrides, arguments.options.config_dir
     )
     from optrun.data.cache import discarded
     from optrun.runner.class_tables import as_values
 
-    for note in [*discarded(), *([] if found.warning is None else [found.warning])]:
+    for note in [*discarded(), *([] if evaluated.warning is None else [evaluated.warning])]:
         sys.stderr.write(f"optrun: {note}\n")
     numbers = {
         "checkpoint": str(checkpoint),
-        "step": found.step,
-        "examples": found.examples,
-        **found.metrics,
+        "step": evaluated.step,
+        "examples": evaluated.examples,
+        **evaluated.metrics,
     }
     if arguments.options.json:
         from optrun.artifacts.metrics import to_json
 
-        numbers["tables"] = {name: as_values(table) for name, table in found.tables.items()}
+        numbers["tables"] = {name: as_values(table) for name, table in evaluated.tables.items()}
         sys.stdout.write(json.dumps(to_json(numbers)) + "\n")
         return EXIT_DONE
-    _show(checkpoint, found)
+    _show(checkpoint, evaluated)
     return EXIT_DONE
 
 
@@ -148,9 +148,9 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
 
 
 def refuse_meaningless(overrides: list[str]) -> None:
-    """Refuse overrides of what only training goes by.
+    """Refuse overrides without effect on an evaluation.
 
-    A key that does not exist is left to who changes the values.
+    Unknown keys pass: `saved.changed` refuses them.
 
     Raises:
         ConfigError: Naming the first such key.
@@ -160,8 +160,8 @@ def refuse_meaningless(overrides: list[str]) -> None:
 
     for override in parse(overrides):
         key = override.key_or_group
-        known = is_hydra(key) or key.split(".")[0] in RunConfig.__dataclass_fields__
-        if known and key not in _KEYS and key.split(".")[0] not in _GROUPS:
+        exists = is_hydra(key) or key.split(".")[0] in RunConfig.__dataclass_fields__
+        if exists and key not in _KEYS and key.split(".")[0] not in _GROUPS:
             raise ConfigError(
                 f"{override.input_line}: has no effect on an evaluation, which trains nothing;"
                 f" leave it out. optrun evaluate takes keys of {', '.join(_GROUPS)}, and"
@@ -169,7 +169,7 @@ def refuse_meaningless(overrides: list[str]) -> None:
             )
 
 
-def _show(checkpoint: Path, found: Evaluated) -> None:
+def _show(checkpoint: Path, evaluated: Evaluated) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -178,16 +178,17 @@ def _show(checkpoint: Path, found: Evaluated) -> None:
     from optrun.runner.class_tables import confusion_table, figures_table
 
     sys.stdout.write(
-        printable(f"{checkpoint} · step {found.step:,} · {found.examples:,} examples") + "\n"
+        printable(f"{checkpoint} · step {evaluated.step:,} · {evaluated.examples:,} examples")
+        + "\n"
     )
     table = Table()
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in found.metrics.items():
+    for name, value in evaluated.metrics.items():
         table.add_row(name, number(value))
     console = Console()
     console.print(table)
-    for name, classes in found.tables.items():
+    for name, classes in evaluated.tables.items():
         console.print(to_rich(figures_table(classes), title=name or None))
         confusion = confusion_table(classes)
         if confusion is not None:

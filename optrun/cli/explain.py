@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def parser() -> VerbParser:
     """Build the parser of the verb."""
-    made = VerbParser(
+    verb_parser = VerbParser(
         "explain",
         [],
         """
@@ -28,10 +28,10 @@ take; the schedule as a curve.
             " curves.png of a run shows loss and lr."
         },
     )
-    made.add_recipe_options()
-    made.add_argument("--all", action="store_true", help="every tensor, not every group")
-    made.add_argument("--json", action="store_true", help="print one JSON object")
-    return made
+    verb_parser.add_recipe_options()
+    verb_parser.add_argument("--all", action="store_true", help="every tensor, not every group")
+    verb_parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return verb_parser
 
 
 def run(arguments: VerbArguments) -> int:
@@ -56,7 +56,8 @@ def run(arguments: VerbArguments) -> int:
             )
         if is_hydra(token) and not token.startswith("hydra.searchpath="):
             raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")
-    command_line, options = arguments.command_line(), arguments.options
+    command_line = arguments.command_line()
+    options = arguments.options
     checked, cfg = compose_new(
         store.open_hydra(command_line.config_dir), command_line, Console(stderr=options.json)
     )
@@ -68,7 +69,7 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _trunk(config: RunConfig) -> TrunkState | None:
-    """Return what the trunk of a branch says of itself; None for a run of its own."""
+    """Read the state of the trunk of a branch; None for a run of its own."""
     from optrun.artifacts.checkpoint import open_verified
     from optrun.artifacts.forks import Trunk
     from optrun.artifacts.run_dir import CHECKPOINT_OPTIMIZER

@@ -35,13 +35,14 @@ def run(arguments: VerbArguments) -> int:
         0.
     """
     source, target = arguments.positional
-    merged, private = arguments.flag("merge"), arguments.flag("private")
+    merged = arguments.flag("merge")
+    private = arguments.flag("private")
     destination = Path(target).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(
             f"{destination}: is there already, and nothing is overwritten. Choose a new folder."
         )
-    name_there = arguments.own.get("push_to_hub")
+    name_there = arguments.key_values.get("push_to_hub")
     if private is not None and name_there is None:
         raise ConfigError(
             "optrun export private: nothing is published without push_to_hub=NAME. Give both."

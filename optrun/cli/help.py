@@ -18,7 +18,7 @@ from optrun.config.reference import CHOICES, Entry
 
 
 def explain(hydra: Hydra, token: str) -> str:
-    """Explain what one word of the command line names.
+    """Explain a group, a choice or a key.
 
     Args:
         hydra: Over the user's folders, which may hold choices of their own.
@@ -60,32 +60,31 @@ def _group(group: str) -> str:
 
 def _choice(group: str, choice: str) -> str:
     width = _width()
-    about = textwrap.wrap(reference.head(group, choice), width)
-    return "\n".join([f"{group}={choice}", *about, "", *_table(reference.entries(group, choice))])
+    description = textwrap.wrap(reference.head(group, choice), width)
+    return "\n".join(
+        [f"{group}={choice}", *description, "", *_table(reference.entries(group, choice))]
+    )
 
 
 def _key(key: str) -> str:
     """Explain a key wherever it stands: one of several choices may have it with another default."""
-    found: dict[Entry, list[str]] = {}
+    choices_by_entry: dict[Entry, list[str]] = {}
     every = [(entry, "") for entry in reference.top_level()]
     for group, choices in CHOICES.items():
-        every += [
-            (entry, f"{group}={choice}")
-            for choice in choices
-            for entry in reference.entries(group, choice)
-        ]
+        for choice in choices:
+            every += [(entry, f"{group}={choice}") for entry in reference.entries(group, choice)]
     for entry, choice in every:
         if entry.key == key:
-            found.setdefault(entry, []).append(choice)
-    if not found:
-        known = dict.fromkeys([*CHOICES, *(entry.key for entry, _ in every)])
+            choices_by_entry.setdefault(entry, []).append(choice)
+    if not choices_by_entry:
+        known_keys = dict.fromkeys([*CHOICES, *(entry.key for entry, _ in every)])
         near = [f"{group}={key}" for group in CHOICES if key in CHOICES[group]] or nearest(
-            key, known
+            key, known_keys
         )
         hint = f"Did you mean {' or '.join(near)}?" if near else f"Groups: {', '.join(CHOICES)}."
         raise ConfigError(f"--help {key}: no such key or group. {hint}")
     parts = []
-    for entry, where in found.items():
+    for entry, where in choices_by_entry.items():
         parts += [
             *_table([entry]),
             *(_columns("", f"with {', '.join(where)}") if any(where) else []),
@@ -94,22 +93,31 @@ def _key(key: str) -> str:
 
 
 def _table(entries: Iterable[Entry]) -> list[str]:
-    rows = [(f"{entry.key}={entry.default}", _meaning(entry)) for entry in entries]
-    return [line for left, right in rows for line in _columns(left, right)] or ["It has no keys."]
+    lines: list[str] = []
+    for entry in entries:
+        lines += _columns(f"{entry.key}={entry.default}", _meaning(entry))
+    return lines or ["It has no keys."]
 
 
 def _meaning(entry: Entry) -> str:
-    """Add the type, but for words that the comment lists."""
-    words = re.findall(r"`(\w+)`", entry.type)
-    listed = words and all(re.search(rf"\b{word}\b", entry.meaning) for word in words)
-    return entry.meaning if listed else f"{entry.meaning} ({entry.type.replace('`', '')})".strip()
+    """Add the type to the meaning, unless the meaning lists its values."""
+    type_values = re.findall(r"`(\w+)`", entry.type)
+    is_listed = type_values and all(
+        re.search(rf"\b{word}\b", entry.meaning) for word in type_values
+    )
+    return (
+        entry.meaning if is_listed else f"{entry.meaning} ({entry.type.replace('`', '')})".strip()
+    )
 
 
-def _columns(left: str, right: str, gap: int = 44) -> list[str]:
-    """Lay a name out beside its meaning, which wraps; a long name has a line of its own."""
-    lines = textwrap.wrap(right, _width() - gap, break_on_hyphens=False) or [""]
-    first = [f"  {left}"] if len(left) > gap - 4 else []
-    lines = [f"{'' if first or n else f'  {left}':{gap}}{line}" for n, line in enumerate(lines)]
+def _columns(name: str, meaning: str, gap: int = 44) -> list[str]:
+    """Lay out a name beside its wrapped meaning.
+
+    A long name has a line of its own.
+    """
+    lines = textwrap.wrap(meaning, _width() - gap, break_on_hyphens=False) or [""]
+    first = [f"  {name}"] if len(name) > gap - 4 else []
+    lines = [f"{'' if first or n else f'  {name}':{gap}}{line}" for n, line in enumerate(lines)]
     return [line.rstrip() for line in [*first, *lines] if line.strip()]
 
 

@@ -17,8 +17,8 @@ from optrun.config.hydra_internals import get_args_parser
 
 
 def parser() -> argparse.ArgumentParser:
-    """Build Hydra's parser, which refuses instead of leaving the process."""
-    made = get_args_parser()
+    """Build Hydra's parser; it raises ConfigError instead of leaving the process."""
+    hydra_parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
         if re.match(r"ambiguous option: --config(=| )", message):
@@ -27,8 +27,8 @@ def parser() -> argparse.ArgumentParser:
             )
         raise ConfigError(f"{message}. `optrun --hydra-help` lists the options.")
 
-    made.error = refuse  # type: ignore[method-assign]
-    return made
+    hydra_parser.error = refuse  # type: ignore[method-assign]
+    return hydra_parser
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
@@ -53,13 +53,15 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
     if "" in (args.config_name, args.config_dir):
         raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")
-    asked = {
+    answers = {
         "--help": args.help,
         "--hydra-help": args.hydra_help,
         "--cfg": args.cfg,
         "--info": args.info,
     }
-    several = [option for option, given in {**asked, "-sc": args.shell_completion}.items() if given]
+    several = [
+        option for option, is_given in {**answers, "-sc": args.shell_completion}.items() if is_given
+    ]
     if len(several) > 1:
         raise ConfigError(
             f"{' and '.join(several)} are given, and one answer is. Ask for them one by one."
@@ -85,10 +87,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 def _refuse_blanks(tokens: list[str], at: int) -> None:
     """Refuse `lr = 1e-3`, with blanks around the sign."""
     lines = (" ".join(tokens[at : at + count]) for count in (3, 2))
-    found = next(filter(None, (re.match(r"([\w./]+) ?= ?(\S+)$", line) for line in lines)), None)
-    if found is not None and found[0] != tokens[at] and " " in found[0]:
+    match = next(filter(None, (re.match(r"([\w./]+) ?= ?(\S+)$", line) for line in lines)), None)
+    if match is not None and match[0] != tokens[at] and " " in match[0]:
         raise ConfigError(
-            f"{found[0]!r}: no blanks stand around the sign. Did you mean {found[1]}={found[2]}?"
+            f"{match[0]!r}: no blanks stand around the sign. Did you mean {match[1]}={match[2]}?"
         )
 
 
@@ -110,9 +112,9 @@ _MEANT = {
 
 
 def _refuse_bare(token: str, after: str) -> None:
-    """Refuse what is neither an option nor `key=value`, such as a misspelt verb.
+    """Refuse a bare word, such as a misspelt verb.
 
-    `after` is the next one.
+    `after` is the next word.
     """
     if "=" in token or token.startswith("~"):
         return

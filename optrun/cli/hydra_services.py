@@ -28,7 +28,7 @@ def answer(
     args: argparse.Namespace,
     command_line: CommandLine,
 ) -> bool:
-    """Answer `--help`, `--hydra-help` or `-sc`, where one of them is asked for.
+    """Answer `--help`, `--hydra-help` or `-sc`, if given.
 
     Args:
         hydra: Over the user's folders.
@@ -59,16 +59,16 @@ def answer(
     return True
 
 
-def _complete(hydra: Hydra, config_name: str, words: list[str]) -> None:
-    """Install or remove the completion of a shell, or answer what its function asks at a TAB."""
-    task, _, shell = " ".join(words).partition("=")
+def _complete(hydra: Hydra, config_name: str, tokens: list[str]) -> None:
+    """Install or remove shell completion, or answer its query at a TAB."""
+    task, _, shell = " ".join(tokens).partition("=")
     if shell not in ("bash", "fish", "zsh") or task not in ("install", "uninstall", "query"):
         raise ConfigError(
-            f"-sc {' '.join(words)}: expected install=SHELL or uninstall=SHELL, one of bash, fish,"
+            f"-sc {' '.join(tokens)}: expected install=SHELL or uninstall=SHELL, one of bash, fish,"
             " zsh."
         )
     if task != "query":
-        hydra.shell_completion(config_name=config_name, overrides=words)
+        hydra.shell_completion(config_name=config_name, overrides=tokens)
         return
     line = os.environ.get("COMP_LINE")
     if line is None:
@@ -82,7 +82,7 @@ def _complete(hydra: Hydra, config_name: str, words: list[str]) -> None:
 
 
 def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Namespace) -> None:
-    """Show what `--cfg` or `--info` asks for.
+    """Print the answer to `--cfg` or `--info`.
 
     Raises:
         ConfigError: The configuration does not compose, or has no such package.

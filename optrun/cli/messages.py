@@ -71,7 +71,7 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def storage_error(error: OSError) -> StorageError | None:
-    """Return what an error of the operating system says of a disk.
+    """Translate a disk error of the operating system.
 
     None: it is about something else.
     """
@@ -85,7 +85,7 @@ def storage_error(error: OSError) -> StorageError | None:
 
 
 def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
-    """Print an error of a disk, or of a plugin; raise what is a defect of optrun's."""
+    """Print an error of a disk or a plugin; raise any other error."""
     from optrun.config.registry.failures import failure_of_others
 
     refused = storage_error(error) if isinstance(error, OSError) else None
@@ -124,7 +124,7 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 
 
 def _located(error: OptrunError, argv: list[str]) -> str:
-    """Locate the message at the line of the user's file that it is about.
+    """Prefix the message with the position in the user's file.
 
     A value in a YAML, or code of a plugin.
     """

@@ -32,14 +32,14 @@ eval "$(optrun -sc install=bash)"  completion
 """
 
 
-def overview(own: str | None) -> str:
+def overview(config_folder: str | None) -> str:
     """Write the screen.
 
     Args:
-        own: A folder of the user's own choices, `--config-dir`.
+        config_folder: A folder of the user's own choices, `--config-dir`.
     """
     lines = _TRAINING | {f"{verb} {usage}": meaning for verb, (usage, meaning) in VERBS.items()}
-    choices = (f"{group}: {', '.join(names)}" for group, names in groups(own).items())
+    choices = (f"{group}: {', '.join(names)}" for group, names in groups(config_folder).items())
     return "\n".join(
         [
             "optrun: train transformers with the optimizer you mean.",
@@ -54,14 +54,14 @@ def overview(own: str | None) -> str:
     )
 
 
-def groups(own: str | None) -> dict[str, list[str]]:
+def groups(config_folder: str | None) -> dict[str, list[str]]:
     """Map each group to its choices, the user's own among them; in order."""
     from optrun.config import registry
 
-    found: dict[str, set[str]] = {
+    names_by_group: dict[str, set[str]] = {
         group: set(registry.names(kind)) for group, kind in registry.GROUPS.items()
     }
-    for root in (config_dir(), *([Path(own)] if own else [])):
+    for root in (config_dir(), *([Path(config_folder)] if config_folder else [])):
         for path in root.glob("*/*.yaml"):  # one's own may have the name of one of ours
-            found.setdefault(path.parent.name, set()).add(path.stem)
-    return {group: sorted(names) for group, names in sorted(found.items())}
+            names_by_group.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(names) for group, names in sorted(names_by_group.items())}

@@ -27,7 +27,7 @@ class VerbArguments:
     verb: str
     argv: list[str]
     positional: list[str]
-    own: dict[str, str]
+    key_values: dict[str, str]
     """Values of the keys that are the verb's own."""
     overrides: list[str]
     """The other `key=value` arguments."""
@@ -36,7 +36,7 @@ class VerbArguments:
     @property
     def out(self) -> Path | None:
         """The value of `out`; None if it is not given."""
-        return Path(self.own["out"]).expanduser() if "out" in self.own else None
+        return Path(self.key_values["out"]).expanduser() if "out" in self.key_values else None
 
     def folders(self) -> list[Path]:
         """Return the positional arguments, each an existing directory.
@@ -56,7 +56,7 @@ class VerbArguments:
         Raises:
             ConfigError: Another word.
         """
-        text = self.own.get(key)
+        text = self.key_values.get(key)
         if text not in (None, "true", "false"):
             near = did_you_mean(text, ("true", "false"))
             raise ConfigError(f"optrun {self.verb} {key}={text}: expected true or false. {near}")
@@ -64,10 +64,10 @@ class VerbArguments:
 
     def listed(self, key: str) -> list[str]:
         """Split a value at its commas."""
-        return [part for part in self.own.get(key, "").split(",") if part]
+        return [part for part in self.key_values.get(key, "").split(",") if part]
 
     def command_line(self) -> CommandLine:
-        """Build the command line of a verb that composes a configuration."""
+        """Build the command line of a verb with a configuration."""
         from optrun.config.request import CommandLine
 
         options = self.options
@@ -110,16 +110,16 @@ class VerbParser(argparse.ArgumentParser):
         instead: Mapping[str, str] | None = None,
     ) -> None:
         self.verb = verb
-        self.places = [place for place in places if place != "..."]
+        self.places = [name for name in places if name != "..."]
         self.most_places = math.inf if "..." in places else len(self.places)
         self.keys = dict(keys or {})
         self.overrides = overrides
         self.are_paths = are_paths
         self.instead = instead or {}
-        words = [*self.places, *("[...]" for place in places if place == "...")]
-        words += [f"[{key}={value}]" for key, value in self.keys.items()]
-        words += [] if overrides is None else [f"[{overrides}=VALUE ...]"]
-        self.arguments = " ".join(words)
+        usage_words = [*self.places, *("[...]" for name in places if name == "...")]
+        usage_words += [f"[{key}={value}]" for key, value in self.keys.items()]
+        usage_words += [] if overrides is None else [f"[{overrides}=VALUE ...]"]
+        self.arguments = " ".join(usage_words)
         super().__init__(
             prog=f"optrun {verb}",
             usage=textwrap.fill(
@@ -146,7 +146,7 @@ class VerbParser(argparse.ArgumentParser):
         self.add_config_dir()
 
     def add_config_dir(self) -> None:
-        """Add `--config-dir`, for a verb that takes choices and no recipe."""
+        """Add `--config-dir`, for a verb with choices but without recipes."""
         self.add_argument(
             "-cd", "--config-dir", metavar="DIR", help="a folder of your own choices and recipes"
         )
@@ -188,18 +188,18 @@ class VerbParser(argparse.ArgumentParser):
             raise ConfigError(f"optrun {self.verb} {error}") from error
         positional = [token for token in options.words if not is_override(token)]
         self._expect_places(positional)
-        own: dict[str, str] = {}
+        key_values: dict[str, str] = {}
         overrides: list[str] = []
         for token in filter(is_override, options.words):
             key, _, value = token.partition("=")
-            if key in own:
+            if key in key_values:
                 raise ConfigError(f"optrun {self.verb}: {key} is given twice: which one is meant?")
             if key in self.keys:
-                own[key] = self._value(key, value)
+                key_values[key] = self._value(key, value)
             else:
                 self._expect_override(token)
                 overrides.append(token)
-        return VerbArguments(self.verb, argv, positional, own, overrides, options)
+        return VerbArguments(self.verb, argv, positional, key_values, overrides, options)
 
     def _options(self, argv: list[str]) -> argparse.Namespace:
         options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
@@ -207,9 +207,9 @@ class VerbParser(argparse.ArgumentParser):
             from optrun.config.keys import as_key, word_after
 
             name = unknown[0].partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
+            known_options = [option for action in self._actions for option in action.option_strings]
             value = word_after(unknown[0], argv) or unknown[0].partition("=")[2]
-            hint = as_key(name, self.keys, value=value) or f" {did_you_mean(name, known)}"
+            hint = as_key(name, self.keys, value=value) or f" {did_you_mean(name, known_options)}"
             if name.lstrip("-") in self.instead:
                 hint = f" {self.instead[name.lstrip('-')]}"
             raise ConfigError(f"{name}: no such option.{hint}")
@@ -219,7 +219,7 @@ class VerbParser(argparse.ArgumentParser):
         return options
 
     def _as_path(self, token: str) -> str:
-        """Mark an existing path that looks like an option or `key=value` as a path."""
+        """Mark an existing path as a path if it looks like an option or override."""
         is_key = is_override(token) and token.partition("=")[0] not in self.keys
         return (
             f"./{token}" if (token.startswith("-") or is_key) and os.path.lexists(token) else token
@@ -236,8 +236,8 @@ class VerbParser(argparse.ArgumentParser):
             raise ConfigError(f"{line}: {usage}{hint}")
         if self.are_paths:
             for number, path in enumerate(positional):
-                place = self.places[min(number, len(self.places) - 1)]
-                refuse_url(place.partition("|")[0], path)
+                place_name = self.places[min(number, len(self.places) - 1)]
+                refuse_url(place_name.partition("|")[0], path)
 
     def _value(self, key: str, value: str) -> str:
         if key == "out":

@@ -41,12 +41,12 @@ training.per_device_eval_batch_size, training.precision.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Predict, and say what was written.
+    """Write the predictions, and print their file and count.
 
     Returns:
         0.
     """
-    typed = [f"{key}={value}" for key, value in arguments.own.items()]
+    typed = [f"{key}={value}" for key, value in arguments.key_values.items()]
     checkpoint, predicted = predict(arguments.positional[0], [*typed, *arguments.overrides])
     for note in predicted.notes:
         sys.stderr.write(f"optrun: {note}\n")
@@ -83,7 +83,11 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     with open_saved(path) as (run_dir, checkpoint, before):
         from optrun.runner.predict import RUN_KEYS, predict_file
 
-        of_run = [str(one.input_line) for one in parsed if one.key_or_group in RUN_KEYS]
+        of_run = [
+            str(override.input_line) for override in parsed if override.key_or_group in RUN_KEYS
+        ]
         config = store.typed(saved.changed(store.open_hydra(), before, of_run))
-        typed: PlainDict = {one.key_or_group: plain_value(one.value()) for one in parsed}
+        typed: PlainDict = {
+            override.key_or_group: plain_value(override.value()) for override in parsed
+        }
         return checkpoint, predict_file(config, run_dir, checkpoint, typed)

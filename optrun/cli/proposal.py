@@ -167,7 +167,7 @@ class _Draft:
 
 
 def _quote(text: str) -> str:
-    """Write a text so that a shell and Hydra read it as one."""
+    """Quote a text for the shell and for Hydra."""
     is_plain = re.fullmatch(r"[A-Za-z_./][\w./-]*", text, re.ASCII)
     return text if is_plain and text.lower() not in _NOT_TEXT else quote_path(text)
 

@@ -48,7 +48,7 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0.
     """
-    typed = arguments.own
+    typed = arguments.key_values
     folders = arguments.folders()
     from rich.console import Console
 

@@ -71,28 +71,28 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 
 
 def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
-    """Begin a run that was killed before it wrote its configuration.
+    """Begin a run killed before it wrote its configuration.
 
-    Its command line is the one that Hydra noted.
+    Hydra's notes hold its command line.
 
     Raises:
         ConfigError: Hydra was killed as well, before it noted that.
     """
-    place = f"hydra.run.dir={quote_path(run.path)}"
+    run_dir_token = f"hydra.run.dir={quote_path(run.path)}"
     noted = original_command(run.hydra)
     if noted is None:
         raise ConfigError(
             f"{run.path}: this run was killed before it noted how it was started. Repeat its"
-            f" command with {shlex.quote(place)}."
+            f" command with {shlex.quote(run_dir_token)}."
         )
     name, tokens = noted
     if command_line.names_config and command_line.config_name != name:
         raise _other_recipe(run, command_line.config_name, name)
     changes = _changes(command_line)
-    given = {override.key_or_group for override in changes.parsed}
+    changed_keys = {override.key_or_group for override in changes.parsed}
     noted_line = replace(command_line, overrides=tokens)
-    kept = noted_line.without(*given, "resume", "model.trust_remote_code").overrides
-    tokens = [*kept, *changes.overrides, place]
+    unchanged = noted_line.without(*changed_keys, "resume", "model.trust_remote_code").overrides
+    tokens = [*unchanged, *changes.overrides, run_dir_token]
     again = replace(command_line, config_name=name, overrides=tokens)
     checked, cfg = compose_new(hydra, again, caller.console)
     rebase_paths(cfg, original_cwd(run.hydra))
@@ -110,11 +110,11 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     changes = _changes(command_line)
     if command_line.names_config:
         _refuse_other_recipe(target.run, command_line.config_name)
-    kept, mended = configuration_of(
+    saved_values, mended = configuration_of(
         target.run, [override.key_or_group for override in changes.parsed]
     )
     require(plugins_of(target.run), str(target.run.path))
-    before = saved.with_schemas(kept, str(target.run.config))
+    before = saved.with_schemas(saved_values, str(target.run.config))
     changes = _as_begun(before.branch_from, changes, target.run)
     began = original_cwd(target.run.hydra)
     rebase_paths(before, began)
@@ -141,7 +141,7 @@ def _run_dir(command_line: CommandLine) -> Path | None:
 
 
 def _changes(command_line: CommandLine) -> CommandLine:
-    """Return the overrides that change the configuration of the run.
+    """Return the overrides of the run's configuration.
 
     Raises:
         ConfigError: One is for Hydra, which starts nothing here.
@@ -152,11 +152,11 @@ def _changes(command_line: CommandLine) -> CommandLine:
     return changes
 
 
-def _as_begun(begun: str | None, changes: CommandLine, run: RunDir) -> CommandLine:
-    """Drop a `branch_from` that says again what the run began from.
+def _as_begun(run_trunk: str | None, changes: CommandLine, run: RunDir) -> CommandLine:
+    """Drop a repeated `branch_from` of the run.
 
     Args:
-        begun: `branch_from` of the run, with the digest of its trunk.
+        run_trunk: `branch_from` of the run, with the digest of its trunk.
         changes: Overrides that change the run.
         run: Which goes on.
 
@@ -164,10 +164,11 @@ def _as_begun(begun: str | None, changes: CommandLine, run: RunDir) -> CommandLi
         ConfigError: It says something else.
     """
     branch = changes.override(BRANCH_FROM)
-    if branch is not None and not _names_trunk(branch.value(), begun):
+    if branch is not None and not _names_trunk(branch.value(), run_trunk):
         raise ConfigError(
-            f"{branch.input_line}: the run in {run.path} began from {begun or 'its own step 0'},"
-            " and goes on. A branch from elsewhere is a new run, in another directory."
+            f"{branch.input_line}: the run in {run.path} began from"
+            f" {run_trunk or 'its own step 0'}, and goes on. A branch from elsewhere is a new run,"
+            " in another directory."
         )
     schedule = changes.override("branch_schedule")
     if schedule is not None:
@@ -178,25 +179,25 @@ def _as_begun(begun: str | None, changes: CommandLine, run: RunDir) -> CommandLi
     return changes.without(BRANCH_FROM)
 
 
-def _names_trunk(value: object, begun: str | None) -> bool:
-    """Tell whether a value of `branch_from` names the trunk that a run began from.
+def _names_trunk(value: object, run_trunk: str | None) -> bool:
+    """Tell whether a value of `branch_from` names the trunk of a run.
 
     Args:
         value: A folder that holds the trunk, the trunk with its digest, or None for no trunk.
-        begun: `branch_from` of the run.
+        run_trunk: `branch_from` of the run.
     """
-    trunk = None if begun is None else Trunk.parse(begun)
+    trunk = None if run_trunk is None else Trunk.parse(run_trunk)
     if value is None or trunk is None:
         return value is None and trunk is None
-    named = Trunk.parse(str(value))
-    folder = Path(str(value)) if named is None else named.folder
+    named_trunk = Trunk.parse(str(value))
+    folder = Path(str(value)) if named_trunk is None else named_trunk.folder
     if not trunk.folder.is_relative_to(folder.resolve()):
         return False
-    return named is None or named.digest == trunk.digest
+    return named_trunk is None or named_trunk.digest == trunk.digest
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
-    """Refuse a recipe that the run was not started from: it would be left unread.
+    """Refuse another recipe than the run's: nothing would read it.
 
     Raises:
         ConfigError: `-cn` names another one than the run began with.
@@ -207,7 +208,7 @@ def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
 
 
 def _begun(run: RunDir) -> PlainMapping:
-    """Read what a run says of its start; empty if it did not get as far as its first step."""
+    """Read the summary of a run; empty before its first step."""
     try:
         return read_summary(run.summary)
     except (OSError, ValueError):

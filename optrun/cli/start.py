@@ -51,8 +51,8 @@ def run(arguments: VerbArguments) -> int:
 
     proposal = propose(name, arguments.overrides, config_dir, _say)
     more = [] if config_dir is None else ["--config-dir", config_dir]
-    for number, (what, tokens) in enumerate(proposal.commands(), 1):
-        sys.stdout.write(f"\n{number}. {what}\n   optrun {shlex.join([*tokens, *more])}\n")
+    for number, (title, tokens) in enumerate(proposal.commands(), 1):
+        sys.stdout.write(f"\n{number}. {title}\n   optrun {shlex.join([*tokens, *more])}\n")
     if not arguments.flag("run"):
         sys.stdout.write("\nrun=true runs the first; nothing was written.\n")
         return EXIT_DONE

@@ -92,7 +92,7 @@ class _Plan:
 
     @property
     def judged(self) -> list[jobs_of.Job]:
-        """Jobs that show what all of them ask of the machine and of the data."""
+        """Jobs to check before the start, as examples of all jobs."""
         return self.jobs if self.search is None else self.search.placements()
 
 
@@ -103,7 +103,7 @@ def sweep(
     caller: Caller,
     forks: Forks,
 ) -> SweepOutcome:
-    """Run every combination or trial that is not done yet, then compare.
+    """Run every unfinished combination or trial, then compare.
 
     Args:
         hydra: Over the user's folders.
@@ -115,7 +115,8 @@ def sweep(
     Raises:
         ConfigError: A key, choice or combination that does not exist; nothing was started.
     """
-    command, options = _command(hydra, command_line), sweeper_options(cfg)
+    command = _command(hydra, command_line)
+    options = sweeper_options(cfg)
     compose = jobs_of.Composer(
         hydra,
         command.config_name,
@@ -123,24 +124,27 @@ def sweep(
         require=forks.require_place,
     )
     grids = options.grids if isinstance(options, GridConfig) else []
-    contenders = [
-        one for grid in grids or [{}] for one in _contenders(hydra, forks, command, options, grid)
-    ]
+    contenders: list[Contender] = []
+    for grid in grids or [{}]:
+        contenders += _contenders(hydra, forks, command, options, grid)
     if isinstance(options, OptunaConfig):
         from optrun.sweeper.search import Search
 
         search = Search(hydra, compose, options, contenders)
-        plan, seeds = _Plan(command, options, [], search, search.tuned()), search.seeds()
+        plan = _Plan(command, options, [], search, search.tuned())
+        seeds = search.seeds()
     else:
-        points = (
-            point for each in contenders for point in jobs_of.combinations(hydra, each.overrides)
-        )
+        points: list[list[str]] = []
+        tuned: set[str] = set()
+        for contender in contenders:
+            points += jobs_of.combinations(hydra, contender.overrides)
+            tuned |= contender.own_keys
         jobs = jobs_of.build_jobs(compose, points)
         plan = _Plan(
             command,
             options,
             jobs,
-            tuned=sorted({key for each in contenders for key in each.own_keys}),
+            tuned=sorted(tuned),
         )
         seeds = [job.values["seed"] for job in jobs]
     if options.confirm.asked:
@@ -177,9 +181,11 @@ def run_points(
     """
     command = _command(hydra, command_line)
     cfg = store.compose(hydra, command.config_name, list(command.overrides), RunMode.MULTIRUN)
-    given = sweeper_options(cfg)
-    own = [key.removeprefix(_SWEEPER) for key in PLACES if key.startswith(_SWEEPER)]
-    options = replace(_plain_grid(), **{name: getattr(given, name) for name in own})
+    recipe_options = sweeper_options(cfg)
+    option_names = [key.removeprefix(_SWEEPER) for key in PLACES if key.startswith(_SWEEPER)]
+    options = replace(
+        _plain_grid(), **{name: getattr(recipe_options, name) for name in option_names}
+    )
     compose = jobs_of.Composer(hydra, command.config_name)
     jobs = jobs_of.build_jobs(compose, points)
     return _run(_Plan(command, options, jobs), cfg, caller, compare, again)
@@ -197,7 +203,7 @@ def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
 def _run(
     plan: _Plan, cfg: DictConfig, caller: Caller, compare: Compare, again: str = ""
 ) -> SweepOutcome:
-    """Run what was planned in the sweep directory, then compare.
+    """Run the plan in the sweep directory, then compare.
 
     Args:
         plan: What is run.
@@ -206,12 +212,15 @@ def _run(
         compare: What is done when it has ended, unless no job began.
         again: What goes on with it; else the same command.
     """
-    options, judged, search = plan.options, plan.judged, plan.search
+    options = plan.options
+    judged = plan.judged
+    search = plan.search
     refuse_early(judged, plan.command, cfg.hydra.launcher)
     if search is not None:
         refuse_unjudged(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
-    pool, folder = DevicePool(devices), _folder(cfg)
+    pool = DevicePool(devices)
+    folder = _folder(cfg)
     directory = SweepDir(folder)
     directory.prepare()
     refuse_other_code(directory)
@@ -246,7 +255,8 @@ def _run(
             if driver.board.rows:  # a start that was refused leaves the result of the one before
                 with contextlib.suppress(*([OSError] if stop.refused else [])):
                     driver.write_result()
-        code, verdict = driver.exit_code(), None
+        code = driver.exit_code()
+        verdict = None
         if code != EXIT_STORAGE and driver.board.count("new") < len(driver.board.rows):
             verdict = compare(folder, code)
         again = f"{again or f'The same command with hydra.sweep.dir={folder}'} goes on."
@@ -264,7 +274,7 @@ def _run(
 
 
 def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
-    """Find the devices of the sweep; none where it was not asked for any.
+    """Find the devices of the sweep; none unless it asks for some.
 
     Raises:
         ConfigError: They are not there, a job cannot have them, or a launcher is to place the jobs,
@@ -288,7 +298,7 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
 def _tell_devices(
     devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: View
 ) -> None:
-    """Say which devices are used, and which of them a search leaves idle."""
+    """Print the devices of the sweep, and a note about idle ones."""
     if not devices:
         return
     view.note(f"devices: {', '.join(f'{device.visible} ({device.uuid})' for device in devices)}")
@@ -303,9 +313,9 @@ def _tell_devices(
 
 
 def _tell_left_out(jobs: list[jobs_of.Job], view: View) -> None:
-    """Say which points are not run, since another one is the same run.
+    """Print the points left out as the same run as another point.
 
-    `distributed=ddp,fsdp`, for one.
+    `distributed=ddp,fsdp` gives one, for example.
     """
     doubled = [job for job in jobs if job.left_out]
     for job in doubled[:_SHOWN_LEFT_OUT]:
@@ -331,16 +341,16 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
             return _plain_grid(
                 max_batch_size=values.get("max_batch_size"), params=values.get("params") or {}
             )
-        made = OmegaConf.to_object(node)
+        options = OmegaConf.to_object(node)
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from error
         raise interpolation(cfg, error) from error
-    if not isinstance(made, SweeperConfig):
+    if not isinstance(options, SweeperConfig):
         raise ConfigError(
             f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic."
         )
-    return made
+    return options
 
 
 def _plain_grid(**changed: object) -> GridConfig:
@@ -355,11 +365,9 @@ def _contenders(
     options: SweeperConfig,
     grid: dict[str, object],
 ) -> list[Contender]:
-    """Write the overrides of one grid, by optimizer where these have spaces of their own.
+    """Build the contenders of one grid, with checked overrides.
 
-    All known by name.
-
-    The file's stand under the grid's, and these under the command line's.
+    The command line wins over the grid, and the grid over the file.
     """
     for token in command.overrides:
         if token.startswith("hydra.sweep.subdir="):
@@ -372,10 +380,13 @@ def _contenders(
     tokens = jobs_of.merged(
         below, [token for token in command.overrides if not overrides.is_hydra(token)]
     )
-    own = list(filter(overrides.is_search, tokens))
+    search_tokens = list(filter(overrides.is_search, tokens))
     checked = partial(forks.checked, sweep=True)
     return contenders_of(
-        hydra, checked, checked([token for token in tokens if token not in own]), own
+        hydra,
+        checked,
+        checked([token for token in tokens if token not in search_tokens]),
+        search_tokens,
     )
 
 
@@ -393,13 +404,15 @@ def _folder(cfg: DictConfig) -> Path:
     clocked = "now:" in str(OmegaConf.to_container(cfg.hydra.sweep, resolve=False)["dir"])  # type: ignore[index,call-overload]
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"hydra.sweep.dir={folder}: this is a file.")
-    number, free = 2, folder
+    number = 2
+    free = folder
     while True:
         try:
             free.mkdir(parents=True, exist_ok=not clocked)
             return free
         except FileExistsError:
-            free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+            free = folder.with_name(f"{folder.name}-{number}")
+            number += 1
         except OSError as error:
             raise StorageError(
                 f"hydra.sweep.dir={folder}: {error.strerror}. Choose another directory."
@@ -408,15 +421,16 @@ def _folder(cfg: DictConfig) -> Path:
 
 def _opening(driver: Driver, folder: Path) -> str:
     count = driver.board.count
-    known = (
+    counts = (
         (count("finished"), "finished before"),
         (count("running", "interrupted"), "to go on with"),
     )
     pieces = [
         f"{driver.board.total} jobs -> {folder}",
-        *(f"{number} {what}" for number, what in known if number),
+        *(f"{number} {text}" for number, text in counts if number),
     ]
-    if failed := count("failed"):
+    failed = count("failed")
+    if failed:
         again = (
             "tried again"
             if driver.options.retry_failed
@@ -427,17 +441,18 @@ def _opening(driver: Driver, folder: Path) -> str:
 
 
 def _tell_end(driver: Driver, end: str) -> None:
-    """Say how many jobs came to which end, below the comparison.
+    """Print the counts of job results below the comparison.
 
     Args:
         driver: Of the sweep.
         end: Why it was stopped, and how it goes on; empty if it was not.
     """
-    note, board = driver.view.note, driver.board
+    note = driver.view.note
+    board = driver.board
     note(board.counts())
     if isinstance(driver.options, OptunaConfig) and driver.options.prunes:
-        done, whole = board.steps()
-        note(f"{done:,} of {whole:,} steps done; pruning saved {whole - done:,}")
+        done, all_steps = board.steps()
+        note(f"{done:,} of {all_steps:,} steps done; pruning saved {all_steps - done:,}")
     for row in driver.failed_before:  # those of this start were told when they ended
         log = driver.sweep.run(row.job.name).log
         note(f"failed before: {row.job.label}: {short(row.state.message)}  ({log})")

@@ -22,7 +22,7 @@ from optrun.training.trackers import require_tracker
 
 
 def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping) -> None:
-    """Refuse what every job would refuse by itself, before the first of them starts.
+    """Refuse an invalid sweep before its first job starts.
 
     Args:
         jobs: Those that show what all of them are.
@@ -62,18 +62,18 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
 
 
 def _refuse_ranks(job: Job) -> None:
-    """Refuse a job whose ranks cannot be; which devices there are, its own process sees."""
+    """Refuse a job with impossible ranks; its own process checks the devices."""
     config = store.typed(saved.with_schemas(job.values, job.label))
     assert isinstance(config.distributed, RanksConfig)
-    given = config.training.nproc_per_node
+    nproc = config.training.nproc_per_node
     try:
-        refuse_composed(config, None if given == "auto" else int(given))
+        refuse_composed(config, None if nproc == "auto" else int(nproc))
     except ConfigError as error:
         raise ConfigError(f"{error} In the job {job.label}.") from error
 
 
 def refuse_choices_of_this_process(job: Job) -> None:
-    """Refuse a choice that the process of a job could not know.
+    """Refuse a choice unknown to the process of a job.
 
     Raises:
         ConfigError: It was registered in a cell of a notebook, or by a module that this program
@@ -89,7 +89,7 @@ def refuse_choices_of_this_process(job: Job) -> None:
 
 
 def refuse_other_code(directory: SweepDir) -> None:
-    """Refuse to go on with a sweep whose jobs were trained with code that changed since.
+    """Refuse to go on with a sweep after a change of plugin code.
 
     Raises:
         ConfigError: Naming the job, what it used, and both digests.
@@ -119,12 +119,12 @@ def refuse_unjudged(jobs: list[Job]) -> None:
 
 
 def refuse_unfit_confirmation(
-    asked: ConfirmConfig, seeds: Sequence[int], jobs: Sequence[Job]
+    confirm: ConfirmConfig, seeds: Sequence[int], jobs: Sequence[Job]
 ) -> None:
-    """Refuse a confirmation that could not follow, while nothing is spent yet.
+    """Refuse an impossible confirmation before the sweep starts.
 
     Args:
-        asked: `hydra.sweeper.confirm`.
+        confirm: `hydra.sweeper.confirm`.
         seeds: Those of the sweep.
         jobs: That show what all of them are.
 
@@ -144,7 +144,7 @@ def refuse_unfit_confirmation(
             " over each workload by itself."
         )
     try:
-        request = read_request(**vars(asked))
+        request = read_request(**vars(confirm))
         if request.seeds is not None:
             refuse_stale(request.seeds, seeds)
     except ConfigError as error:

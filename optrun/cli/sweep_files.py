@@ -20,7 +20,7 @@ from optrun.sweeper.jobs import Job
 
 
 def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
-    """Refuse to go on with a sweep whose data or model changed since a job was trained on them.
+    """Refuse to go on with a sweep after a change of its data or model.
 
     Args:
         directory: Of the sweep; takes note of what the files hold now.
@@ -31,23 +31,26 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         StorageError: The disk refused.
     """
     try:
-        known: dict[str, dict[str, str]] = read_json(directory.files)
+        contents_by_path: dict[str, dict[str, str]] = read_json(directory.files)
     except (OSError, ValueError):
-        known = {}
-    for key, text, sizes_alone in dict.fromkeys(
-        path for job in jobs for path in _paths(job.values)
-    ):
+        contents_by_path = {}
+    paths: dict[tuple[str, str, bool], None] = {}
+    for job in jobs:
+        paths |= dict.fromkeys(_paths(job.values))
+    for key, text, sizes_alone in paths:
         name = f"{key}={text}{' by size' if sizes_alone else ''}"
-        then, now = known.get(name, {}), _contents(text, sizes_alone=sizes_alone)
-        if then and then != now and (user := _trained_on(directory, text)):
+        then = contents_by_path.get(name, {})
+        now = _contents(text, sizes_alone=sizes_alone)
+        user = _trained_on(directory, text) if then and then != now else None
+        if user is not None:
             raise ConfigError(
                 f"{key}={text}: {_difference(then, now)}; {user} was trained on what it was."
                 " Restore it, or choose another hydra.sweep.dir: one sweep compares runs on the"
                 " same files."
             )
-        known[name] = now
+        contents_by_path[name] = now
     try:
-        replace_text(directory.files, json.dumps(known))
+        replace_text(directory.files, json.dumps(contents_by_path))
     except OSError as error:
         raise StorageError(
             f"{directory.files}: {error.strerror}. Make room; the same command goes on."
@@ -60,9 +63,8 @@ def _paths(values: PlainMapping) -> Iterator[tuple[str, str, bool]]:
     The flag is true where only the sizes of the files are compared, as reading them before a sweep
     takes too long: rows that are a stream, and folders of data.
     """
-    keys = [
-        key for key in path_keys(values) if not key.startswith("callbacks.")
-    ]  # these may be written
+    # A run may write the files of its callbacks.
+    keys = [key for key in path_keys(values) if not key.startswith("callbacks.")]
     leaves = flat(values)
     for key, value in leaves.items():
         if is_path(key, keys):
@@ -83,8 +85,8 @@ def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
     """
     path = Path(text).expanduser()
     if path.is_dir():
-        inside = {each.relative_to(path).as_posix(): each for each in path.rglob("*")}
-        files = {name: each for name, each in inside.items() if not name.startswith(".")}
+        inside = {entry.relative_to(path).as_posix(): entry for entry in path.rglob("*")}
+        files = {name: entry for name, entry in inside.items() if not name.startswith(".")}
     else:
         matches = [] if path.is_file() else glob.glob(str(path), recursive=True)  # noqa: PTH207
         files = {text: path, **{match: Path(match) for match in matches}}
@@ -98,7 +100,7 @@ def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
 
 
 def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Name the first file that is another one."""
+    """Describe the first changed file."""
     name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
     if name not in now:
         return f"{name} is gone"
@@ -108,9 +110,9 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _trained_on(directory: SweepDir, text: str) -> str | None:
-    """Find a job of the sweep that has taken a step with a path.
+    """Find a job of the sweep trained with a path.
 
-    One that failed before that has read nothing.
+    A job without a finished step has read nothing.
     """
     for config in sorted(directory.path.glob("*/config.yaml")):
         with contextlib.suppress(ConfigError):

@@ -26,7 +26,7 @@ def train_job(
     resume: ResumePoint | None,
     stop_at: int | None,
 ) -> None:
-    """Train a job, on the devices that this process sees.
+    """Train a job on the devices visible to this process.
 
     Args:
         request: Composed for the job.

@@ -41,7 +41,7 @@ _OF_SWEEPS = (
 
 
 def run(argv: list[str]) -> int:
-    """Train, or show what would be trained.
+    """Train a run or a sweep, or show its configuration.
 
     Args:
         argv: Arguments after `optrun`.
@@ -51,11 +51,11 @@ def run(argv: list[str]) -> int:
     """
     parser = hydra_options.parser()
     args = hydra_options.parse(parser, argv)
-    found = launched(os.environ)
-    if found is not None and found.rank:
-        return _follow(found, argv, args)
-    if found is not None:
-        _refuse_alone(found, args)
+    rank_info = launched(os.environ)
+    if rank_info is not None and rank_info.rank:
+        return _follow(rank_info, argv, args)
+    if rank_info is not None:
+        _refuse_alone(rank_info, args)
     command_line = CommandLine.of(argv, args.overrides, args.config_name, args.config_dir)
     hydra = store.open_hydra(command_line.config_dir)
     if hydra_services.answer(hydra, parser, args, command_line):
@@ -77,19 +77,18 @@ def run(argv: list[str]) -> int:
         train(hydra, command_line, caller)
         return EXIT_DONE
 
-    if found is not None:
-        return _join(found, argv, args.overrides, work)
+    if rank_info is not None:
+        return _join(rank_info, argv, args.overrides, work)
     if sys.stderr.isatty():
-        sys.stderr.write(
-            "optrun: reading configuration, libraries and data ...\n"
-        )  # seconds before anything else
+        # Nothing else appears for seconds.
+        sys.stderr.write("optrun: reading configuration, libraries and data ...\n")
     return work()
 
 
 def _show(
     hydra: Hydra, command_line: CommandLine, args: argparse.Namespace, *, sweeps: bool
 ) -> None:
-    """Show what `--cfg` or `--info` asks for.
+    """Print the answer to `--cfg` or `--info`.
 
     Raises:
         ConfigError: A run goes on, or several are asked for, where one configuration is shown.
@@ -105,7 +104,8 @@ def _show(
     else:
         line, _ = auto_lr.resolve(hydra, whole_command_line(hydra, command_line))
     checked = overrides.check(hydra, line.config_name, line.parsed, sweep=sweeps).tokens
-    several = next((one.input_line for one in line.parsed if one.is_sweep_override()), None)
+    sweeps_of_line = (item.input_line for item in line.parsed if item.is_sweep_override())
+    several = next(sweeps_of_line, None)
     if args.cfg and several:
         raise ConfigError(
             f"--cfg {args.cfg}: shows one run, and {several} is several. Give one of its values."
@@ -113,28 +113,28 @@ def _show(
     hydra_services.show(hydra, line.config_name, checked, args)
 
 
-def _follow(found: Launched, argv: list[str], args: argparse.Namespace) -> int:
-    """Run as a rank other than the first, which alone answers what is asked."""
-    _refuse_alone(found, args)
+def _follow(rank_info: Launched, argv: list[str], args: argparse.Namespace) -> int:
+    """Run as a rank above 0; only rank 0 answers questions."""
+    _refuse_alone(rank_info, args)
     if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
         return EXIT_DONE
-    return _join(found, argv, args.overrides)
+    return _join(rank_info, argv, args.overrides)
 
 
-def _refuse_alone(found: Launched, args: argparse.Namespace) -> None:
-    """Refuse several processes of a command line that is one process, if that is clear already."""
-    told = any(
+def _refuse_alone(rank_info: Launched, args: argparse.Namespace) -> None:
+    """Refuse several processes for a command line without distributed training."""
+    may_be_distributed = any(
         token.lstrip("+").startswith(("distributed=", "resume=")) for token in args.overrides
     )
     composes = args.config_name or args.config_dir or "TORCHELASTIC_RUN_ID" in os.environ
-    if found.size > 1 and not told and not composes:
+    if rank_info.size > 1 and not may_be_distributed and not composes:
         from optrun.launch.rank_checks import refuse_one_process
 
-        refuse_one_process(found)
+        refuse_one_process(rank_info)
 
 
 def _join(
-    found: Launched,
+    rank_info: Launched,
     argv: list[str],
     overrides: Sequence[str],
     lead: Callable[[Leader], int] | None = None,
@@ -142,7 +142,7 @@ def _join(
     """Run as a rank of a launcher.
 
     Args:
-        found: What the launcher says of this process.
+        rank_info: What the launcher says of this process.
         argv: Arguments after `optrun`.
         overrides: Those among them.
         lead: What rank 0 does; None: another rank, which composes nothing.
@@ -151,7 +151,7 @@ def _join(
     from optrun.launch.rank import begin, leave
 
     def take_part(argv: list[str]) -> int:
-        rank = begin(found)
+        rank = begin(rank_info)
         meeting = rank.meet(_timeout(overrides), {"command line": shlex.join(argv)})
         if lead is None:
             return follow_leader(rank, meeting)
@@ -163,15 +163,15 @@ def _join(
 
 def _timeout(tokens: Sequence[str]) -> float:
     """Read how long to wait for the other ranks, before anything is composed."""
-    given = [token for token in tokens if token.startswith("distributed.timeout_seconds=")]
+    timeouts = [token for token in tokens if token.startswith("distributed.timeout_seconds=")]
     try:
-        return float(given[-1].partition("=")[2])
+        return float(timeouts[-1].partition("=")[2])
     except (IndexError, ValueError):  # rank 0 refuses what is no number
         return float(default_values("distributed", "ddp")["timeout_seconds"])
 
 
 def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
-    """Start a run, or go on with one where the command line or a recipe says `resume`.
+    """Start a run, or resume one.
 
     Args:
         hydra: Over the user's folders.
@@ -219,7 +219,7 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
             f" rank 0 alone. Start it without {caller.launched.launcher}; a job of it may have"
             " distributed=ddp."
         )
-    own = [token for token in command_line.overrides if overrides.is_search(token)]
+    search_tokens = [token for token in command_line.overrides if overrides.is_search(token)]
     common = [token for token in command_line.overrides if not overrides.is_search(token)]
     forks = Forks(hydra, command_line)
     checked = forks.checked(common, sweep=True)
@@ -233,16 +233,16 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
         raise ConfigError(
             "resume goes on with one run; a sweep is taken up by repeating its own command."
         )
-    command_line = replace(command_line, overrides=[*checked, *own])
+    command_line = replace(command_line, overrides=[*checked, *search_tokens])
     outcome = sweep(hydra, command_line, cfg, caller, forks)
     if outcome.confirm is None or outcome.exit_code in (EXIT_STOPPED_EARLY, EXIT_STORAGE):
         return outcome
     from optrun.cli.confirm_sweep import confirm
     from optrun.cli.values import read_request
 
-    left = outcome.seconds_left  # one limit for the whole command
-    asked = read_request(**vars(outcome.confirm))
-    then = confirm(outcome.folder, asked, caller, command_line.overrides, seconds=left)
+    seconds_left = outcome.seconds_left  # one limit for the whole command
+    request = read_request(**vars(outcome.confirm))
+    then = confirm(outcome.folder, request, caller, command_line.overrides, seconds=seconds_left)
     return replace(
         outcome,
         exit_code=then.exit_code or outcome.exit_code,
@@ -258,10 +258,10 @@ def _refuse_call_in_rank(caller: Caller) -> None:
     Raises:
         ConfigError: A launcher started this process, and not the command line.
     """
-    found = launched(os.environ)
-    if caller.leader is None and found is not None and found.size > 1:
+    rank_info = launched(os.environ)
+    if caller.leader is None and rank_info is not None and rank_info.size > 1:
         raise ConfigError(
-            f"{found.shown}: optrun.run and optrun.sweep start their ranks themselves, with"
-            f" distributed=ddp; they are no part of {found.launcher}'s. Call them in one process,"
-            f" or start the command: {found.launcher} ... -m optrun distributed=ddp."
+            f"{rank_info.shown}: optrun.run and optrun.sweep start their ranks themselves, with"
+            f" distributed=ddp; they are no part of {rank_info.launcher}'s. Call them in one"
+            f" process, or start the command: {rank_info.launcher} ... -m optrun distributed=ddp."
         )

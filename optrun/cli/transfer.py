@@ -35,7 +35,7 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         0.
     """
-    if "to" not in arguments.own:
+    if "to" not in arguments.key_values:
         raise ConfigError(
             "optrun transfer: to is missing: the size that lr is for, as in"
             ' to="training.max_steps=10000".'
@@ -46,9 +46,9 @@ def run(arguments: VerbArguments) -> int:
 
     transfer(
         arguments.folders(),
-        _parse_target(arguments.own["to"]),
+        _parse_target(arguments.key_values["to"]),
         out=arguments.out,
-        metric=arguments.own.get("metric"),
+        metric=arguments.key_values.get("metric"),
         console=Console(),
     )
     return EXIT_DONE

@@ -23,7 +23,7 @@ PLACES = (
 
 
 def is_place(token: str) -> bool:
-    """Tell whether an override says where and how runs are run.
+    """Tell whether an override chooses the machines or processes of runs.
 
     Example:
         >>> is_place("hydra.launcher.n_jobs=2"), is_place("hydra.sweeper.n_trials=8")
@@ -34,21 +34,21 @@ def is_place(token: str) -> bool:
 
 
 def read_request(
-    *, seeds: Any = None, power: Any = None, difference: Any = None, **others: Any
+    *, seeds: Any = None, power: Any = None, difference: Any = None, **options: Any
 ) -> ConfirmationRequest:
-    """Read what is asked of a confirmation: seeds, power and difference.
+    """Read seeds, power and difference of a confirmation.
 
-    The others are taken as they are.
+    Other options are taken as they are.
 
     Raises:
         ConfigError: A value that is none; or seeds are named, and planned, too.
     """
     from optrun.report.confirmation_plan import ConfirmationRequest
 
-    for key, given in (("power", power), ("difference", difference)):
-        if seeds is not None and given is not None:
+    for key, value in (("power", power), ("difference", difference)):
+        if seeds is not None and value is not None:
             raise ConfigError(
-                f"{key}={given}: plans how many seeds are run, and seeds= names them. Leave one"
+                f"{key}={value}: plans how many seeds are run, and seeds= names them. Leave one"
                 " out."
             )
     return ConfirmationRequest(
@@ -57,30 +57,30 @@ def read_request(
         difference=read_number(
             "difference", difference, "a number above 0, in units of the metric", 0
         ),
-        **others,
+        **options,
     )
 
 
 def read_number(
-    key: str, given: object, expected: str, above: float = -math.inf, below: float = math.inf
+    key: str, value: object, expected: str, above: float = -math.inf, below: float = math.inf
 ) -> float | None:
     """Read a number between two limits, both excluded; None if it is not given.
 
     Raises:
         ConfigError: It is none.
     """
-    if given is None:
+    if value is None:
         return None
     try:
-        number = float(str(given))
+        number = float(str(value))
     except ValueError:
         number = math.nan
     if not above < number < below:
-        raise ConfigError(f"{key}={given}: expected {expected}.")
+        raise ConfigError(f"{key}={value}: expected {expected}.")
     return number
 
 
-def read_seeds(given: object) -> list[int]:
+def read_seeds(value: object) -> list[int]:
     """Read `5-9`, `5,6,7` or a mixture; in YAML also 5 or [5, 6, 7].
 
     Raises:
@@ -90,15 +90,15 @@ def read_seeds(given: object) -> list[int]:
         >>> read_seeds("5-7,11"), read_seeds([5, 6])
         ([5, 6, 7, 11], [5, 6])
     """
-    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
-    found: list[int] = []
+    text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    seeds: list[int] = []
     for piece in text.split(","):
         ends = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", piece.strip(), re.ASCII)
         span = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
-        if not 0 < len(span) <= 10_000 or set(span) & set(found):
+        if not 0 < len(span) <= 10_000 or set(span) & set(seeds):
             raise ConfigError(
                 f"seeds={text}: expected numbers and ranges, each seed once, as in seeds=5-9 or"
                 " 5,6,7."
             )
-        found += span
-    return found
+        seeds += span
+    return seeds

@@ -38,7 +38,7 @@ Nothing is changed. Exit code 0: all is whole; 4: the damaged file and tensor ar
 
 
 def run(arguments: VerbArguments) -> int:
-    """Check each path, and name what is damaged.
+    """Check each path, and name damaged files and tensors.
 
     Returns:
         0 if everything is whole, else 4.
@@ -127,7 +127,7 @@ def _examine_run(run: RunDir) -> tuple[list[Report], list[str]]:
 
 
 def _examine_checkpoints(run: RunDir, folders: list[Path]) -> tuple[list[Report], list[str]]:
-    """Examine checkpoints of a run; one that the run deletes meanwhile is left out."""
+    """Examine checkpoints of a run; skip any deleted meanwhile."""
     from optrun.artifacts.identity import run_id_of
 
     problems: list[str] = []

@@ -117,7 +117,8 @@ def refuse_other(
                 raise ConfigError(
                     f"{storage}: {key.lstrip('+')} was searched over"
                     f" {described(trial.distributions[key])}, and now over"
-                    f" {described(distribution)}. A study keeps its choices and scales: {_elsewhere(storage)}"
+                    f" {described(distribution)}. A study keeps its choices and scales:"
+                    f" {_elsewhere(storage)}"
                 ) from error
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     then = study.user_attrs.get(_SHARED)
