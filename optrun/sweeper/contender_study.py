@@ -131,9 +131,9 @@ class ContenderStudy:
         self._study: optuna.Study
 
     def placements(self) -> Iterator[Job]:
-        """Yield one job per searched placement, and the example first.
+        """Yield sample jobs: the example, then one for each searched placement.
 
-        These jobs are read and need not ever run.
+        They are checked before the search and may never run.
         """
         yield self.example
         for key in _OF_PLACEMENT & self.space.keys():
@@ -229,7 +229,8 @@ class ContenderStudy:
         return [
             Trial(self, frozen, self._jobs(frozen.params))
             for frozen in self._study.get_trials(deepcopy=False)
-            if study_of.whole(frozen, self.space) and study_of.AGAIN not in frozen.user_attrs
+            if study_of.has_all_params(frozen, self.space)
+            and study_of.AGAIN not in frozen.user_attrs
         ]
 
     def give_up_halves(self) -> None:
@@ -238,7 +239,7 @@ class ContenderStudy:
         A process killed during a proposal leaves such a trial.
         """
         for trial in self._study.get_trials(deepcopy=False):
-            if trial.state == TrialState.RUNNING and not study_of.whole(trial, self.space):
+            if trial.state == TrialState.RUNNING and not study_of.has_all_params(trial, self.space):
                 self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def ask(self) -> Trial:

@@ -66,9 +66,9 @@ class JobState:
         """Whether nothing is left to do."""
         return self.status in ("finished", "failed")
 
-    def better(self, value: float, other: float) -> bool:
+    def better(self, value: float, other_value: float) -> bool:
         """Tell whether a value of its metric beats another."""
-        return is_better(value, other, self.mode)
+        return is_better(value, other_value, self.mode)
 
 
 class SweepDir:

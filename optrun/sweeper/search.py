@@ -29,7 +29,7 @@ try:
     from optuna.trial import TrialState
 
     from optrun.sweeper.contender_study import ContenderStudy, Trial
-    from optrun.sweeper.storage import told_by_name
+    from optrun.sweeper.storage import translated_errors
     from optrun.sweeper.study import refuse_mixed
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
@@ -78,7 +78,7 @@ class Search:
         return bool(self.studies[0].name)
 
     def placements(self) -> list[Job]:
-        """List one job per searched placement; they need not ever run."""
+        """List sample jobs, one for each searched placement."""
         jobs: list[Job] = []
         for study in self.studies:
             jobs += study.placements()
@@ -111,7 +111,7 @@ class Search:
 
     def _open(self, sweep: SweepDir) -> None:
         where = STORAGE if self.options.storage else str(sweep.study)
-        with _asking(sweep), told_by_name(where):
+        with _asking(sweep), translated_errors(where):
             storage = optuna.storages.get_storage(
                 self.options.storage or f"sqlite:///{sweep.study.resolve()}"
             )

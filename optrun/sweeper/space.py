@@ -115,7 +115,9 @@ def distribution(override: Override) -> BaseDistribution:
 
 
 def _grid(value: RangeSweep) -> BaseDistribution:
-    start, stop, step = value.start, value.stop, value.step
+    start = value.start
+    stop = value.stop
+    step = value.step
     assert start is not None
     assert stop is not None
     if all(isinstance(number, int) for number in (start, stop, step)):

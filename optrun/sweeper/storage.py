@@ -13,7 +13,7 @@ _OF_THE_URL = (ValueError, ImportError)
 
 
 @contextlib.contextmanager
-def told_by_name(name: str) -> Iterator[None]:
+def translated_errors(name: str) -> Iterator[None]:
     """Turn the error of a database on opening into one message.
 
     Args:

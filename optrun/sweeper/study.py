@@ -73,10 +73,10 @@ def refuse_mixed(storage: BaseStorage, where: str, per_optimizer: bool) -> None:
         )
 
 
-def whole(trial: FrozenTrial, space: Mapping[str, BaseDistribution]) -> bool:
-    """Tell whether a trial has all its parameters.
+def has_all_params(trial: FrozenTrial, space: Mapping[str, BaseDistribution]) -> bool:
+    """Tell whether a trial has all parameters of the space.
 
-    A process killed while asking leaves one that has not.
+    A process killed during a proposal leaves an incomplete trial.
     """
     return set(trial.params) == set(space)
 
@@ -101,7 +101,7 @@ def refuse_other(
         ConfigError: Another space, or another configuration around it.
     """
     for trial in study.get_trials(deepcopy=False):
-        if not whole(trial, space):
+        if not has_all_params(trial, space):
             if trial.params and trial.state != TrialState.RUNNING:
                 gone = sorted(set(trial.params) ^ set(space))
                 raise ConfigError(

@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from optrun.base.errors import ConfigError, OptrunError, StorageError
-from optrun.sweeper.storage import told_by_name
+from optrun.sweeper.storage import translated_errors
 from optrun.sweeper.study import open_study
 from tests.sweep.stand_in import options
 
@@ -18,7 +18,7 @@ SPACE = {"lr": optuna.distributions.FloatDistribution(0.0, 1.0)}
 def opened(given: str) -> optuna.Study:
     """The study of a storage."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with told_by_name("hydra.sweeper.storage"):
+    with translated_errors("hydra.sweeper.storage"):
         storage = optuna.storages.get_storage(given)
         found: optuna.Study = open_study(storage, "min")
     return found
