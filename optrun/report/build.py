@@ -329,7 +329,8 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
         HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
     """
     comparison = report.comparison
-    runs, single = comparison.runs, len(comparison.runs) == 1
+    runs = comparison.runs
+    single = len(runs) == 1
     by = "the metric of each workload" if comparison.several else report.findings.metric
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     folds = []
@@ -363,7 +364,8 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
 
 def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
     """Say how the verdict came about, in at most 150 words."""
-    judged, every = comparison.judgement, comparison.workloads
+    judged = comparison.judgement
+    every = comparison.workloads
     return fill_text(
         "tested.txt",
         comparison=comparison,

@@ -50,7 +50,9 @@ def _ordered(findings: Findings, comparison: Comparison) -> Findings:
 
 def pictures(findings: Findings) -> list[Picture]:
     """List the pictures with data in this comparison, the verdict's first."""
-    rows, metric, mode = drawn_rows(findings.rows), findings.metric, findings.mode
+    rows = drawn_rows(findings.rows)
+    metric = findings.metric
+    mode = findings.mode
     note = (
         f" The best {len(rows)} of {len(findings.rows)} are drawn."
         if len(rows) < len(findings.rows)
@@ -84,12 +86,18 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
 
     Nothing where less than two contenders have a difference.
     """
-    judged, scores, findings = comparison.judgement, comparison.scores, comparison.findings
+    judged = comparison.judgement
+    scores = comparison.scores
+    findings = comparison.findings
     if judged is None:
         return []
-    order, metric, mode = [*scores], findings.metric, findings.mode
+    order = [*scores]
+    metric = findings.metric
+    mode = findings.mode
     if comparison.several:
-        order, metric, mode = judged.ranking, "mean score", "max"
+        order = judged.ranking
+        metric = "mean score"
+        mode = "max"
     lines = differences.differences(
         {name: judged.comparisons.get(name) for name in order}, scores, comparison.lost
     )
