@@ -31,7 +31,7 @@ def build_scheduler(
     num_training_steps: int,
     **options: object,
 ) -> Scheduler:
-    """Build a scheduler that sets every group's learning rate from step to step.
+    """Build a scheduler of every group's learning rate.
 
     Args:
         optimizer: Any torch optimizer; its groups keep the ratios of their lr.

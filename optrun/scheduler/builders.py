@@ -194,7 +194,7 @@ def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
 
 
 def registered(function: Callable[..., float], config: SchedulerConfig, span: Span) -> Curve:
-    """Build the curve of a function that was registered, between the warm-up and `min_lr`.
+    """Build a registered function's curve, between the warm-up and `min_lr`.
 
     Args:
         function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps from the end
@@ -207,14 +207,14 @@ def registered(function: Callable[..., float], config: SchedulerConfig, span: Sp
     """
     body = partial(function, config=config, decay_steps=span.rest)
     for at in sorted({round(index * (span.rest - 1) / _TRIED) for index in range(_TRIED + 1)}):
-        said = (
+        call = (
             f"scheduler={config.name}: {getattr(function, '__qualname__', function)} at step {at}"
         )
         try:
             value: Any = body(at)
         except Exception as error:
-            raise ConfigError(f"{said}: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{call}: {type(error).__name__}: {error}") from error
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 <= value < math.inf:
-            raise ConfigError(f"{said} returned {value!r}: expected a finite number of 0 or more.")
+            raise ConfigError(f"{call} returned {value!r}: expected a finite number of 0 or more.")
     return curves.after_warmup(curves.floored(body, span.final), span.climb)

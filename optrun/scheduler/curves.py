@@ -80,8 +80,8 @@ def polynomial(
     end = decay_steps
     if cycle:
         end = decay_steps * max(1, math.ceil(global_step / decay_steps))
-    left = 1.0 - _progress(global_step, end)
-    return float((1.0 - final) * left**power + final)
+    remaining = 1.0 - _progress(global_step, end)
+    return float((1.0 - final) * remaining**power + final)
 
 
 def cosine(
@@ -123,12 +123,13 @@ def cosine(
         progress *= 2 * num_cycles - 1
     elif num_cycles > 1 and progress < 1.0:
         lengths = list(accumulate(repeat(cycle_mult, num_cycles - 1), mul, initial=1.0))
-        place = progress * sum(lengths)
+        position = progress * sum(lengths)
         index = 0
-        while index < num_cycles - 1 and place >= lengths[index]:
-            place -= lengths[index]
+        while index < num_cycles - 1 and position >= lengths[index]:
+            position -= lengths[index]
             index += 1
-        progress, peak = place / lengths[index], max(cycle_decay**index, final)
+        progress = position / lengths[index]
+        peak = max(cycle_decay**index, final)
     return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
@@ -408,7 +409,7 @@ def _after_warmup(global_step: int, *, curve: Curve, num_warmup_steps: int) -> f
 
 
 def _progress(global_step: int, decay_steps: int) -> float:
-    """Share of `decay_steps` that lies behind, at most 1; 1 where there are none."""
+    """Return the finished share of `decay_steps`, at most 1; 1 without decay steps."""
     return min(global_step, decay_steps) / decay_steps if decay_steps > 0 else 1.0
 
 

@@ -53,7 +53,8 @@ class Plateau:
             The multiplier from now on.
         """
         if self._improves(metric):
-            self.best, self.num_bad = metric, 0
+            self.best = metric
+            self.num_bad = 0
         else:
             self.num_bad += 1
         if self.cooling > 0:
@@ -61,7 +62,8 @@ class Plateau:
             self.num_bad = 0
         if self.num_bad > self.patience:
             self.multiplier = max(self.multiplier * self.factor, self.final)
-            self.cooling, self.num_bad = self.cooldown, 0
+            self.cooling = self.cooldown
+            self.num_bad = 0
         return self.multiplier
 
     def _improves(self, metric: float) -> bool:

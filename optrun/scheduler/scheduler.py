@@ -125,7 +125,7 @@ class Scheduler(LRScheduler):
         return [base * multiplier for base in self.base_lrs]
 
     def get_last_lr(self) -> list[float | Tensor]:
-        """Return the learning rate of each group for the step that comes next."""
+        """Return the learning rate of each group for the next step."""
         self._catch_up()
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
@@ -231,7 +231,7 @@ class Scheduler(LRScheduler):
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that steps.
+    """Return the innermost optimizer.
 
     Accelerate's `prepare` puts one around it, which has no hooks.
     """
