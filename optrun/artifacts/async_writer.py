@@ -77,12 +77,12 @@ class AsyncWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether an order was given whose result nobody has taken."""
+        """Whether an order is under way, or its result still waits."""
         return self._thread is not None
 
     @property
     def ended(self) -> bool:
-        """Whether an order was given that is done, and whose result nobody has taken."""
+        """Whether an order is done and its result still waits."""
         return self._thread is not None and not self._thread.is_alive()
 
     def start(self, order: Order) -> None:
@@ -94,10 +94,10 @@ class AsyncWriter:
         self._thread.start()
 
     def result(self, *, wait: bool) -> Result | None:
-        """Take the result of the order that was given.
+        """Take the result of the last order.
 
         Args:
-            wait: Until it is there; otherwise None where it is not yet.
+            wait: Wait for the result; otherwise None if it is not ready.
         """
         if self._thread is None or (not wait and self._thread.is_alive()):
             return None
@@ -106,11 +106,12 @@ class AsyncWriter:
             # at the next look.
             self._thread.join(_LOOK_SECONDS)
         self._thread = None
-        result, self._result = self._result, None
+        result = self._result
+        self._result = None
         return result
 
     def _work(self, order: Order) -> None:
-        begun = time.monotonic()
+        start_time = time.monotonic()
         folder = None
         error: BaseException | None = None
         try:
@@ -126,11 +127,11 @@ class AsyncWriter:
             error.__cause__ = refused
         except BaseException as failure:  # carried to the thread that asked, which raises it
             error = failure
-        self._result = Result(order, folder, time.monotonic() - begun, error)
+        self._result = Result(order, folder, time.monotonic() - start_time, error)
 
 
 def _delete_older(run: RunDir, retention: Retention, folder: Path, order: Order) -> None:
-    """Point `checkpoints/best` at the best whole checkpoint and delete those not to be kept."""
+    """Point `checkpoints/best` at the best whole checkpoint and delete expired ones."""
     retention.trust(folder)
     best = retention.whole(order.ranked, order.keep_best)
     point_best(run, best[0] if best else None)

@@ -71,7 +71,7 @@ def _refusal_of_disk(path: Path) -> OSError | None:
 
 
 def refuse_without_room(path: Path, size: int, advice: str) -> None:
-    """Refuse to begin what the disk has no room for.
+    """Refuse to begin a write larger than the free space of the disk.
 
     Args:
         path: What is to be written, in a folder that exists.

@@ -74,11 +74,10 @@ class Snapshot:
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        return sum(
-            t.numel() * t.element_size()
-            for tensors in (self.model, self.optimizer)
-            for t in tensors.values()
-        )
+        total = 0
+        for tensors in (self.model, self.optimizer):
+            total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return total
 
 
 def save_checkpoint(
@@ -199,7 +198,7 @@ def _room(run: RunDir, snapshot: Snapshot) -> str:
 
 
 def _discard(aside: Path, folder: Path, saving: ProcessGroup | None) -> None:
-    """Take back what a save that failed has left, on the rank that commits."""
+    """Remove the rest of a failed save, on the committing rank."""
     if rank_of(saving) != 0:
         return
     replaced = folder.with_name(f"{REPLACED}{folder.name}")
@@ -287,13 +286,13 @@ def load_checkpoint(
 def _refuse_problems(folder: Path, group: ProcessGroup | None) -> None:
     share = (rank_of(group), size_of(group))
     problems_of_ranks = agree(group, lambda: problems(folder, share=share))
-    wrong = dict.fromkeys(problem for part in problems_of_ranks for problem in part)
-    if wrong:
-        raise CheckpointError(next(iter(wrong)))
+    for rank_problems in problems_of_ranks:
+        if rank_problems:
+            raise CheckpointError(rank_problems[0])
 
 
 def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
-    """Read a checkpoint whose files were verified just now, by this rank or another one.
+    """Read a checkpoint just verified by this rank or another one.
 
     Args:
         folder: The checkpoint.
@@ -323,7 +322,7 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
 
 
 def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
-    """Read what this rank needs of a checkpoint that was loaded lazily.
+    """Read this rank's share of a lazily loaded checkpoint.
 
     No rank holds the whole state.
 
@@ -355,25 +354,27 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
 def _in_memory(
     snapshot: Snapshot, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]
 ) -> Snapshot:
-    """Make a snapshot of tensors that were read; compute checksums the manifest lacks."""
-    digests = {
-        file: {
-            name: _known(tensor, snapshot.digests.get(file, {}).get(name))
-            for name, tensor in tensors.items()
+    """Make a snapshot of loaded tensors; compute checksums missing in the manifest."""
+    digests = {}
+    for file, tensors in zip(TENSOR_FILES, (model, optimizer), strict=True):
+        entries = snapshot.digests.get(file, {})
+        digests[file] = {
+            name: _with_digest(tensor, entries.get(name)) for name, tensor in tensors.items()
         }
-        for file, tensors in zip(TENSOR_FILES, (model, optimizer), strict=True)
-    }
     return replace(snapshot, model=model, optimizer=optimizer, digests=digests)
 
 
-def _known(tensor: torch.Tensor, entry: TensorEntry | None) -> TensorEntry:
-    return entry if entry and entry["xxh3"] else {**describe(tensor), "xxh3": tensor_digest(tensor)}
+def _with_digest(tensor: torch.Tensor, entry: TensorEntry | None) -> TensorEntry:
+    """Return the manifest's entry of a tensor, or compute one if it has no checksum."""
+    if entry and entry["xxh3"]:
+        return entry
+    return {**describe(tensor), "xxh3": tensor_digest(tensor)}
 
 
 def refuse_mutated(
     file: str, saved: Mapping[str, TensorEntry], now: Mapping[str, torch.Tensor]
 ) -> None:
-    """Refuse tensors that are not in memory as they were saved.
+    """Refuse tensors in memory with other content than the saved ones.
 
     Args:
         file: Which of a checkpoint's files, for the message.
@@ -396,7 +397,7 @@ def refuse_mutated(
 
 
 def read_state(folder: Path) -> PlainDict:
-    """Read `state.json` alone, for what needs no tensors.
+    """Read `state.json` alone, without the tensors.
 
     Raises:
         CheckpointError: It is missing or damaged.
@@ -415,9 +416,11 @@ def _read(path: Path) -> tuple[bytes, PlainDict]:
 
 
 def set_aside(folder: Path, why: str = "damaged") -> Path:
-    """Rename a checkpoint so that it is in nobody's way and still there to be looked at."""
+    """Rename a checkpoint out of the way, and keep it to be looked at."""
     number = 1
-    while (aside := folder.with_name(f"{why}-{folder.name}-{number}")).exists():
+    aside = folder.with_name(f"{why}-{folder.name}-{number}")
+    while aside.exists():
         number += 1
+        aside = folder.with_name(f"{why}-{folder.name}-{number}")
     folder.rename(aside)
     return aside

@@ -78,17 +78,19 @@ def write_content(
 def _write_sharded(
     aside: Path, sections: Sections, saving: ProcessGroup, algorithm: str
 ) -> Content:
-    own: dict[str, Entry] = {}
+    rank_files: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
         shards = write_shards(aside / folder, part, saving, algorithm)
-        own |= {f"{folder}/{name}": known for name, known in shards.items()}
+        rank_files |= {f"{folder}/{name}": entry for name, entry in shards.items()}
 
     def flushed() -> dict[str, Entry]:
         for folder in SHARD_FOLDERS:
             sync_folder(aside / folder)
-        return own
+        return rank_files
 
-    files = {name: known for written in agree(saving, flushed) for name, known in written.items()}
+    files: dict[str, Entry] = {}
+    for written in agree(saving, flushed):
+        files |= written
     tensors = dict(zip(SHARD_FOLDERS, _described(sections), strict=True))
     return Content(
         dict(sorted(files.items())),
@@ -98,13 +100,16 @@ def _write_sharded(
 
 
 def _described(sections: Sections) -> list[dict[str, TensorEntry]]:
-    return [{name: describe(tensor) for name, tensor in part.items()} for part in sections]
+    descriptions = []
+    for section in sections:
+        descriptions.append({name: describe(tensor) for name, tensor in section.items()})
+    return descriptions
 
 
 def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGroup | None) -> None:
-    """Refuse ranks that save other steps, or other tensors.
+    """Refuse ranks with different steps or tensors to save.
 
-    It would be a checkpoint of no state that ever was.
+    Their checkpoint would hold a state of the run that never existed.
 
     Raises:
         OptrunError: On every rank, with the first that differs from rank 0.
@@ -116,17 +121,18 @@ def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGro
         text = json.dumps(_described(sections), sort_keys=True)
         return global_step, sum(map(len, sections)), hashlib.sha256(text.encode()).hexdigest()
 
-    first, *others = agree(saving, summary)
-    for rank, other in enumerate(others, start=1):
-        if other != first:
+    first, *further = agree(saving, summary)
+    for rank, rank_summary in enumerate(further, start=1):
+        if rank_summary != first:
             raise OptrunError(
                 f"not saved: rank 0 saves step {first[0]} with {first[1]} tensors, rank {rank} step"
-                f" {other[0]} with {other[1]}; names, dtypes and shapes have to be the same."
+                f" {rank_summary[0]} with {rank_summary[1]}; names, dtypes and shapes"
+                " have to be the same."
             )
 
 
 def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) -> None:
-    """Write what a checkpoint says beside its tensors, the manifest last.
+    """Write the metadata of a checkpoint beside its tensors, the manifest last.
 
     Raises:
         OSError: The disk refused.

@@ -59,12 +59,12 @@ class Entry:
 
     @classmethod
     def of(cls, content: bytes) -> Self:
-        """Describe what is to be written."""
+        """Describe content to be written."""
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
     @classmethod
     def read(cls, values: PlainMapping) -> Self:
-        """Read an entry, in which the checksum stands under the name of its algorithm.
+        """Read an entry; its checksum stands under the algorithm's name.
 
         Raises:
             ValueError: There is none, or more than one.
@@ -78,14 +78,15 @@ class Entry:
 
 
 def digest_of(file: BufferedIOBase, algorithm: str = "sha256", size: int | None = None) -> Hash:
-    """Digest what a file holds from here on, read in pieces.
+    """Digest a file from its current position, in pieces.
 
     Args:
         file: Stands where it begins.
         algorithm: One of `ALGORITHMS`.
         size: Bytes; None: all that follow.
     """
-    total, piece = ALGORITHMS[algorithm](), memoryview(bytearray(_PIECE))
+    total = ALGORITHMS[algorithm]()
+    piece = memoryview(bytearray(_PIECE))
     while count := file.readinto(piece[:size]):
         total.update(piece[:count])
         size = None if size is None else size - count
@@ -93,16 +94,16 @@ def digest_of(file: BufferedIOBase, algorithm: str = "sha256", size: int | None 
 
 
 def file_problem(path: Path, entry: Entry) -> str | None:
-    """Describe what is wrong with one file; None: nothing."""
+    """Describe the damage of one file; None if there is none."""
     try:
         kind = kind_of(path)
-        held = path.lstat().st_size
+        size = path.lstat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return f"{path}: missing."
     if kind is not None:
         return f"{path}: {kind}."
-    if held != entry.size:
-        return f"{path}: {held:,} bytes, {entry.size:,} expected."
+    if size != entry.size:
+        return f"{path}: {size:,} bytes, {entry.size:,} expected."
     with open_file(path) as file:
         if digest_of(file, entry.algorithm, entry.size).hexdigest() == entry.hexdigest:
             return None

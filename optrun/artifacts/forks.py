@@ -60,7 +60,7 @@ class Trunk:
         return None if match is None else cls(Path(match["folder"]), match["digest"])
 
     def require(self) -> None:
-        """Refuse a checkpoint that is gone, or another one than was named.
+        """Refuse a missing checkpoint, or one with other content than named.
 
         Raises:
             CheckpointError: With the folder.
@@ -117,7 +117,7 @@ class Fork:
 
 
 def checkpoint_digest(folder: Path) -> str:
-    """Digest the manifest of a checkpoint, which holds size and checksum of every file.
+    """Digest a checkpoint's manifest, and with it all of its files.
 
     16 hexadecimal digits.
 

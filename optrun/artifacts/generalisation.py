@@ -81,14 +81,15 @@ class Generalisation:
     """Of how many."""
 
     def __str__(self) -> str:
-        floor, words = self.majority, str(self.verdict)
-        other = "before training" if floor is None else f"always answering {floor.label!r}"
+        floor = self.majority
+        judgement = str(self.verdict)
+        baseline = "before training" if floor is None else f"always answering {floor.label!r}"
         if self.verdict is Verdict.better:
-            words = f"better than {other}"
+            judgement = f"better than {baseline}"
         elif self.verdict is Verdict.no_better:
             ahead = self.before_training is not None and self.eval_loss < self.before_training
             ahead = ahead if floor is None else floor.model_accuracy > floor.accuracy
-            words = f"{'not clearly' if ahead else 'no'} better than {other}"
+            judgement = f"{'not clearly' if ahead else 'no'} better than {baseline}"
         figures = f"{self.loss} {number(self.eval_loss)}"
         if self.before_training is not None:
             figures += f" (before training {number(self.before_training)})"
@@ -104,7 +105,7 @@ class Generalisation:
                 f"; {self.seen:,} of {self.texts:,} evaluation texts stand in the training"
                 " data, too"
             )
-        return f"{words}: {figures}"
+        return f"{judgement}: {figures}"
 
 
 def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
@@ -116,22 +117,26 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
     Returns:
         None where nothing can be said: no evaluation, no loss in it, or no floor to compare with.
     """
-    metric, step = lookup(summary, "main_metric", "name"), summary.get("global_step")
+    metric = lookup(summary, "main_metric", "name")
+    step = summary.get("global_step")
     if not isinstance(metric, str):
         return None
     name = loss_beside(metric)
-    after, train = _value(summary, "last", name), _value(summary, "last", "train/loss")
-    before, majority = _value(summary, "before_training", name), _majority(summary, name)
+    after = _value(summary, "last", name)
+    train = _value(summary, "last", "train/loss")
+    before = _value(summary, "before_training", name)
+    majority = _majority(summary, name)
     if after is None or not isinstance(step, int) or (majority is None and before is None):
         return None
-    (seen, texts), verdict = _seen(summary, name), _verdict(after, before, train, majority)
+    seen, texts = _seen(summary, name)
+    verdict = _verdict(after, before, train, majority)
     if verdict is not Verdict.no_better and seen > HALF * texts:
         verdict = Verdict.seen
     return Generalisation(verdict, step, name, after, before, train, majority, seen, texts)
 
 
 def sentence_of(summary: Mapping[str, object]) -> str:
-    """Write the judgement of a run that has ended; empty if it is of other weights."""
+    """Write the judgement of an ended run; empty if it judged other weights."""
     fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
     generalisation = generalisation_of(summary) if fits else None
     return "" if generalisation is None else str(generalisation)
@@ -152,7 +157,7 @@ def _verdict(
 
 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
-    """Count texts of the evaluation set that stand in the training data, too, and of how many.
+    """Count the evaluation texts also in the training data, and all of them.
 
     0 if unknown.
     """
@@ -171,7 +176,7 @@ def _set_of(loss: str) -> str:
 
 
 def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
-    """Count what always answering the most frequent class would get right.
+    """Count the correct answers of always choosing the most frequent class.
 
     Where each example is of one class.
 
@@ -190,18 +195,20 @@ def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
         or not all(isinstance(row, Mapping) and "class" in row for row in rows)
     ):
         return None
-    there = [int(row.get("support") or 0) for row in rows]
+    supports = [int(row.get("support") or 0) for row in rows]
     right = [
         round(float(row.get("recall") or 0.0) * count)
-        for row, count in zip(rows, there, strict=True)
+        for row, count in zip(rows, supports, strict=True)
     ]
-    most, examples = there.index(max(there)), sum(there)
+    most = supports.index(max(supports))
+    examples = sum(supports)
     if not examples:
         return None
-    gained, lost = sum(right) - right[most], there[most] - right[most]
+    gained = sum(right) - right[most]
+    lost = supports[most] - right[most]
     beaten = gained - lost > STANDARD_ERRORS * math.sqrt(gained + lost)
     return Majority(
-        str(rows[most]["class"]), there[most] / examples, sum(right) / examples, examples, beaten
+        str(rows[most]["class"]), supports[most] / examples, sum(right) / examples, examples, beaten
     )
 
 

@@ -18,12 +18,12 @@ from optrun.base.errors import CheckpointError
 
 
 def new_run_id() -> str:
-    """Make an id that no other run has; 32 hexadecimal digits."""
+    """Make a unique id for a run; 32 hexadecimal digits."""
     return secrets.token_hex(16)
 
 
 def run_id_of(run: RunDir) -> str | None:
-    """Find the id of a run; without its summary, what all of its checkpoints say.
+    """Find the id of a run, in its summary or else in its checkpoints.
 
     Returns:
         None where nothing says it.
@@ -41,15 +41,19 @@ def run_id_of(run: RunDir) -> str | None:
     run_ids: dict[str, str] = {}
     for folder in checkpoint_folders(run):
         with contextlib.suppress(CheckpointError, OSError):
-            run_ids |= {folder.name: run_id} if (run_id := read_manifest(folder).run_id) else {}
+            manifest_id = read_manifest(folder).run_id
+            if manifest_id:
+                run_ids[folder.name] = manifest_id
     ids = set(run_ids.values())
     if not ids:
         return None
     if len(ids) > 1:
-        listed = ", ".join(f"{name} of {run_id[:12]}" for name, run_id in run_ids.items())
+        checkpoints_and_ids = ", ".join(
+            f"{name} of {run_id[:12]}" for name, run_id in run_ids.items()
+        )
         raise CheckpointError(
-            f"{run.checkpoints}: checkpoints of {len(ids)} runs ({listed}), and {run.summary},"
-            " which says which of them this is, cannot be read. Restore it, or take the others"
-            " away."
+            f"{run.checkpoints}: checkpoints of {len(ids)} runs ({checkpoints_and_ids}), and"
+            f" {run.summary}, which says which of them this is, cannot be read. Restore it, or"
+            " take the others away."
         )
     return ids.pop()

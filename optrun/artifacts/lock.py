@@ -121,7 +121,7 @@ def _takes(descriptor: int) -> bool:
 
 
 def refuse_held(path: Path) -> None:
-    """Refuse a lock that somebody else holds; nothing is made or kept.
+    """Refuse a lock held by another process; nothing is made or kept.
 
     The kernel tells only who tries to take it, so for an instant it is taken; `RunLock` asks twice
     for this reason.
@@ -162,7 +162,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
 
 
 def holder_of(path: Path) -> tuple[int, str] | None:
-    """Read the process and the host that hold a lock; None if the file does not tell."""
+    """Read the process and the host of a lock's holder; None if unreadable."""
     try:
         holder = read_json(path)
         return int(holder["pid"]), str(holder["host"])

@@ -49,7 +49,7 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 
 
 def seal(manifest: Mapping[str, object]) -> str:
-    """Compute the sha256 over what a manifest says, whatever its spaces and line ends.
+    """Compute the sha256 of a manifest's content, independent of its whitespace.
 
     Hexadecimal.
     """
@@ -72,14 +72,14 @@ def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, E
     return json.dumps({**manifest, "sha256": seal(manifest)}, indent=1).encode()
 
 
-def read_sealed(path: Path, known: int) -> tuple[PlainDict, dict[str, Entry]]:
-    """Read what a manifest says, and its files; for use inside of `understanding`.
+def read_sealed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str, Entry]]:
+    """Read the values and files of a manifest; for use inside of `understanding`.
 
     The format is looked at before the seal, since another optrun may list and seal in another way.
 
     Args:
         path: The file.
-        known: The format that this version reads.
+        supported_format: The format that this version reads.
 
     Raises:
         OtherFormatError: It is of another format.
@@ -87,22 +87,23 @@ def read_sealed(path: Path, known: int) -> tuple[PlainDict, dict[str, Entry]]:
             number was changed.
     """
     values = dict(read_json(path))
-    version, sealed = values.get("format"), values.pop("sha256", None)
-    ours = sealed == seal({**values, "format": known})
+    version = values.get("format")
+    sealed = values.pop("sha256", None)
+    ours = sealed == seal({**values, "format": supported_format})
     if not ours:
-        refuse_format(path, version, known)
-        if version != known:
+        refuse_format(path, version, supported_format)
+        if version != supported_format:
             raise CheckpointError(
-                f"{path}: format {str(version)[:20]}, this optrun reads format {known}."
+                f"{path}: format {str(version)[:20]}, this optrun reads format {supported_format}."
             )
-    if not ours or version != known:
+    if not ours or version != supported_format:
         raise CheckpointError(f"{path}: its bytes changed since it was written (checksum differs).")
     return values, {str(entry["name"]): Entry.read(entry) for entry in values["files"]}
 
 
 @contextmanager
 def understanding(path: Path) -> Iterator[None]:
-    """Read a manifest and what it says.
+    """Turn errors of reading a manifest into a CheckpointError.
 
     Raises:
         CheckpointError: In place of any error at what it says, or at reading it.
@@ -183,7 +184,7 @@ class CheckpointManifest:
 
 
 def is_content(folder: Path, name: str) -> bool:
-    """Tell whether a path inside a checkpoint is one that its manifest names, by the form alone."""
+    """Tell whether a path has the form of a checkpoint's own files."""
     return name in CONTENT or (
         _SHARD.fullmatch(name) is not None and not (folder / TENSOR_FILES[0]).exists()
     )
@@ -221,20 +222,20 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 
 
 def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | None) -> None:
-    """Refuse a manifest that names other files than a checkpoint has.
+    """Refuse a manifest with other file names than a checkpoint's.
 
     Raises:
         CheckpointError: With the files.
     """
-    shown = ", ".join(sorted(files))[:200]
+    file_names = ", ".join(sorted(files))[:200]
     if ranks is None:
         if set(files) != set(CONTENT):
-            raise CheckpointError(f"{path}: names {shown}; expected {', '.join(CONTENT)}.")
+            raise CheckpointError(f"{path}: names {file_names}; expected {', '.join(CONTENT)}.")
     else:
         shards = set(files) - {names.CHECKPOINT_STATE}
         if names.CHECKPOINT_STATE not in files or not all(map(_SHARD.fullmatch, shards)):
             expected = f"{names.CHECKPOINT_STATE} and shards in {' and '.join(SHARD_FOLDERS)}"
-            raise CheckpointError(f"{path}: names {shown}; expected {expected}.")
+            raise CheckpointError(f"{path}: names {file_names}; expected {expected}.")
         numbers = {int(name.partition("shard-")[2][:5]) for name in shards}
         if not numbers <= set(range(1, ranks + 1)):
             raise CheckpointError(
@@ -257,7 +258,7 @@ def refuse_other_format(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path, run_id: str | None) -> None:
-    """Refuse a checkpoint of another run, however it came to lie where it does.
+    """Refuse a checkpoint of another run in this run's directory.
 
     Args:
         folder: Its manifest can be read.
@@ -267,15 +268,15 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
         ForeignCheckpointError: It is of another one.
         CheckpointError: As `read_manifest`.
     """
-    own = read_manifest(folder).run_id
-    if None not in (own, run_id) and own != run_id:
+    checkpoint_run_id = read_manifest(folder).run_id
+    if None not in (checkpoint_run_id, run_id) and checkpoint_run_id != run_id:
         raise ForeignCheckpointError(
-            f"{folder}: of another run ({str(own)[:12]}), not of the one it lies in."
+            f"{folder}: of another run ({str(checkpoint_run_id)[:12]}), not of the one it lies in."
         )
 
 
 def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (0, 1)) -> list[str]:
-    """List what is wrong with a checkpoint, file by file; an empty list means it is whole.
+    """List the damage of a checkpoint, file by file; empty if it is whole.
 
     Args:
         folder: The checkpoint.
@@ -286,50 +287,61 @@ def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (
     try:
         refuse_foreign(folder, run_id)
         manifest = read_manifest(folder)
-        found = []
-        named = parse_step(folder.name)
-        if named is not None and named != manifest.step:
-            found.append(
-                f"{folder}: the folder says step {named}, its manifest step {manifest.step}."
+        messages = []
+        named_step = parse_step(folder.name)
+        if named_step is not None and named_step != manifest.step:
+            messages.append(
+                f"{folder}: the folder says step {named_step}, its manifest step {manifest.step}."
             )
-        found += _strange_shards(folder, manifest.files)
+        messages += _strange_shards(folder, manifest.files)
         reader, readers = share
         largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name))
-        own = {name: manifest.files[name] for name in sorted(largest_first[reader::readers])}
-        found += filter(None, (file_problem(folder / name, entry) for name, entry in own.items()))
+        reader_files = {
+            name: manifest.files[name] for name in sorted(largest_first[reader::readers])
+        }
+        messages += filter(
+            None, (file_problem(folder / name, entry) for name, entry in reader_files.items())
+        )
     except CheckpointError as error:
         return [str(error)]
     except OSError as error:
         return [f"{error.filename or folder}: cannot be read: {error.strerror or error}."]
-    return found
+    return messages
 
 
 def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
-    """List links in place of folders, and unnamed shards: other readers take all that lie there."""
-    found = []
+    """List links in place of folders, and shards missing in the manifest.
+
+    Other readers would take every shard in the folder.
+    """
+    messages = []
     for name in SHARD_FOLDERS if any(map(_SHARD.fullmatch, files)) else ():
         if (folder / name).is_symlink():
-            found.append(f"{folder / name}: a link: what lies outside of a checkpoint is not read.")
+            messages.append(
+                f"{folder / name}: a link: what lies outside of a checkpoint is not read."
+            )
         elif (folder / name).is_dir():
-            found += [
+            messages += [
                 f"{path}: a shard of another save: the manifest does not name it."
                 for path in sorted((folder / name).glob("*.safetensors"))
                 if f"{name}/{path.name}" not in files
             ]
-    return found
+    return messages
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """List what lies in a checkpoint and is none of its files: never opened."""
+    """List the files in a checkpoint without a place in it; they are never opened."""
     try:
-        own = {*read_manifest(folder).files, names.CHECKPOINT_MANIFEST}
+        content = {*read_manifest(folder).files, names.CHECKPOINT_MANIFEST}
     except (CheckpointError, OSError):
-        own = {*CONTENT, names.CHECKPOINT_MANIFEST}
-    folders = {name.partition("/")[0] for name in own if "/" in name}
-    found = []
+        content = {*CONTENT, names.CHECKPOINT_MANIFEST}
+    folders = {name.partition("/")[0] for name in content if "/" in name}
+    foreign = []
     for path in folder.iterdir():
         if path.name in folders and path.is_dir() and not path.is_symlink():
-            found += [inner for inner in path.iterdir() if f"{path.name}/{inner.name}" not in own]
-        elif path.name not in own:
-            found.append(path)
-    return sorted(found)
+            foreign += [
+                inner for inner in path.iterdir() if f"{path.name}/{inner.name}" not in content
+            ]
+        elif path.name not in content:
+            foreign.append(path)
+    return sorted(foreign)

@@ -73,7 +73,7 @@ class CheckpointMetadata:
     """Names of the parameters that may hold neither NaN nor infinity."""
 
     def to_dict(self) -> PlainDict:
-        """Convert to the keys that are there, with their values."""
+        """Convert to a mapping of the present keys."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         optional = {field.name for field in fields(self) if field.default is None}
         return {
@@ -89,11 +89,8 @@ class CheckpointMetadata:
         Non-finite numbers among counters, configuration and callbacks are numbers again. Keys that
         this version does not know are left out.
         """
-        known = {
-            key: value
-            for key, value in values.items()
-            if key in {field.name for field in fields(cls)}
-        }
-        for key in known.keys() & {"train", "config", "callbacks"}:
-            known[key] = from_json(known[key])
-        return cls(**known)
+        field_names = {field.name for field in fields(cls)}
+        arguments = {key: value for key, value in values.items() if key in field_names}
+        for key in arguments.keys() & {"train", "config", "callbacks"}:
+            arguments[key] = from_json(arguments[key])
+        return cls(**arguments)

@@ -26,7 +26,7 @@ _NUMERIC_SECTIONS = ("metrics", "perf")  # of a summary: where such a string is 
 
 
 def to_json(value: object, *, where: str = "value") -> Any:
-    """Convert a value to types and numbers that JSON has.
+    """Convert a value to JSON's types and numbers.
 
     Args:
         value: Nested mappings, lists and tuples of strings, numbers, booleans and None.
@@ -225,7 +225,7 @@ def read_metrics(path: Path | str) -> MetricsLog:
 
 
 def truncate_after(path: Path | str, step: int) -> int:
-    """Drop every record after a step, so that a run resumed from there writes no step twice.
+    """Drop every record after a step, so that a resumed run repeats none.
 
     The kept lines stay byte for byte; the file is replaced by one rename. A file that is missing
     stays missing.
@@ -246,7 +246,7 @@ def truncate_after(path: Path | str, step: int) -> int:
 
 
 def take_up(path: Path | str, step: int) -> None:
-    """Make `metrics.jsonl` what it was when a checkpoint was saved.
+    """Restore `metrics.jsonl` to its state when a checkpoint was saved.
 
     So that the resumed run writes each line once.
 
@@ -264,7 +264,11 @@ def take_up(path: Path | str, step: int) -> None:
 
 
 def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> int:
-    """Replace the file by what is kept of each line that is not blank, if that is another text.
+    """Filter the lines of a file, and replace it if they change.
+
+    Args:
+        path: Blank lines are dropped.
+        keep: From a line to the one to write; None drops it.
 
     Returns:
         How many lines are gone.
@@ -273,22 +277,26 @@ def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> int:
         lines = [line for line in read_lines(path) if line.strip()]
     except FileNotFoundError:
         return 0
-    kept = [left + b"\n" for line in lines if (left := keep(line.rstrip(b"\n"))) is not None]
-    if kept != lines:
-        replace_bytes(path, b"".join(kept))
-    return len(lines) - len(kept)
+    new_lines = []
+    for line in lines:
+        new_line = keep(line.rstrip(b"\n"))
+        if new_line is not None:
+            new_lines.append(new_line + b"\n")
+    if new_lines != lines:
+        replace_bytes(path, b"".join(new_lines))
+    return len(lines) - len(new_lines)
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
-    """Drop what was not due from a line; None if nothing else is in it."""
+    """Drop unscheduled values from a line; None if nothing else is in it."""
     record = parse_json(line, "a line of the metrics")
     prefixes = tuple(record.pop("unscheduled", ()))
     if not prefixes:
         return line
-    kept = {name: value for name, value in record.items() if not name.startswith(prefixes)}
-    if set(kept) <= {"step", "epoch", "time"}:
+    scheduled = {name: value for name, value in record.items() if not name.startswith(prefixes)}
+    if set(scheduled) <= {"step", "epoch", "time"}:
         return None
-    return json.dumps(kept, ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(scheduled, ensure_ascii=False, allow_nan=False).encode()
 
 
 def write_summary(path: Path | str, summary: Mapping[str, object]) -> None:
@@ -335,7 +343,7 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
 
 
 def _shown(value: object) -> Any:
-    """Make what a run file says fit to be shown.
+    """Make the values of a run file fit for a terminal or a picture.
 
     A name or a text moves no cursor and breaks no picture.
     """

@@ -22,7 +22,7 @@ def is_better(value: float, other: float, mode: str) -> bool:
 
 
 def loss_beside(metric: str) -> str:
-    """Name the loss of the evaluation that a metric is of.
+    """Name the loss of the same evaluation as a metric.
 
     Example:
         >>> loss_beside("eval/accuracy"), loss_beside("eval/dev/f1")
@@ -74,7 +74,7 @@ def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
 
 
 def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: str) -> float | None:
-    """Find the score that a diverged run counts with: nobody wins by losing runs.
+    """Find a diverged run's score: nobody wins by losing runs.
 
     Args:
         finite: Scores of the runs that finished.
@@ -88,5 +88,7 @@ def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: s
         >>> stand_in([3.1, 3.3], [10.8, None], "min"), stand_in([0.9], [None], "max")
         (10.8, 0.9)
     """
-    known = [value for value in (*finite, *untrained) if value is not None and math.isfinite(value)]
-    return (max if mode == "min" else min)(known, default=None)
+    scores = [
+        value for value in (*finite, *untrained) if value is not None and math.isfinite(value)
+    ]
+    return (max if mode == "min" else min)(scores, default=None)

@@ -44,15 +44,16 @@ _OF_BRANCHES = ("branch_from", "branch_schedule")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of everything that computes."""
-    found = {"optrun": optrun.__version__, "python": platform.python_version()}
-    return found | {package: _installed(package) for package in _PACKAGES}
+    """Return the versions of optrun, Python and the computing packages."""
+    own_versions = {"optrun": optrun.__version__, "python": platform.python_version()}
+    return own_versions | {package: _installed(package) for package in _PACKAGES}
 
 
 @functools.cache
 def code_digest() -> str:
-    """Compute a digest of optrun's own files, which a version number may hide changes of."""
-    folder, digest = Path(optrun.__file__).parent, hashlib.sha256()
+    """Compute a digest of optrun's own files, more precise than its version."""
+    folder = Path(optrun.__file__).parent
+    digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()[:12]
@@ -107,7 +108,7 @@ def config_digest(values: Mapping[str, object]) -> str:
 
 
 def identity(values: PlainMapping) -> PlainDict:
-    """Select what of a resolved configuration can change a result.
+    """Select the result-changing values of a resolved configuration.
 
     Args:
         values: Plain.

@@ -62,14 +62,14 @@ def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
         return [act()]
     import torch.distributed as dist
 
-    own: tuple[T | None, Exception | None]
+    rank_result: tuple[T | None, Exception | None]
     try:
-        own = (act(), None)
+        rank_result = (act(), None)
     except Exception as error:  # sent to all ranks, which raise it
-        own = (None, _portable(error))
+        rank_result = (None, _portable(error))
     every: list[tuple[T, Exception | None]] = [None] * dist.get_world_size(group)  # type: ignore[list-item]
     with answering():
-        dist.all_gather_object(every, own, group=group)
+        dist.all_gather_object(every, rank_result, group=group)
     for rank, (_, refusal) in enumerate(every):
         if refusal is not None:
             raise of_rank(rank, refusal)
@@ -81,9 +81,9 @@ def together(group: ProcessGroup | None, act: Callable[[], T]) -> T:
 
     Each keeps its own result, and all fail if one does, as by `agree`.
     """
-    kept: list[T] = []
-    agree(group, lambda: kept.append(act()))
-    return kept[0]
+    results: list[T] = []
+    agree(group, lambda: results.append(act()))
+    return results[0]
 
 
 def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
@@ -110,7 +110,7 @@ def answering() -> Iterator[None]:
 
 
 def _portable(error: BaseException, who: str = "") -> Exception:
-    """Make an error that can be sent: of classes whose arguments make them again."""
+    """Convert an error to a class fit to be sent to other ranks."""
     if isinstance(error, OSError):
         return OSError(error.errno, f"{who}{error.strerror or error}", error.filename)
     if is_refused_by_disk(error):  # its cause cannot be sent

@@ -31,7 +31,7 @@ _OURS = re.compile(
 
 
 def step_of(folder: Path) -> int:
-    """Read the step in the name of a folder that `checkpoint_folders` returned."""
+    """Read the step in a name from `checkpoint_folders`."""
     step = parse_step(folder.name)
     assert step is not None
     return step
@@ -48,15 +48,15 @@ def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
     run_id = run_id_of(run)
     for folder in checkpoint_folders(run):
         refuse_other_format(folder)
-        found = problems(folder, run_id)
-        if not found:
+        messages = problems(folder, run_id)
+        if not messages:
             return folder, wrong
-        wrong[folder] = found
+        wrong[folder] = messages
     return None, wrong
 
 
 def clean_leftovers(run: RunDir) -> list[str]:
-    """Remove what a killed process left behind, and take back what it had only moved.
+    """Remove the leftovers of a killed process, and restore moved checkpoints.
 
     The lock must be held.
 
@@ -105,16 +105,16 @@ class Retention:
         """Checkpoint to the signature of its files when they were known to be whole."""
 
     def trust(self, folder: Path) -> None:
-        """Remember that this one was written, flushed and committed just now."""
+        """Remember a checkpoint as whole without reading it again.
+
+        For one just written, flushed and committed.
+        """
         self._whole[folder.name] = _signature(folder)
 
     def whole(self, steps: Iterable[int], count: int) -> list[int]:
-        """List the first `count` of these steps whose checkpoints are there and whole."""
-        folders = ((step, self.run.checkpoint(step)) for step in steps)
-        return [
-            step
-            for step, _ in islice(filter(lambda found: self._is_there(found[1]), folders), count)
-        ]
+        """List the first `count` of these steps with a whole checkpoint."""
+        whole_steps = (step for step in steps if self._is_there(self.run.checkpoint(step)))
+        return list(islice(whole_steps, count))
 
     def _is_there(self, folder: Path) -> bool:
         return folder.is_dir() and not folder.is_symlink() and self._is_whole(folder)
@@ -129,18 +129,18 @@ class Retention:
             The deleted folders. Folders that are not whole are left alone: they are nobody's to
             delete unseen.
         """
-        deleted, kept = [], 0
+        expired = []
+        newest = 0
         for folder in checkpoint_folders(self.run):
             if folder.is_symlink() or not self._is_whole(folder):
                 continue
-            if kept < self.keep_last:
-                kept += 1
+            if newest < self.keep_last:
+                newest += 1
             elif step_of(folder) not in keep:
-                deleted.append(folder)
-        with (
-            contextlib.ExitStack() as stack
-        ):  # one that a branch is reading goes after the next save
-            deleted = [folder for folder in deleted if stack.enter_context(deleting(folder))]
+                expired.append(folder)
+        # A checkpoint that a branch is reading goes after the next save.
+        with contextlib.ExitStack() as stack:
+            deleted = [folder for folder in expired if stack.enter_context(deleting(folder))]
             for folder in deleted:
                 remove_folder(folder)
                 self._whole.pop(folder.name, None)
@@ -158,13 +158,13 @@ class Retention:
 
 def _signature(folder: Path) -> str:
     """Digest name, size, time and inode of every file of a checkpoint."""
-    found = []
+    facts = []
     for path in sorted(_entries(folder)):
-        known = path.lstat()
-        found.append(
-            (path.relative_to(folder).as_posix(), known.st_size, known.st_mtime_ns, known.st_ino)
+        stat = path.lstat()
+        facts.append(
+            (path.relative_to(folder).as_posix(), stat.st_size, stat.st_mtime_ns, stat.st_ino)
         )
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 def _entries(folder: Path) -> Iterator[Path]:
@@ -175,7 +175,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def point_best(run: RunDir, global_step: int | None) -> None:
-    """Let `checkpoints/best` say which one is best; None: it is not known of any."""
+    """Write the best step into `checkpoints/best`; remove the file for None."""
     if global_step is not None:
         replace_text(run.best, step_name(global_step) + "\n")
     elif run.best.is_file():
@@ -183,7 +183,7 @@ def point_best(run: RunDir, global_step: int | None) -> None:
 
 
 def pointed(pointer: Path) -> Path | None:
-    """Return the checkpoint that `best` or `last` names; None if it names none that is there."""
+    """Return the checkpoint named by `best` or `last`; None if it is missing."""
     try:
         name = read_text(pointer).strip()
     except (OSError, UnicodeDecodeError, UnreadableFileError):

@@ -14,12 +14,12 @@ from optrun.base.errors import CheckpointError, OtherFormatError
 
 
 def saved_folders(run: RunDir) -> list[Path]:
-    """List those of `model/` and `tokenizer/` that are there."""
+    """List `model/` and `tokenizer/` of a run, as far as they exist."""
     return [folder for folder in (run.model, run.tokenizer) if os.path.lexists(folder)]
 
 
 def run_problems(run: RunDir) -> list[str]:
-    """List what is wrong with the checkpoints, the model and the tokenizer of a run."""
+    """List the damage of a run's checkpoints, model and tokenizer."""
     try:
         run_id = run_id_of(run)
     except CheckpointError as error:

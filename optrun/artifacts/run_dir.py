@@ -141,7 +141,7 @@ class RunDir:
         return (self.hydra / "overrides.yaml").is_file() and self._program() in (None, PROGRAM)
 
     def is_unbegun(self) -> bool:
-        """Tell whether nothing lies here but what a start leaves that was killed early.
+        """Tell whether the directory holds at most an early killed start.
 
         That is Hydra's folder, perhaps torn, the lock, the logs, and a configuration that was never
         put in place. Files of another program that uses Hydra are not taken for such a start.
@@ -167,7 +167,7 @@ class RunDir:
         return program == PROGRAM
 
     def _program(self) -> str | None:
-        """Read which program wrote `.hydra/`; None if that is torn, or not written yet."""
+        """Read the program's name in `.hydra/`; None if torn, or not written yet."""
         try:
             return str(yaml_mapping(self.hydra / "hydra.yaml")["hydra"]["job"]["name"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -231,7 +231,7 @@ def find_runs(path: Path | str) -> Iterator[Path]:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key in which digits compare as numbers."""
+    """Return a sort key with digits compared as numbers."""
     pieces = re.split(r"(\d+)", name)
     return [
         (0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in pieces if piece
@@ -242,9 +242,9 @@ def checkpoint_folders(run: RunDir) -> list[Path]:
     """List folders (and links) named as checkpoints, newest step first; whole or not."""
     if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
         return []
-    found = [
-        (step, path)
-        for path in run.checkpoints.iterdir()
-        if (step := parse_step(path.name)) is not None and path.is_dir()
-    ]
-    return [path for _, path in sorted(found, reverse=True)]
+    steps_and_folders = []
+    for path in run.checkpoints.iterdir():
+        step = parse_step(path.name)
+        if step is not None and path.is_dir():
+            steps_and_folders.append((step, path))
+    return [path for _, path in sorted(steps_and_folders, reverse=True)]

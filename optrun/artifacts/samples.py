@@ -37,7 +37,7 @@ def write_samples(path: Path, lines: Sequence[SampleLine]) -> None:
 
 
 def read_samples(path: Path) -> list[SampleLine]:
-    """Read every line that is whole; nothing if there is no such file."""
+    """Read every complete line; nothing if there is no such file."""
     samples = []
     try:
         lines = list(read_lines(path))

@@ -60,7 +60,7 @@ def read_checksums(folder: Path) -> dict[str, Entry]:
 
 
 def folder_problems(folder: Path) -> list[str]:
-    """List what is wrong with the files of a folder; an empty list means it is whole."""
+    """List the damage of a folder's files; empty if it is whole."""
     try:
         entries = read_checksums(folder)
         problems = [file_problem(folder / name, entry) for name, entry in entries.items()]
@@ -72,7 +72,7 @@ def folder_problems(folder: Path) -> list[str]:
 
 
 def refuse_damaged(folder: Path) -> None:
-    """Refuse a folder that is there and not as it was written.
+    """Refuse an existing folder with damaged files.
 
     Raises:
         CheckpointError: With each file, and the way out.

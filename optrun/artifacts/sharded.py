@@ -58,7 +58,7 @@ class ShardWriter(HuggingFaceStorageWriter):
         """
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write what is this rank's to write, flushed to the disk.
+        """Write this rank's share of the data, flushed to the disk.
 
         Raises:
             OSError: The disk refused.
@@ -118,7 +118,7 @@ def write_shards(
 
 
 def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:
-    """Describe the mesh that tensors are divided over; None: none is."""
+    """Describe the mesh of divided tensors; None if no tensor is divided."""
     for tensor in tensors.values():
         if isinstance(tensor, DTensor):
             mesh = tensor.device_mesh
@@ -196,13 +196,13 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             only = "the files" if name in self._pieces else "the manifest"
             raise CheckpointError(f"{where}: tensor {name} stands in {only} alone.")
         for name, pieces in self._pieces.items():
-            whole = tuple(self.described[name]["shape"])
-            if not _tile(pieces, whole):
+            shape = tuple(self.described[name]["shape"])
+            if not _tile(pieces, shape):
                 parts = ", ".join(
                     f"{list(piece.shape)} at {list(piece.offsets)}" for piece in pieces[:4]
                 )
                 raise CheckpointError(
-                    f"{where}: tensor {name} of shape {list(whole)} is not whole: {parts}."
+                    f"{where}: tensor {name} of shape {list(shape)} is not whole: {parts}."
                 )
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -215,7 +215,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return len(self.described)
 
     def read(self, name: str, like: torch.Tensor | None = None) -> torch.Tensor:
-        """Read a tensor, or of a divided one what this rank holds.
+        """Read a tensor, or this rank's part of a divided one.
 
         Args:
             name: As it was saved.
@@ -236,9 +236,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
                 return divided
             if pieces[0].shape == shape:
                 return self._stored(name, pieces[0])
-            whole = torch.empty(shape, dtype=self._stored(name, pieces[0]).dtype)
-            self._fill(whole, (0,) * len(shape), name)
-            return whole
+            tensor = torch.empty(shape, dtype=self._stored(name, pieces[0]).dtype)
+            self._fill(tensor, (0,) * len(shape), name)
+            return tensor
 
     def _stored(self, name: str, piece: _Piece) -> torch.Tensor:
         tensor: torch.Tensor = self._files[piece.file].get_tensor(
@@ -247,18 +247,18 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         return tensor
 
     def _fill(self, target: torch.Tensor, offsets: Sequence[int], name: str) -> None:
-        """Copy every element that a part of the tensor shares with a piece.
+        """Copy the elements of all overlapping pieces into a part of the tensor.
 
         Args:
             target: The part.
             offsets: Where it begins in the whole tensor, an index a dimension.
             name: Of the tensor.
         """
-        own = _Piece(Path(), tuple(offsets), tuple(target.shape))
+        target_piece = _Piece(Path(), tuple(offsets), tuple(target.shape))
         for piece in self._pieces[name]:
-            if not _overlap(own, piece):
+            if not _overlap(target_piece, piece):
                 continue
-            first, last = _common(own, piece)
+            first, last = _common(target_piece, piece)
             target[_region(first, last, offsets)].copy_(
                 self._stored(name, piece)[_region(first, last, piece.offsets)]
             )
@@ -281,38 +281,48 @@ def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
     if not all(_inside(piece, shape) for piece in pieces):
         return False
     divided = [d for d in range(len(shape)) if any(piece.shape[d] != shape[d] for piece in solid)]
-    if (
-        len(divided) == 1
-    ):  # as FSDP divides: those beside each other tell, and there may be thousands
+    if len(divided) == 1:
+        # As FSDP divides, perhaps into thousands of pieces: neighbours are compared alone.
         (d,) = divided
         return all(
-            one.offsets[d] + one.shape[d] <= other.offsets[d] for one, other in pairwise(solid)
+            piece.offsets[d] + piece.shape[d] <= following.offsets[d]
+            for piece, following in pairwise(solid)
         )
-    return not any(_overlap(one, other) for one, other in combinations(solid, 2))
+    return not any(_overlap(*pair) for pair in combinations(solid, 2))
 
 
-def _overlap(one: _Piece, other: _Piece) -> bool:
-    return all(first < last for first, last in zip(*_common(one, other), strict=True))
+def _overlap(first_piece: _Piece, second_piece: _Piece) -> bool:
+    return all(
+        first < last for first, last in zip(*_common(first_piece, second_piece), strict=True)
+    )
 
 
-def _common(one: _Piece, other: _Piece) -> tuple[list[int], list[int]]:
-    """Find first and last index, exclusive, of what two pieces share in each dimension.
+def _common(first_piece: _Piece, second_piece: _Piece) -> tuple[list[int], list[int]]:
+    """Find the overlap of two pieces: first and last index of each dimension.
 
-    None if they cross.
+    The last is exclusive. Where it does not exceed the first, nothing overlaps.
     """
-    sides = list(zip(one.offsets, one.shape, other.offsets, other.shape, strict=True))
+    sides = list(
+        zip(
+            first_piece.offsets,
+            first_piece.shape,
+            second_piece.offsets,
+            second_piece.shape,
+            strict=True,
+        )
+    )
     return [max(a, b) for a, _, b, _ in sides], [min(a + n, b + m) for a, n, b, m in sides]
 
 
 def _inside(piece: _Piece, shape: Sequence[int]) -> bool:
     return len(piece.shape) == len(shape) == len(piece.offsets) and all(
-        offset >= 0 and offset + size <= whole
-        for offset, size, whole in zip(piece.offsets, piece.shape, shape, strict=True)
+        offset >= 0 and offset + size <= length
+        for offset, size, length in zip(piece.offsets, piece.shape, shape, strict=True)
     )
 
 
 def _first_index(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Find where in the whole tensor what this rank holds begins."""
+    """Find the index of this rank's part in the whole tensor."""
     assert isinstance(tensor, DTensor)
     return tuple(
         tensor.__create_chunk_list__()[0].offsets

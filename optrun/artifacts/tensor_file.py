@@ -57,7 +57,7 @@ class Written:
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor, a reference.
+    """Return this rank's part of a tensor, by reference.
 
     All of it, unless it is divided among ranks.
     """
@@ -75,7 +75,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Compute xxh3 of 128 bits over a tensor's bytes, row by row, those that this rank holds.
+    """Compute the 128-bit xxh3 of this rank's bytes of a tensor, row by row.
 
     Hexadecimal.
 
@@ -175,10 +175,10 @@ def tensors_on_disk(
     Raises:
         OSError: The disk refused.
     """
-    places = []
+    tensor_places = []
     with naming(folder), TemporaryFile(dir=folder) as file:
         for name, tensor in tensors:
-            places.append((name, tensor.dtype, tensor.shape, file.tell()))
+            tensor_places.append((name, tensor.dtype, tensor.shape, file.tell()))
             content = tensor_bytes(tensor)
             file.write(content)
             file.write(bytes(-content.nbytes % 64))  # every tensor is aligned
@@ -189,7 +189,7 @@ def tensors_on_disk(
         name: torch.frombuffer(memory, dtype=dtype, count=shape.numel(), offset=offset).view(shape)
         if shape.numel()
         else torch.empty(shape, dtype=dtype)
-        for name, dtype, shape, offset in places
+        for name, dtype, shape, offset in tensor_places
     }
 
 
@@ -204,7 +204,7 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 
 
 def damaged_tensors(path: Path, expected: Mapping[str, TensorEntry]) -> list[str]:
-    """Find tensors of a file that are not what they were, one message each.
+    """Find the damaged tensors of a file, one message each.
 
     Args:
         path: A file as written by `write_tensors`; may be damaged anywhere.
@@ -238,18 +238,17 @@ def _problem(file: BufferedReader, begin: int, entry: Any, saved: TensorEntry) -
     if shape != saved["shape"] or first < 0 or last < first:
         return f"shape {shape}, {saved['shape']} expected"
     file.seek(begin + first)
-    digest, rest = xxhash.xxh3_128(), last - first
+    digest = xxhash.xxh3_128()
+    rest = last - first
     while rest > 0:
         chunk = file.read(min(_CHUNK, rest))
         if not chunk:
             return "cut off"
         digest.update(chunk)
         rest -= len(chunk)
-    return (
-        None
-        if saved["xxh3"] in (None, digest.hexdigest())
-        else "its bytes changed (checksum differs)"
-    )
+    if saved["xxh3"] not in (None, digest.hexdigest()):
+        return "its bytes changed (checksum differs)"
+    return None
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = True) -> str | None:
@@ -259,8 +258,8 @@ def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = Tr
         tensors: By name; of those divided among ranks, what this one holds is looked at.
         infinite: Whether infinities count; NaN always does.
     """
-    for name, whole in tensors.items():
-        tensor = local_part(whole)
+    for name, parameter in tensors.items():
+        tensor = local_part(parameter)
         if not tensor.is_floating_point() or tensor.numel() == 0:
             continue
         values = tensor if tensor.element_size() > 1 else tensor.float()
