@@ -80,7 +80,7 @@ def test_a_mapping_and_its_keys_one_by_one_are_one_job() -> None:
     assert whole["model"]["config"]["n_head"] > 0
 
 
-def test_a_point_that_is_left_out_is_translated_errors() -> None:
+def test_a_point_that_is_left_out_is_told_by_name() -> None:
     """No silence where two points are one run, and say something else.
 
     The second may not even be possible.
