@@ -49,7 +49,7 @@ COMMAND_LINE = [
     (["trian"], ["trian", "key=value"]),
     (["--confg", "job"], ["--confg", "--cfg"]),
     (["explain", "--optim=lamb"], ["explain --optim", "written optimizer=NAME"]),
-    (["report", ".", "--out", "x"], ["report --out", "written out=VALUE"]),
+    (["report", ".", "--out", "x"], ["report --out", "written out=x"]),
     (["-cn", "sst3"], ["sst3", "sst2_minilm"]),
     (["--cfg", "job", "-p", "optimzer"], ["--package optimzer", "Did you mean optimizer?"]),
     (["-sc", "install=tcsh"], ["install=tcsh", "bash, fish, zsh"]),

@@ -46,7 +46,7 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
     ("line", "facts"),
     [
         ("resume=true", ["resume=true", "resume=latest"]),
-        ("--learning_rate=1", ["Here it is written lr=VALUE"]),
+        ("--learning_rate=1", ["Here it is written lr=1."]),
         ("training.device=gpu", ["cuda:N or mps"]),
         ("hydra.run.dir=/dev/null", ["this is a file"]),
         ("resume=no/such/run", ["no such directory"]),
