@@ -302,8 +302,10 @@ def test_the_real_program(two: Path, request: pytest.FixtureRequest) -> None:
     """Workers are pinned in their environment, keep their device until they have saved, and
     then free it.
     """
+    steps = 600
     words = [*forked.JOB, "lr=1e-3,2e-3", "seed=0,1", "hydra.sweep.dir=sweep", TWO]
-    words[words.index("training.max_steps=8")] = "training.max_steps=60"
+    # A job outlasts the start of a worker, so that two train again after one was killed.
+    words[words.index("training.max_steps=8")] = f"training.max_steps={steps}"
 
     def begin() -> subprocess.Popen[bytes]:
         with (two / "out").open("ab") as out:
@@ -348,7 +350,7 @@ def test_the_real_program(two: Path, request: pytest.FixtureRequest) -> None:
     process = begin()
     assert process.wait(timeout=240) == 0, (two / "out").read_text()[-3000:]
     assert len(jobs()) == 4
-    assert all(whole(job, 60) for job in jobs())
+    assert all(whole(job, steps) for job in jobs())
     assert {summary(job)["device"]["cuda_visible_devices"] for job in jobs()} == {"0", "1"}
 
 
