@@ -57,7 +57,7 @@ def _planned(line: str, sweep: Path) -> tuple[ConfirmationPlan, Path]:
     arguments = verb.parser().parse(words)
     assert arguments is not None
     assert [Path(each).resolve() for each in arguments.positional] == [sweep.resolve()]
-    given = dict(arguments.own)
+    given = dict(arguments.key_values)
     folder = Path(given.pop("out", str(sweep / "confirm")))
     by = [key for key in given.pop("by", "").split(",") if key]
     return load_or_make_plan(sweep, folder, read_request(by=by, **given))[0], folder
