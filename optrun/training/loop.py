@@ -225,7 +225,7 @@ class Loop:
         """
         if self._unread is None:
             return True
-        (unread, micro_batches) = self._unread
+        unread, micro_batches = self._unread
         self._unread = None
         train_step = self.setup.train_step
         result = train_step.read(unread)
@@ -327,9 +327,9 @@ class Loop:
     def _finish_step(self) -> None:
         """Evaluate, log and save if due.
 
-        A request by signal leaves an evaluation where it is; the resumed run begins with it. What
-        only the end of the
-        run asks for is marked: should the run be prolonged, it goes on as if it had not ended here.
+        A request by signal leaves an evaluation where it is; the resumed run begins with it. An
+        evaluation or a line that only the end of the run asks for is marked: a prolonged run goes
+        on as if it had not ended here.
         """
         state = self.state
         config = self.setup.config
