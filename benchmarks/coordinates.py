@@ -1,4 +1,4 @@
-"""The coordinate check over architectures and optimizers: the tables of docs/transfer.md.
+"""The coordinate check over architectures and optimizers: the table of docs/transfer.md.
 
     python benchmarks/coordinates.py [--out FOLDER] [--only REGEX] [--widths 1,2,4,8] [--seeds 0-1]
 

@@ -3,7 +3,7 @@
     python benchmarks/transfer.py [--sweeps 400] [--write]
 
 Each simulated sweep has a true optimum lr* = width^-0.5 at widths that double, and is asked for the
-optimum of a width four times the largest. `--write` puts the table into docs/transfer_lr.md.
+optimum of a width four times the largest. `--write` puts the table into docs/transfer.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from optrun.report.lr_scaling.fit import best_of, fit_law, fit_lr_curve
 from optrun.report.lr_scaling.predict import WIDEST
 
 Array = NDArray[np.float64]
-DOCUMENT = Path(__file__).parents[1] / "docs" / "transfer_lr.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "transfer.md"
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 EXPONENT, BEYOND = -0.5, 4.0
 SHAPES: dict[str, Callable[[Array], Array]] = {
@@ -115,7 +115,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sweeps", type=int, default=400, help="for each figure")
-    parser.add_argument("--write", action="store_true", help="into docs/transfer_lr.md")
+    parser.add_argument("--write", action="store_true", help="into docs/transfer.md")
     options = parser.parse_args()
     lines: list[str] = []
     for row in rows(options.sweeps):
