@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from optrun.base.errors import LockedError, StorageError
-from optrun.base.reading import parse_json, read_json
+from optrun.base.reading import parse_json
 
 UNLOCKED = "OPTRUN_UNLOCKED"
 """Environment variable that lets a run go on where the file system has no locks."""
@@ -159,15 +159,6 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def holder_of(path: Path) -> tuple[int, str] | None:
-    """Read the process and the host of a lock's holder; None if unreadable."""
-    try:
-        holder = read_json(path)
-        return int(holder["pid"]), str(holder["host"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 @contextmanager

@@ -183,13 +183,6 @@ class CheckpointManifest:
         }
 
 
-def is_content(folder: Path, name: str) -> bool:
-    """Tell whether a path has the form of a checkpoint's own files."""
-    return name in CONTENT or (
-        _SHARD.fullmatch(name) is not None and not (folder / TENSOR_FILES[0]).exists()
-    )
-
-
 def read_manifest(folder: Path) -> CheckpointManifest:
     """Read the manifest of a checkpoint.
 

@@ -101,7 +101,7 @@ def load_named_state(
     """Load the result of `named_state` into an optimizer, wholly or not at all.
 
     The order of parameters and their division into groups may differ. Dtypes are kept. The groups'
-    options stay as they were built, see `group_differences`; what a group counts is restored.
+    options stay as they were built; what a group counts is restored.
 
     Args:
         optimizer: Built with named parameters, of the class the state was saved from.
@@ -187,40 +187,6 @@ def _load_attributes(optimizer: Optimizer, saved: PlainMapping) -> None:
             attribute.load_state_dict(value)
         else:
             setattr(optimizer, key, value)
-
-
-def group_differences(optimizer: Optimizer, meta: PlainMapping) -> list[str]:
-    """Describe each option of a group that differs from the saved one, one sentence each.
-
-    Args:
-        optimizer: As built from the configuration in force.
-        meta: From `named_state`.
-
-    Returns:
-        Empty where all options agree. `lr` and `weight_decay` are compared as they were before any
-        schedule where both sides know it, and not at all where only one does.
-    """
-    saved = {}
-    for group in meta["groups"]:
-        saved.update(dict.fromkeys(group["param_names"], group))
-    names_of_difference: dict[str, list[str]] = {}
-    for group in optimizer.param_groups:
-        for name in group["param_names"]:
-            if name not in saved:
-                continue
-            for key in _options(optimizer, group):
-                initial = f"initial_{key}"
-                compared = initial if initial in group or initial in saved[name] else key
-                if compared not in group or compared not in saved[name]:
-                    continue
-                before = saved[name][compared]
-                now = _described(group[compared])
-                if before != now:
-                    difference = f"{key} was {_plain(before)}, is {_plain(now)}"
-                    names_of_difference.setdefault(difference, []).append(name)
-    return [
-        f"{difference} ({_listing(names)})" for difference, names in names_of_difference.items()
-    ]
 
 
 def _params(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -404,15 +370,3 @@ def _unpacked(value: object, tensors: Mapping[str, Tensor], unused: set[str]) ->
         raise ValueError(f"the saved state holds a {kind!r}, which is no kind of value.")
     entries = [_unpacked(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, Mapping):
-        ((_, content),) = value.items()
-        return content
-    return value
-
-
-def _listing(names: list[str]) -> str:
-    listing = ", ".join(names[:3])
-    return f"{listing} and {len(names) - 3} more" if len(names) > 3 else listing

@@ -228,10 +228,6 @@ def answers_table(run: Run) -> Table | None:
     return tabulate([line for line in lines if line.step == lines[-1].step], columns)
 
 
-def _reference(line: SampleLine) -> str:
-    return NONE if line.reference is None else plain(line.reference)
-
-
 def runs_csv(comparison: Comparison) -> str:
     """Write every run as one line of CSV."""
     lines = []

@@ -61,7 +61,8 @@ class Player:
             if grad is not None and param.requires_grad:
                 param.grad = _gradient(grad, param)
         for clip, names in self.clips:
-            clip.clip_params(named(self.params, names))
+            tensors = [self.params[name] for name in names]
+            clip.clip_groups([{"params": tensors, "param_names": names}])
         self.optimizer.step()
 
     def advance(self) -> None:

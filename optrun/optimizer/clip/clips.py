@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -62,27 +62,6 @@ class Clip:
             ValueError: A sparse gradient under a value clip whose interval leaves out 0.
         """
         return self.clip_groups(optimizer.param_groups)
-
-    def clip_params(self, params: Iterable[Tensor | tuple[str, Tensor]]) -> Tensor:
-        """Clip parameters, or (name, parameter) pairs, without an optimizer.
-
-        Example:
-            >>> weight = torch.nn.Parameter(torch.zeros(2))
-            >>> weight.grad = torch.tensor([3.0, 4.0])
-            >>> from optrun.optimizer.clip import build_clip
-            >>> build_clip("global_norm", max_norm=1.0, eps=0.0).clip_params([weight])
-            tensor(5.)
-            >>> weight.grad
-            tensor([0.6000, 0.8000])
-        """
-        entries = list(params)
-        pairs = [entry for entry in entries if isinstance(entry, tuple)]
-        if pairs and len(pairs) < len(entries):
-            raise ConfigError("clip: either all parameters come with a name or none does.")
-        if pairs:
-            names, tensors = zip(*pairs, strict=True)
-            return self.clip_groups([{"params": list(tensors), "param_names": list(names)}])
-        return self.clip_groups([{"params": entries}])
 
     @torch.no_grad()
     def clip_groups(self, groups: Sequence[ParamGroup]) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.artifacts.manifest import foreign_files, is_content
+from optrun.artifacts.manifest import foreign_files
 from optrun.artifacts.ranks import agree, answering, of_rank, on_first, rank_of, size_of, together
 from optrun.artifacts.sharded import StoredTensors, mesh_of
 from optrun.artifacts.tensor_file import describe, tensors_on_disk, write_tensors
@@ -122,18 +122,6 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
         StoredTensors([tmp_path / "a.safetensors"], {})
 
 
-def test_shards_in_a_whole_checkpoint_are_strangers(tmp_path: Path) -> None:
-    shard = "model/shard-00001-model-00001-of-00001.safetensors"
-    (tmp_path / "model").mkdir()
-    (tmp_path / shard).write_bytes(b"")
-    assert is_content(tmp_path, shard)
-    assert not is_content(tmp_path, shard.replace("00001.s", "00002.s"))
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert not is_content(tmp_path, shard)
-    assert is_content(tmp_path, "state.json")
-    assert foreign_files(tmp_path) == [tmp_path / "model"]
-
-
 def test_one_process_needs_no_group() -> None:
     assert (rank_of(None), size_of(None)) == (0, 1)
     assert agree(None, lambda: 3) == [3]
@@ -186,3 +174,10 @@ def test_tensors_on_disk_are_the_same_in_a_file_that_has_no_name(tmp_path: Path)
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="missing"):
         tensors_on_disk([("w", WHOLE)], tmp_path / "missing")
+
+
+def test_shards_in_a_whole_checkpoint_are_strangers(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/shard-00001-model-00001-of-00001.safetensors").write_bytes(b"")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert foreign_files(tmp_path) == [tmp_path / "model"]

@@ -20,7 +20,7 @@ from optrun.config.schema.optimizer import SCHEMAS
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.classes import LIBRARY_CHOICE, class_of
 from optrun.optimizer.footprint import state_bytes
-from optrun.optimizer.state import TRAINED, group_differences, load_named_state, named_state
+from optrun.optimizer.state import TRAINED, load_named_state, named_state
 from optrun.scheduler import build_scheduler
 from tests.optimizer_cases import CASES, GOOD, GOOD_IDS, IDS, Case, quadratic, set_grads, toy
 
@@ -115,7 +115,6 @@ def test_state_goes_round_by_name_in_any_order(
     else:
         tensors, meta = named_state(optimizer)
         load_named_state(fresh, tensors, json.loads(json.dumps(meta)))
-        assert group_differences(fresh, meta) == []
     for step in range(3, 6):
         for run, one in ((params, optimizer), (again, fresh)):
             set_grads(run, step)

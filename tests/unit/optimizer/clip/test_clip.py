@@ -124,8 +124,6 @@ def test_opting_out_needs_names_that_are_there() -> None:
         clip(_sgd(_params(torch.ones(1))))
     with pytest.raises(ConfigError, match="have no names to search"):
         clip(torch.optim.SGD(_params(torch.ones(1))))
-    with pytest.raises(ConfigError, match="either all parameters come with a name"):
-        clip.clip_params([("a", torch.ones(1)), torch.ones(1)])
 
 
 def test_sparse_gradients_count_repeated_rows_as_their_sum() -> None:
@@ -136,18 +134,18 @@ def test_sparse_gradients_count_repeated_rows_as_their_sum() -> None:
         (4, 2),
         check_invariants=True,
     )
-    norm = build_clip("global_norm", max_norm=1.0, eps=0.0).clip_params([table])
+    norm = build_clip("global_norm", max_norm=1.0, eps=0.0).clip_groups([{"params": [table]}])
     assert norm == 5.0
     assert table.grad.is_sparse
     torch.testing.assert_close(
         table.grad.to_dense()[[1, 3]], torch.tensor([[0.6, 0.0], [0.0, 0.8]])
     )
-    build_clip("value", max_value=0.5).clip_params([table])
+    build_clip("value", max_value=0.5).clip_groups([{"params": [table]}])
     torch.testing.assert_close(
         table.grad.to_dense()[[1, 3]], torch.tensor([[0.5, 0.0], [0.0, 0.5]])
     )
     with pytest.raises(ValueError, match="a sparse gradient cannot take it"):
-        build_clip("value", max_value=0.5, min_value=0.1).clip_params([table])
+        build_clip("value", max_value=0.5, min_value=0.1).clip_groups([{"params": [table]}])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
