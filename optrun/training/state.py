@@ -9,23 +9,20 @@ import random
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
-from typing import Annotated, NotRequired, Self, TypedDict
+from typing import NotRequired, Self, TypedDict
 
 import numpy as np
 import torch
 
 from optrun.base.plain import PlainDict, PlainMapping
 
-Count = Annotated[int, 0]
-"""A whole number, 0 or more."""
-
 
 class Best(TypedDict):
     """The best value of a metric after training began."""
 
     value: float
-    step: Count
-    tied: NotRequired[Count]
+    step: int
+    tied: NotRequired[int]
     """How many evaluations had that value; missing where an older optrun began."""
     loss: NotRequired[float]
     """Of that evaluation."""
@@ -44,17 +41,17 @@ class Ended(TypedDict, total=False):
 class TrainState:
     """The counters of a run, as plain values for a checkpoint."""
 
-    global_step: Count = 0
+    global_step: int = 0
     """Optimizer steps done."""
-    tokens: Count = 0
+    tokens: int = 0
     """Tokens trained on, padding left out."""
-    samples: Count = 0
+    samples: int = 0
     """Examples trained on."""
     seconds: float = 0.0
     """Wall time of training, over all resumes."""
-    skipped_steps: Count = 0
+    skipped_steps: int = 0
     """Updates left out because of non-finite numbers."""
-    skipped_in_a_row: Count = 0
+    skipped_in_a_row: int = 0
     window_loss: float = 0.0
     """Sum of losses times weights since the last log line."""
     window_weight: float = 0.0
@@ -85,9 +82,9 @@ class TrainState:
     """How many steps of data the position is ahead of `global_step`, since the plan of the data
     was changed.
     """
-    passed_steps: Count = 0
+    passed_steps: int = 0
     """Steps of data that were passed over when training went back."""
-    rollbacks: Count = 0
+    rollbacks: int = 0
     """How often training went back to a checkpoint because of non-finite numbers."""
     unfinished: bool = False
     """The last step was done, but it was stopped before its evaluation and its metrics line."""

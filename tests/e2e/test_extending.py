@@ -148,7 +148,7 @@ def test_a_forged_record_is_refused_though_its_checksums_are_right(
         "[]": "no record of optimizer=my_lion",
         "null": "no record of optimizer=my_lion",
         "5": "plugins: 5",
-        "[5]": "plugins[0]: 5",
+        "[5]": "plugins: no list of records",
         json.dumps(
             [{**recorded[0], "names": ["optimizer=lamb", "optimizer=my_lion"]}, recorded[1]]
         ): "is optrun's own now",
