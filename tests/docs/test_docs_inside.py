@@ -1,4 +1,4 @@
-"""The page about changing optrun itself: its code is added to a copy of the package, and run."""
+"""The code that CONTRIBUTING.md adds to optrun itself: put into a copy of the package, and run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.docs.commands import ROOT, blocks
 from tests.preloaded import optrun_preloaded
 from tests.running import TINY_GPT, write_text
 
-PAGE = "docs/extending_inside.md"
+PAGE = "CONTRIBUTING.md"
+SECTION = "## A verb, a key, a file format"
 BEFORE = {
     "optrun/cli/verbs.py": '    "start": (',
     "optrun/config/schema/training.py": "    early_stopping_patience: ",
@@ -41,7 +42,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ROOT / name, there / name
         )  # with what is compiled, which goes by the files' dates
     touched = set()
+    section = (ROOT / PAGE).read_text().split(SECTION)[1].split("\n## ")[0]
     for block in blocks(ROOT / PAGE):
+        if block.body not in section:
+            continue
         first, *code = block.body.splitlines()
         name, _, where = first.removeprefix("# ").partition(": ")
         path = there / name
