@@ -203,12 +203,12 @@ class ChatTask(Task):
 
         Others that it does not read are told once.
         """
-        for turn in row.turns:
-            for key in turn:
-                if key in (*_READ_KEYS, *self.known_keys):
+        for number, turn in enumerate(row.turns, 1):
+            for key, value in turn.items():
+                if key in (*_READ_KEYS, *self.known_keys) or not value:
                     continue
                 self.known_keys.add(key)
-                if template.reads(key, row.tools):
+                if template.reads(key, row.turns[:number], row.tools):
                     continue
                 if key in _LEARNT_KEYS:
                     raise ConfigError(

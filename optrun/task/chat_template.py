@@ -207,9 +207,19 @@ class ChatTemplate:
             probed.append(plain)
         return _PROBE in self.text(probed, tools)
 
-    def reads(self, key: str, tools: Tools) -> bool:
-        """Tell whether its text names a key of a turn."""
-        return re.search(rf"\b{re.escape(key)}\b", self._of(tools)) is not None
+    def reads(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
+        """Tell whether a key of the last turn changes what is written.
+
+        Only later turns may hide it: Qwen 3 leaves out the reasoning of earlier answers.
+        """
+        if re.search(rf"\b{re.escape(key)}\b", self._of(tools)) is None:
+            return False
+        last = dict(turns[-1])
+        del last[key]
+        try:
+            return self.text(turns, tools) != self.text([*turns[:-1], last], tools)
+        except TemplateFailed:  # some refuse a chat that ends with such a turn
+            return True
 
     def _of(self, tools: Tools) -> str:
         source: str = self.tokenizer.get_chat_template(None, tools)

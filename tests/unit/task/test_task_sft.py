@@ -560,6 +560,41 @@ def test_what_a_template_does_not_write_is_refused(
     assert [note for note in task.notes if "does not read name" in note]
 
 
+@pytest.mark.parametrize(
+    ("key", "named"),
+    [
+        ("reasoning_content", "{# of reasoning_content nothing is kept #}"),
+        ("thinking", "{{ 'thinking is off ' }}"),
+        ("name", "{% for tool in tools or [] %}{{ tool.name }}{% endfor %}"),
+    ],
+)
+def test_a_word_in_a_template_writes_no_key(
+    make_source: Make, make_task: Make, bpe: Any, key: str, named: str
+) -> None:
+    chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "b", key: "hm"}]
+    source = make_source({"messages": [chat]}, max_length=99)
+    bpe.chat_template = UNMARKED + named
+    if key != "name":
+        with pytest.raises(ConfigError, match=f"does not read {key}"):
+            make_task("sft", source, bpe, samples=0)
+    else:
+        task = make_task("sft", source, bpe, samples=0)
+        assert [note for note in task.notes if "does not read name" in note]
+
+
+def test_reasoning_that_a_later_turn_hides_is_read(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
+    """As under Qwen 3, whose template writes that of the last answer alone."""
+    bpe.chat_template = UNMARKED.replace(
+        "{{ m.content }}", "{% if loop.last %}{{ m.reasoning_content }}{% endif %}{{ m.content }}"
+    )
+    ask, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "b"}
+    chat = [ask, {**answer, "reasoning_content": "the cat"}, ask, answer]
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe, samples=0)
+    assert not [note for note in task.notes if "does not read" in note]
+
+
 SAID = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "the cat"}]
 HONOURED = {
     "system beside turns": {"messages": SAID, "system": "Bob"},
