@@ -14,11 +14,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optrun.config import store
 from optrun.training.loop import Loop
 from optrun.training.step import TrainStep
-from tests.e2e.prediction_runs import WORDS
+from tests.e2e.prediction_runs import WORDS, write_rows
 from tests.e2e.test_agreement import words_of
+from tests.e2e.test_embedding import ROWS as TEXT_PAIRS
+from tests.e2e.test_embedding import RUN as EMBEDDING
+from tests.e2e.test_preference import SMALL as PREFERENCE
+from tests.e2e.test_preference import write_pairs
 from tests.running import optrun
 
-TASKS = [*WORDS, "sft"]
+TASKS = [*WORDS, "sft", "preference", "embedding"]
 OPTIMIZERS = sorted(set(store.GROUPS["optimizer"]) - {"pytorch_optimizer"})
 OPTIMIZER_WORDS = {"muon": ["param_groups=standard"], "sgd": ["optimizer.momentum=0.9"]}
 ELSEWHERE = {"masking_utils.py", "_adafactor.py", "plan.py"}
@@ -91,16 +95,27 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None) -> 
     monkeypatch.chdir(tmp_path)
 
 
+def task_words(task: str) -> list[str]:
+    """Words of a run of seven steps; its data lie in the current folder."""
+    if task == "preference":
+        write_pairs(Path())
+        return [*PREFERENCE, "training.max_steps=7"]
+    if task == "embedding":
+        write_rows(Path("train.jsonl"), TEXT_PAIRS)
+        return [word.replace("max_steps=6", "max_steps=7") for word in EMBEDDING]
+    return words_of(task, 7)
+
+
 def sparse(words: list[str]) -> list[str]:
     """Seven steps with one line and one evaluation, both at the end."""
-    keys = ("training.logging_steps", "training.eval_steps")
+    keys = ("training.logging_steps", "training.eval_steps", "checkpoint.")
     kept = [word for word in words if not word.startswith(keys)]
     return [*kept, "training.logging_steps=7", "training.eval_steps=7", "checkpoint=none"]
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_no_task_is_waited_for(task: str, counts: list[int]) -> None:
-    assert optrun(*sparse(words_of(task, 7))) == 0
+    assert optrun(*sparse(task_words(task))) == 0
     assert counts == [0, 0, 0, 0]
 
 
