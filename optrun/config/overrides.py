@@ -352,8 +352,7 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
             f" {single_value}."
         )
     if not is_open and not override.is_delete():
-        value = plain_value(override.value())
-        assign(full, key, value, merge=isinstance(value, dict))  # as Hydra does
+        assign(full, key, plain_value(override.value()))
 
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
@@ -414,20 +413,20 @@ def plain_value(value: object) -> object:
     return value
 
 
-def assign(cfg: DictConfig, key: str, value: object, *, merge: bool = False) -> None:
-    """Set one value, with type.
+def assign(cfg: DictConfig, key: str, value: object) -> None:
+    """Set one value, with type; a mapping is laid over what stands there, as Hydra does.
 
     Args:
         cfg: Is changed.
         key: Dotted.
         value: Plain.
-        merge: Whether a mapping is laid over what stands there, instead of taking its place.
 
     Raises:
         ConfigError: With key, value and the type that was expected.
     """
+    is_open = open_prefix(cfg, key) is not None
     try:
-        OmegaConf.update(cfg, key, value, merge=merge, force_add=open_prefix(cfg, key) is not None)
+        OmegaConf.update(cfg, key, value, merge=isinstance(value, dict), force_add=is_open)
     except OmegaConfBaseException as error:
         expected = expected_type(error)
         raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}.") from error

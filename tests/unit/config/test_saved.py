@@ -53,6 +53,28 @@ def test_an_element_of_a_list_is_changed_by_its_number(tmp_path: Path) -> None:
         checked(hydra, "mine", ["param_groups.rules.1.weight_decay=0.5"], sweep=False)
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model.config={n_layer: 1}",
+        "data.eval={held: a.txt}",
+        "data.eval={}",
+        "param_groups.rules=[]",
+    ],
+)
+def test_a_mapping_is_laid_over_the_saved_one_as_on_a_fresh_line(word: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [config, override data: files, _self_]\n"
+        "data: {train: a.txt, eval: {near: b.txt}}\nmodel: {config: {n_head: 2}}\n"
+    )
+    hydra = store.open_hydra(str(tmp_path))
+    before = saved.plain(store.without_hydra(store.compose(hydra, "mine", [])))
+    after = saved.plain(saved.changed(hydra, saved.with_schemas(before, "here"), [word]))
+    overrides = checked(hydra, "mine", [word], sweep=False)
+    fresh = store.without_hydra(store.compose(hydra, "mine", overrides))
+    assert after == saved.plain(fresh)
+
+
 def test_a_warmup_in_steps_takes_the_place_of_the_usual_share() -> None:
     """As on a fresh line: the share was written down by optrun, not by the user."""
     values = composed()
