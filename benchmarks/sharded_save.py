@@ -50,6 +50,7 @@ from optrun.artifacts.checkpoint import (
     load_checkpoint,
     make_checkpoints_dir,
     save_checkpoint,
+    slices_of,
 )
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.run_dir import RunDir
@@ -125,7 +126,7 @@ def rank_main(rank: int, folder: str, ranks: int, mib: int, repeats: int) -> Non
             "whole, read": alone(rank, lambda: load_checkpoint(whole)),
             "sharded, read by one process": alone(rank, lambda: load_checkpoint(sharded)),
             "sharded, read by its ranks": measured(
-                lambda: load_checkpoint(sharded, like=weights, group=saving)
+                lambda: slices_of(load_checkpoint(sharded, lazy=True), weights)
             ),
         }
 

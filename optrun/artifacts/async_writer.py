@@ -58,7 +58,6 @@ class AsyncWriter:
             lock. None on the other ranks, which write their shards and nothing else.
         saving: As for `save_checkpoint`; only the threads of the writers use it. Each rank gives
             the same orders in the same succession.
-        algorithm: As for `save_checkpoint`.
     """
 
     def __init__(
@@ -66,12 +65,10 @@ class AsyncWriter:
         run: RunDir,
         retention: Retention | None,
         saving: ProcessGroup | None = None,
-        algorithm: str = "xxh3",
     ) -> None:
         self.run = run
         self.retention = retention
         self.saving = saving
-        self.algorithm = algorithm
         self._thread: threading.Thread | None = None
         self._result: Result | None = None
 
@@ -115,9 +112,7 @@ class AsyncWriter:
         folder = None
         error: BaseException | None = None
         try:
-            folder = save_checkpoint(
-                self.run, order.snapshot, order.before_commit, self.saving, self.algorithm
-            )
+            folder = save_checkpoint(self.run, order.snapshot, order.before_commit, self.saving)
             if self.retention is not None:
                 _delete_older(self.run, self.retention, folder, order)
         except OSError as refused:

@@ -12,7 +12,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +33,14 @@ from optrun.artifacts.checkpoint_files import (
     write_content,
     write_manifest,
 )
-from optrun.artifacts.checksum import Entry, TensorEntry
-from optrun.artifacts.manifest import TENSOR_FILES, problems, read_manifest, refuse_other_format
+from optrun.artifacts.checksum import Entry
+from optrun.artifacts.manifest import problems, read_manifest, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.metrics import to_json
-from optrun.artifacts.ranks import agree, on_first, rank_of, size_of, together
+from optrun.artifacts.ranks import agree, on_first, rank_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.sharded import StoredTensors
-from optrun.artifacts.tensor_file import describe, first_not_finite, tensor_digest
+from optrun.artifacts.tensor_file import first_not_finite
 from optrun.base.errors import CheckpointError, NonFiniteError, StorageError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.base.reading import parse_json, read_bytes
@@ -68,8 +68,6 @@ class Snapshot:
     """Counters, schedule, random states, configuration."""
     finite: Sequence[str] = ()
     """Names in `model` that may hold neither NaN nor infinity."""
-    digests: dict[str, dict[str, TensorEntry]] = field(default_factory=dict)
-    """Of a loaded one, from its manifest: by file, then by tensor."""
 
     @property
     def size(self) -> int:
@@ -85,7 +83,6 @@ def save_checkpoint(
     snapshot: Snapshot,
     before_commit: Callable[[], None] | None = None,
     saving: ProcessGroup | None = None,
-    algorithm: str = "xxh3",
 ) -> Path:
     """Write one checkpoint; it exists from the moment of a single rename.
 
@@ -97,8 +94,6 @@ def save_checkpoint(
             alone.
         saving: Ranks that save together, each with its own part of the same state: a group on the
             CPU that no other thread uses. None: this process holds all of it.
-        algorithm: Of the checksums of its tensor files, one of
-            `optrun.artifacts.checksum.ALGORITHMS`.
 
     Returns:
         The committed folder, on every rank. A checkpoint of this step that is there already, whole
@@ -121,7 +116,7 @@ def save_checkpoint(
         path = on_first(saving, lambda: _make_aside(folder, aside, snapshot))
         if path is None:
             return folder
-        content = write_content(path, _sections(snapshot), saving, algorithm)
+        content = write_content(path, _sections(snapshot), saving)
 
         def commit() -> None:
             write_manifest(aside, snapshot.metadata, content)
@@ -249,46 +244,20 @@ def make_checkpoints_dir(run: RunDir) -> None:
         ) from error
 
 
-def load_checkpoint(
-    folder: Path,
-    like: Mapping[str, torch.Tensor] | None = None,
-    group: ProcessGroup | None = None,
-    *,
-    lazy: bool = False,
-) -> Snapshot:
+def load_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
     """Read a checkpoint of either form, everything verified first.
 
     Args:
         folder: Written by any number of ranks.
-        like: As for `slices_of`; None: tensors are read whole, onto the CPU.
-        group: Ranks that read it together, each of which verifies a share of the files: a group on
-            the CPU.
         lazy: Leave the tensors in their files until one is asked for.
 
-    Returns:
-        The snapshot.
-
     Raises:
-        CheckpointError: It is not whole; the message names the file. Of several ranks all raise the
-            same.
+        CheckpointError: It is not whole; the message names the file.
     """
-    _refuse_problems(folder, group)
-    snapshot = together(group, lambda: open_verified(folder, lazy=True))
-    if like is not None:
-        return together(group, lambda: slices_of(snapshot, like))
-    return (
-        snapshot
-        if lazy
-        else together(group, lambda: _in_memory(snapshot, *map(dict, _sections(snapshot))))
-    )
-
-
-def _refuse_problems(folder: Path, group: ProcessGroup | None) -> None:
-    share = (rank_of(group), size_of(group))
-    problems_of_ranks = agree(group, lambda: problems(folder, share=share))
-    for rank_problems in problems_of_ranks:
-        if rank_problems:
-            raise CheckpointError(rank_problems[0])
+    wrong = problems(folder)
+    if wrong:
+        raise CheckpointError(wrong[0])
+    return open_verified(folder, lazy=lazy)
 
 
 def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
@@ -314,11 +283,8 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
         StoredTensors([folder / file for file in files], manifest.tensors[section])
         for section, files in manifest.sections.items()
     )
-    digests = dict(zip(TENSOR_FILES, manifest.tensors.values(), strict=True))
-    snapshot = Snapshot(
-        manifest.step, model, optimizer, CheckpointMetadata.from_dict(state), digests=digests
-    )
-    return snapshot if lazy else _in_memory(snapshot, *map(dict, _sections(snapshot)))
+    snapshot = Snapshot(manifest.step, model, optimizer, CheckpointMetadata.from_dict(state))
+    return snapshot if lazy else replace(snapshot, model=dict(model), optimizer=dict(optimizer))
 
 
 def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:
@@ -333,8 +299,7 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
             are read whole.
 
     Returns:
-        Tensors divided as `params` are, in the dtypes of the file; digests are those of the parts
-        of this rank.
+        Tensors divided as `params` are, in the dtypes of the file.
 
     Raises:
         CheckpointError: A tensor cannot be read.
@@ -348,52 +313,8 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
                 for name in part
             }
         )
-    return _in_memory(replace(snapshot, digests={}), *read)
-
-
-def _in_memory(
-    snapshot: Snapshot, model: dict[str, torch.Tensor], optimizer: dict[str, torch.Tensor]
-) -> Snapshot:
-    """Make a snapshot of loaded tensors; compute checksums missing in the manifest."""
-    digests = {}
-    for file, tensors in zip(TENSOR_FILES, (model, optimizer), strict=True):
-        entries = snapshot.digests.get(file, {})
-        digests[file] = {
-            name: _with_digest(tensor, entries.get(name)) for name, tensor in tensors.items()
-        }
-    return replace(snapshot, model=model, optimizer=optimizer, digests=digests)
-
-
-def _with_digest(tensor: torch.Tensor, entry: TensorEntry | None) -> TensorEntry:
-    """Return the manifest's entry of a tensor, or compute one if it has no checksum."""
-    if entry and entry["xxh3"]:
-        return entry
-    return {**describe(tensor), "xxh3": tensor_digest(tensor)}
-
-
-def refuse_mutated(
-    file: str, saved: Mapping[str, TensorEntry], now: Mapping[str, torch.Tensor]
-) -> None:
-    """Refuse tensors in memory with other content than the saved ones.
-
-    Args:
-        file: Which of a checkpoint's files, for the message.
-        saved: Name to `xxh3`, from the manifest; None in shards.
-        now: Name to the tensor in use.
-
-    Raises:
-        CheckpointError: Naming the first tensor that differs.
-    """
-    for name, entry in saved.items():
-        if name not in now:
-            raise CheckpointError(
-                f"{file}: tensor {name} was read and is not in use: nothing is trained on this."
-            )
-        if entry["xxh3"] not in (None, tensor_digest(now[name])):
-            raise CheckpointError(
-                f"{file}: tensor {name} differs in memory from what it is in the checkpoint"
-                " (checksum, after loading): nothing is trained on this."
-            )
+    model, optimizer = read
+    return replace(snapshot, model=model, optimizer=optimizer)
 
 
 def read_state(folder: Path) -> PlainDict:

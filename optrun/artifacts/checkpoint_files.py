@@ -47,16 +47,13 @@ class Content:
     """`world_size` and `mesh`; None: one process wrote it."""
 
 
-def write_content(
-    aside: Path, sections: Sections, saving: ProcessGroup | None, algorithm: str
-) -> Content:
+def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) -> Content:
     """Write all tensors, flushed to the disk.
 
     Args:
         aside: The folder; of several ranks, one that they share.
         sections: Whole, or of several ranks what each holds.
         saving: Ranks that write together, as for `save_checkpoint`.
-        algorithm: Of the files' checksums.
 
     Returns:
         On every rank, what all of them wrote.
@@ -66,21 +63,18 @@ def write_content(
         OptrunError: Another thing went wrong on one of several ranks; raised on each.
     """
     if saving is not None:
-        return _write_sharded(aside, sections, saving, algorithm)
-    written = {
-        name: write_tensors(aside / name, part, algorithm=algorithm)
+        return _write_sharded(aside, sections, saving)
+    files = {
+        name: write_tensors(aside / name, part)
         for name, part in zip(TENSOR_FILES, sections, strict=True)
     }
-    files = {name: file.entry for name, file in written.items()}
-    return Content(files, {name: file.tensors for name, file in written.items()})
+    return Content(files, dict(zip(TENSOR_FILES, _described(sections), strict=True)))
 
 
-def _write_sharded(
-    aside: Path, sections: Sections, saving: ProcessGroup, algorithm: str
-) -> Content:
+def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Content:
     rank_files: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
-        shards = write_shards(aside / folder, part, saving, algorithm)
+        shards = write_shards(aside / folder, part, saving)
         rank_files |= {f"{folder}/{name}": entry for name, entry in shards.items()}
 
     def flushed() -> dict[str, Entry]:

@@ -1,8 +1,4 @@
-"""Files as they were written, by size and checksum, and whether they still are.
-
-Checksums are fast ones that find damage, or one that also stands against somebody who changes a
-file.
-"""
+"""Files as they were written, by size and checksum, and whether they still are."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import NotRequired, Protocol, Self, TypedDict
+from typing import Protocol, Self, TypedDict
 
 import xxhash
 
@@ -33,8 +29,7 @@ class Hash(Protocol):
 
 ALGORITHMS: dict[str, Callable[[], Hash]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
 """`xxh3`: XXH3 of 128 bits (Collet, https://xxhash.com), faster than disks: a flipped bit, a cut or
-an exchanged file is found. Whoever wants to can make another file with the same one; not so with
-`sha256`."""
+an exchanged file is found. It stands for tensors, `sha256` for all else."""
 
 
 class TensorEntry(TypedDict):
@@ -43,8 +38,6 @@ class TensorEntry(TypedDict):
     dtype: str
     """As of torch, such as `float32`."""
     shape: list[int]
-    xxh3: NotRequired[str | None]
-    """Of its bytes, row by row; None in shards, where the files' own checksums stand for it."""
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,6 @@ def read_manifest(folder: Path) -> CheckpointManifest:
                 str(name): {
                     "dtype": str(entry["dtype"]),
                     "shape": [int(size) for size in entry["shape"]],
-                    "xxh3": str(entry["xxh3"]) if ranks is None else None,
                 }
                 for name, entry in values["tensors"][section].items()
             }
@@ -268,14 +267,12 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
         )
 
 
-def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (0, 1)) -> list[str]:
+def problems(folder: Path, run_id: str | None = None) -> list[str]:
     """List the damage of a checkpoint, file by file; empty if it is whole.
 
     Args:
         folder: The checkpoint.
         run_id: Of the run it lies in, as for `refuse_foreign`.
-        share: Read the files of one of several readers alone: its number from 0, and how many there
-            are.
     """
     try:
         refuse_foreign(folder, run_id)
@@ -287,14 +284,10 @@ def problems(folder: Path, run_id: str | None = None, share: tuple[int, int] = (
                 f"{folder}: the folder says step {named_step}, its manifest step {manifest.step}."
             )
         messages += _strange_shards(folder, manifest.files)
-        reader, readers = share
-        largest_first = sorted(manifest.files, key=lambda name: (-manifest.files[name].size, name))
-        reader_files = {
-            name: manifest.files[name] for name in sorted(largest_first[reader::readers])
-        }
-        messages += filter(
-            None, (file_problem(folder / name, entry) for name, entry in reader_files.items())
-        )
+        for name, entry in sorted(manifest.files.items()):
+            problem = file_problem(folder / name, entry)
+            if problem is not None:
+                messages.append(problem)
     except CheckpointError as error:
         return [str(error)]
     except OSError as error:

@@ -76,16 +76,6 @@ def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
     return [result for result, _ in every]
 
 
-def together(group: ProcessGroup | None, act: Callable[[], T]) -> T:
-    """Run an action on every rank.
-
-    Each keeps its own result, and all fail if one does, as by `agree`.
-    """
-    results: list[T] = []
-    agree(group, lambda: results.append(act()))
-    return results[0]
-
-
 def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
     """Run an action on the first rank alone.
 

@@ -31,7 +31,7 @@ from torch.futures import Future
 
 from optrun.artifacts.checksum import Entry, TensorEntry
 from optrun.artifacts.ranks import answering, of_rank
-from optrun.artifacts.tensor_file import Written, local_part, write_tensors
+from optrun.artifacts.tensor_file import local_part, write_tensors
 from optrun.base.errors import CheckpointError
 from optrun.base.reading import parse_json
 
@@ -47,13 +47,11 @@ class ShardWriter(HuggingFaceStorageWriter):
 
     Args:
         folder: For the shards of all ranks.
-        algorithm: Of the files' checksums.
     """
 
-    def __init__(self, folder: Path, algorithm: str) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(path=str(folder), save_distributed=True)
-        self.algorithm = algorithm
-        self.written: dict[str, Written] = {}
+        self.written: dict[str, Entry] = {}
         """What this rank wrote, by file name; nothing where all that it holds is written by others.
         """
 
@@ -77,16 +75,14 @@ class ShardWriter(HuggingFaceStorageWriter):
             results.append(WriteResult(item.index, piece.numel() * piece.element_size(), None))
         if tensors:
             metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
-            self.written[name] = write_tensors(
-                Path(self.path) / name, tensors, metadata, algorithm=self.algorithm
-            )
+            self.written[name] = write_tensors(Path(self.path) / name, tensors, metadata)
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)
         return done
 
 
 def write_shards(
-    folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup, algorithm: str
+    folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup
 ) -> dict[str, Entry]:
     """Write this rank's part of some tensors, while every other rank does the same.
 
@@ -97,7 +93,6 @@ def write_shards(
         tensors: On the CPU; a DTensor by what this rank holds, any other is the same on all ranks
             and written once.
         group: Of the ranks, on the CPU.
-        algorithm: Of the files' checksums.
 
     Returns:
         The files of this rank, by name.
@@ -107,14 +102,14 @@ def write_shards(
         OptrunError: Another thing went wrong on one of them.
         RankLostError: A rank no longer answers.
     """
-    writer = ShardWriter(folder, algorithm)
+    writer = ShardWriter(folder)
     try:
         with answering():
             save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
         raise of_rank(rank, cause) from error
-    return {name: written.entry for name, written in writer.written.items()}
+    return writer.written
 
 
 def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:

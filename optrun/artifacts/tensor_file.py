@@ -1,4 +1,4 @@
-"""safetensors files, written in one pass with a checksum of the file and of every tensor.
+"""safetensors files, written in one pass with a checksum.
 
 The format: 8 bytes with the length of a JSON header (little-endian), the header with dtype, shape
 and offsets of every tensor, then the tensors' bytes without gaps.
@@ -11,23 +11,18 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from io import BufferedReader
 from mmap import mmap
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
 from optrun.artifacts.atomic import Output, naming
-from optrun.artifacts.checksum import ALGORITHMS, Entry, Hash, TensorEntry
-from optrun.base.reading import open_file, parse_json
+from optrun.artifacts.checksum import Entry, TensorEntry
 
 _CHUNK = 4 * 2**20
-_HEADER_LIMIT = 100_000_000
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -46,14 +41,6 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
-
-@dataclass
-class Written:
-    """What went into a file."""
-
-    entry: Entry
-    tensors: dict[str, TensorEntry]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,15 +65,12 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     """Compute the 128-bit xxh3 of this rank's bytes of a tensor, row by row.
 
     Hexadecimal.
-
-    The file around it has a sha256; this one is for looking at tensors one by one, in memory too,
-    and costs a tenth.
     """
     return xxhash.xxh3_128_hexdigest(tensor_bytes(tensor))
 
 
 def describe(tensor: torch.Tensor) -> TensorEntry:
-    """Describe a tensor for a manifest, besides its checksum."""
+    """Describe a tensor for a manifest."""
     return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
 
 
@@ -94,16 +78,13 @@ def write_tensors(
     path: Path,
     tensors: Mapping[str, torch.Tensor],
     metadata: Mapping[str, str] | None = None,
-    *,
-    algorithm: str = "xxh3",
-) -> Written:
+) -> Entry:
     """Write a new file and flush it to the disk.
 
     Args:
         path: Where nothing is yet.
         tensors: On any device.
         metadata: For the header, in addition.
-        algorithm: Of the file's checksum, one of `optrun.artifacts.checksum.ALGORITHMS`.
 
     Raises:
         OSError: The disk refused.
@@ -131,29 +112,20 @@ def write_tensors(
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head
-    file_hash = ALGORITHMS[algorithm]()
-    file_hash.update(head)
-    digests: dict[str, Hash] = {}
+    digest = xxhash.xxh3_128(head)
     # One thread more than the one that writes: checksums wait for the memory, writing for the disk.
     with Output(path, exclusive=True) as file, ThreadPoolExecutor(1) as helper:
         file.write(head)
         pending = None
         for name in ordered:
-            tensor_hash = xxhash.xxh3_128()
             for chunk in _chunks(tensor_bytes(tensors[name])):
-                pending = helper.submit(
-                    _update, chunk, tensor_hash, file_hash
-                )  # one worker: in the order of the file
+                # One worker: in the order of the file.
+                pending = helper.submit(digest.update, chunk)
                 file.write(chunk)
-            digests[name] = tensor_hash
         if pending is not None:
             pending.result()
         file.sync()
-    described: dict[str, TensorEntry] = {
-        name: {**describe(tensor), "xxh3": digests[name].hexdigest()}
-        for name, tensor in tensors.items()
-    }
-    return Written(Entry(len(head) + offset, file_hash.hexdigest(), algorithm), described)
+    return Entry(len(head) + offset, digest.hexdigest(), "xxh3")
 
 
 def tensors_on_disk(
@@ -193,62 +165,9 @@ def tensors_on_disk(
     }
 
 
-def _update(chunk: memoryview, *digests: Hash) -> None:
-    for digest in digests:
-        digest.update(chunk)
-
-
 def _chunks(content: memoryview) -> Iterator[memoryview]:
     for begin in range(0, content.nbytes, _CHUNK):
         yield content[begin : begin + _CHUNK]
-
-
-def damaged_tensors(path: Path, expected: Mapping[str, TensorEntry]) -> list[str]:
-    """Find the damaged tensors of a file, one message each.
-
-    Args:
-        path: A file as written by `write_tensors`; may be damaged anywhere.
-        expected: From the manifest.
-
-    Returns:
-        Sentences; that of a header that cannot be read stands for all tensors.
-    """
-    messages = []
-    with open_file(path) as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > min(_HEADER_LIMIT, path.stat().st_size):
-            return [f"{path}: its header says it is {length:,} bytes long: no tensor can be found."]
-        try:
-            header = dict(parse_json(file.read(length), path))
-        except (ValueError, TypeError):
-            return [f"{path}: its header is damaged: no tensor can be found."]
-        for name, saved in expected.items():
-            problem = _problem(file, 8 + length, header.get(name), saved)
-            if problem:
-                messages.append(f"{path}: tensor {name}: {problem}.")
-    return messages
-
-
-def _problem(file: BufferedReader, begin: int, entry: Any, saved: TensorEntry) -> str | None:
-    try:
-        first, last = (int(offset) for offset in entry["data_offsets"])
-        shape = [int(size) for size in entry["shape"]]
-    except (TypeError, KeyError, ValueError):
-        return "missing from the file"
-    if shape != saved["shape"] or first < 0 or last < first:
-        return f"shape {shape}, {saved['shape']} expected"
-    file.seek(begin + first)
-    digest = xxhash.xxh3_128()
-    rest = last - first
-    while rest > 0:
-        chunk = file.read(min(_CHUNK, rest))
-        if not chunk:
-            return "cut off"
-        digest.update(chunk)
-        rest -= len(chunk)
-    if saved["xxh3"] not in (None, digest.hexdigest()):
-        return "its bytes changed (checksum differs)"
-    return None
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = True) -> str | None:

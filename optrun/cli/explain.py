@@ -72,7 +72,7 @@ def _trunk(config: RunConfig) -> TrunkState | None:
     """Read the state of the trunk of a branch; None for a run of its own."""
     from optrun.artifacts.checkpoint import open_verified
     from optrun.artifacts.forks import Trunk
-    from optrun.artifacts.run_dir import CHECKPOINT_OPTIMIZER
+    from optrun.artifacts.sharded import StoredTensors
     from optrun.explain.facts import TrunkState
     from optrun.runner.forks.start import schedule_from
 
@@ -80,6 +80,7 @@ def _trunk(config: RunConfig) -> TrunkState | None:
     if trunk is None:
         return None
     saved = open_verified(trunk.folder, lazy=True)
+    assert isinstance(saved.optimizer, StoredTensors)
     return TrunkState(
         str(trunk.folder),
         saved.global_step,
@@ -87,6 +88,6 @@ def _trunk(config: RunConfig) -> TrunkState | None:
         saved.metadata.optimizer,
         {
             name: (entry["dtype"], tuple(entry["shape"]))
-            for name, entry in saved.digests[CHECKPOINT_OPTIMIZER].items()
+            for name, entry in saved.optimizer.described.items()
         },
     )

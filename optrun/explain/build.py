@@ -309,7 +309,7 @@ def _fork_facts(
         )
         for name, (dtype, shape) in trunk.tensors.items()
     }
-    _, state = inherit_state(optimizer, tensors, trunk.optimizer)
+    state = inherit_state(optimizer, tensors, trunk.optimizer)
     schedule = schedule_in_words(
         scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps
     )

@@ -11,9 +11,7 @@ from optrun.base.plain import PlainMapping
 from optrun.optimizer.state import load_named_state
 
 
-def inherit_state(
-    optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping
-) -> tuple[bool, str]:
+def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping) -> str:
     """Load the state of another run by parameter name, if class and settings fit.
 
     Otherwise leave the optimizer as it was built.
@@ -24,14 +22,14 @@ def inherit_state(
         meta: What came with them.
 
     Returns:
-        Whether the state was taken over, and a clause that says so or why not.
+        A clause that says whether the state was taken over, or why not.
     """
     before = meta.get("optimizer")
     now = type(optimizer).__name__
     if before != now:
-        return False, f"anew: the trunk's is of {before}, this one is {now}"
+        return f"anew: the trunk's is of {before}, this one is {now}"
     try:
         load_named_state(optimizer, tensors, meta)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        return False, f"anew: the trunk's does not fit: {error}"
-    return True, f"the trunk's, by parameter name ({now})"
+        return f"anew: the trunk's does not fit: {error}"
+    return f"the trunk's, by parameter name ({now})"

@@ -76,7 +76,7 @@ class CheckpointManager:
         """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept.
         """
         older = retention.Retention(self.run, self.config.keep_last) if self.deletes_older else None
-        self._writer = AsyncWriter(self.run, older, self.saving, self.config.checksum.value)
+        self._writer = AsyncWriter(self.run, older, self.saving)
 
     @property
     def enabled(self) -> bool:

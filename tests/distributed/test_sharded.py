@@ -13,10 +13,8 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from optrun.artifacts import manifest as manifest_of
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint, slices_of
-from optrun.artifacts.checksum import Entry
-from optrun.artifacts.manifest import foreign_files, problems, read_manifest
+from optrun.artifacts.manifest import foreign_files, problems
 from optrun.artifacts.run_dir import RunDir
 from tests.distributed.shards import (
     assert_equal,
@@ -40,10 +38,9 @@ def assert_read_whole(folder: Path, step: int) -> None:
 
 def read_slices(folder: Path, step: int, rank: int) -> None:
     """Every layout there is; of a divided tensor, no rank is given more than its part."""
-    together = group()
     for mesh, placements in meshes(dist.get_world_size()).values():
         params = divide(whole_state(99)[0], mesh, placements)
-        loaded = load_checkpoint(folder, like=params, group=together)
+        loaded = slices_of(load_checkpoint(folder, lazy=True), params)
         for found, wanted in zip((loaded.model, loaded.optimizer), whole_state(step), strict=True):
             assert_equal(found, wanted)
         divided = {
@@ -88,7 +85,7 @@ def test_ranks_read_their_slices_of_a_whole_checkpoint(tmp_path: Path) -> None:
 
 def test_one_process_reads_by_templates_too(tmp_path: Path) -> None:
     folder = sharded_run(tmp_path / "run", (3,)).checkpoint(3)
-    loaded = load_checkpoint(folder, like=whole_state(4)[0])
+    loaded = slices_of(load_checkpoint(folder, lazy=True), whole_state(4)[0])
     assert_equal(loaded.model, whole_state(3)[0])
     lazily = load_checkpoint(folder, lazy=True)
     assert_equal(lazily.optimizer, whole_state(3)[1])
@@ -126,26 +123,6 @@ def test_torch_reads_the_shards(tmp_path: Path) -> None:
         state, storage_reader=dcp.HuggingFaceStorageReader(str(folder / "model")), no_dist=True
     )
     assert_equal(state, {name: tensor for name, tensor in wanted.items() if tensor.numel()})
-
-
-def shares_its_files(folder: Path, rank: int) -> None:
-    hashed, original = [], manifest_of.file_problem
-
-    def noted(path: Path, entry: Entry) -> str | None:
-        hashed.append(path.relative_to(folder).as_posix())
-        return original(path, entry)
-
-    manifest_of.file_problem = noted
-    load_checkpoint(folder, group=group(), lazy=True)
-    every: list[list[str]] = [[], []]
-    dist.all_gather_object(every, hashed)
-    assert min(map(len, every)) == 2
-    assert sorted(name for part in every for name in part) == sorted(read_manifest(folder).files)
-
-
-def test_each_rank_hashes_a_share(tmp_path: Path) -> None:
-    folder = sharded_run(tmp_path / "run", (3,)).checkpoint(3)
-    in_ranks(tmp_path / "run", partial(shares_its_files, folder))
 
 
 def saves_twice(folder: Path, rank: int) -> None:

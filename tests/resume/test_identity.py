@@ -30,7 +30,6 @@ CHANGES = [
     "checkpoint.mode=max",
     "checkpoint.on_storage_error=stop",
     "checkpoint.on_other_optimizer=reset",
-    "checkpoint.checksum=sha256",
     "checkpoint.allow_nonfinite=true",
     "checkpoint=none",
     "distributed.timeout_seconds=99",

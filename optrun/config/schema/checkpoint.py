@@ -17,9 +17,6 @@ OnStorageError = StrEnum("OnStorageError", ["continue", "stop"])
 OnOtherOptimizer = StrEnum("OnOtherOptimizer", ["refuse", "reset"])
 """What happens on resume when the optimizer is not the one whose state was saved."""
 
-Checksum = StrEnum("Checksum", ["xxh3", "sha256"])
-"""Algorithms of `optrun.artifacts.checksum`."""
-
 
 @dataclass(kw_only=True)
 class CheckpointConfig(Checked):
@@ -43,9 +40,6 @@ class CheckpointConfig(Checked):
     on_other_optimizer: OnOtherOptimizer
     """On resume, where the saved optimizer state does not fit: `refuse` it by name, or `reset`:
     start it anew."""
-    checksum: Checksum
-    """Of the tensor files: `xxh3` is as fast as the disk and finds damage; `sha256` takes longer
-    than the writing, and nobody can make another file that has the same."""
     allow_nonfinite: bool
     """Save and resume weights that hold NaN or infinity."""
 

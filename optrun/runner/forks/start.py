@@ -20,7 +20,6 @@ from optrun.optimizer.inherited_state import inherit_state
 from optrun.runner.resume.config_diff import Changes
 from optrun.runner.resume.data_position import Plan, step_plan
 from optrun.runner.resume.restore import (
-    refuse_mutated_optimizer,
     restore_scaler,
     restore_schedule,
     restore_weights,
@@ -210,11 +209,9 @@ def restore_fork(
         CheckpointError: As `restore_state`.
     """
     snapshot = restore_weights(snapshot, model, fork.changes)
-    is_inherited, fork.optimizer_state = inherit_state(
+    fork.optimizer_state = inherit_state(
         train_step.optimizer, snapshot.optimizer, snapshot.metadata.optimizer
     )
-    if is_inherited:
-        refuse_mutated_optimizer(snapshot, train_step)
     notes = []
     if fork.schedule_from != fork.step:
         notes = restore_schedule(snapshot.metadata.scheduler, train_step)

@@ -8,7 +8,7 @@ import torch
 
 from optrun.artifacts import provenance
 from optrun.artifacts import run_dir as names
-from optrun.artifacts.checkpoint import Snapshot, refuse_mutated, set_aside, slices_of
+from optrun.artifacts.checkpoint import Snapshot, set_aside, slices_of
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign
 from optrun.artifacts.metadata import CheckpointMetadata
@@ -19,7 +19,7 @@ from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.distributed.shard import is_sharded, model_class
 from optrun.distributed.world import ALONE, World
 from optrun.model.weights import load_model_tensors, model_tensors
-from optrun.optimizer.state import load_named_state, named_state
+from optrun.optimizer.state import load_named_state
 from optrun.runner.resume.config_diff import Changes, is_harmless
 from optrun.runner.resume.state_file import read_checkpoint
 from optrun.training.callback import StopRequest
@@ -94,8 +94,6 @@ def restore_state(
             )
             raise _unfit(text, changes, ("optimizer.", "param", "model.", "adapter.")) from error
         notes.append(f"the optimizer's state starts anew, as asked: {error}")
-    else:
-        refuse_mutated_optimizer(snapshot, train_step)
     notes += restore_schedule(snapshot.metadata.scheduler, train_step)
     restore_scaler(snapshot, train_step)
     return notes
@@ -124,20 +122,7 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
         load_model_tensors(model, snapshot.model)
     except CheckpointError as error:
         raise _unfit(str(error), changes, ("model.", "adapter.", "task.", "data.")) from error
-    refuse_mutated(
-        names.CHECKPOINT_MODEL, snapshot.digests[names.CHECKPOINT_MODEL], model_tensors(model)
-    )
     return snapshot
-
-
-def refuse_mutated_optimizer(snapshot: Snapshot, train_step: TrainStep) -> None:
-    """Refuse optimizer state that loading has changed.
-
-    Raises:
-        CheckpointError: Naming the first tensor that differs.
-    """
-    now = named_state(train_step.optimizer)[0]
-    refuse_mutated(names.CHECKPOINT_OPTIMIZER, snapshot.digests[names.CHECKPOINT_OPTIMIZER], now)
 
 
 def restore_scaler(snapshot: Snapshot, train_step: TrainStep) -> None:
