@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,6 @@ from optrun.model.configuration import (
     stored_vocab_size,
 )
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
-from optrun.model.mapped import Report, load_mapped, new_names, put_in
 from optrun.model.quantization import quantization_of
 from optrun.model.tokenizer import in_one_line
 
@@ -36,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["ModelSpec", "build_model", "special_ids"]
 
 CAUSAL = "AutoModelForCausalLM"
+Report = Mapping[str, Iterable[object]]
+"""What transformers says of the weights that it loaded."""
 _LEAST_USED = 0.5
 _USUALLY_USED = 0.9
 """Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256
@@ -48,7 +48,6 @@ def build_model(
     *,
     adapter: AdapterConfig | None = None,
     meta: bool = False,
-    mapped: bool = False,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Build the model on the CPU.
 
@@ -57,8 +56,6 @@ def build_model(
         spec: What it must be.
         adapter: What is put into it; None: nothing.
         meta: True: shapes alone, on the meta device, whatever its size; no weights are read.
-        mapped: Leave pretrained weights in their files if they can be, whatever `meta` says: see
-            `load_mapped`. Nobody looks then whether the model sees the tokens it should predict.
 
     Returns:
         The model, and notes for the user (which weights are new, which of the file were left out).
@@ -78,27 +75,20 @@ def build_model(
     options: dict[str, object] = {}
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
-    loaded = None
     notes: list[str] = []
     new: list[str] = []
     try:
         if isinstance(config, PretrainedConfig):
             options["trust_remote_code"] = config.trust_remote_code
-            load = _loader(config, auto, values, options)
-            if mapped:
-                loaded = _load_mapped(load, config, spec, adapter, dtype, notes)
-            if loaded is None and not meta:
-                loaded = load(dtype=dtype)
-        if loaded is None:
-            with torch.device("meta" if meta else "cpu"):
-                model = auto.from_config(values, dtype=dtype, **options)
-        else:
-            model, report = loaded
-            meta = False
+        if isinstance(config, PretrainedConfig) and not meta:
+            model, report = _load(config, auto, values, dtype, options)
             _refuse_strangers(config, model, report)
-            new = new_names(report)
+            new = _new_names(report)
             notes += _loading_notes(report) + _grow_vocabulary(model, values, new)
             notes += _renew_head(auto, model, config, spec, new)
+        else:
+            with torch.device("meta" if meta else "cpu"):
+                model = auto.from_config(values, dtype=dtype, **options)
     except ConfigError:
         raise
     except Exception as error:  # each architecture refuses in its own way
@@ -107,11 +97,10 @@ def build_model(
         ) from error
     notes += _vocabulary_notes(config, model, spec)
     _refuse_padded_positions(config, model, spec)
-    if not meta and not mapped:
+    if not meta:
         _refuse_seer_of_task(config, model, spec)
     if isinstance(adapter, LoraConfig):
         notes += _inject(config, spec, adapter, model, new, meta=meta)
-    put_in(model)
     return model, notes
 
 
@@ -139,13 +128,14 @@ def _inject(
     return notes
 
 
-def _loader(
+def _load(
     config: PretrainedConfig,
     auto: Any,
     values: TransformersConfig,
+    dtype: torch.dtype,
     options: Mapping[str, object],
-) -> partial[tuple[PreTrainedModel, Report]]:
-    """Prepare `from_pretrained` of a model, all but its dtype.
+) -> tuple[PreTrainedModel, Report]:
+    """Load a pretrained model, with the report of transformers on its weights.
 
     An embedding that is to be larger is loaded as it is stored.
     """
@@ -154,16 +144,26 @@ def _loader(
     text = stored.get_text_config()
     if size is not None and size < getattr(text, "vocab_size", 0):
         text.vocab_size = size
-    return partial(
-        auto.from_pretrained,
+    model, report = auto.from_pretrained(
         str(Path(config.path).expanduser()),
         config=stored,
+        dtype=dtype,
         revision=config.revision,
         use_safetensors=True,
         ignore_mismatched_sizes=True,
         output_loading_info=True,
         **options,
     )
+    return model, report
+
+
+def _new_names(report: Report) -> list[str]:
+    """List the parameters missing from the weights, or there in another shape."""
+    mismatched = (
+        str(entry[0] if isinstance(entry, tuple) else entry)
+        for entry in report.get("mismatched_keys", ())
+    )
+    return [*map(str, report.get("missing_keys", ())), *mismatched]
 
 
 def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
@@ -203,37 +203,6 @@ def _renew_head(
                 param.zero_()
     new += names
     return [f"new, since its classes are others: {_some(sorted(names))}"] if names else []
-
-
-def _load_mapped(
-    load: partial[tuple[PreTrainedModel, Report]],
-    config: PretrainedConfig,
-    spec: ModelSpec,
-    adapter: AdapterConfig | None,
-    dtype: torch.dtype,
-    notes: list[str],
-) -> tuple[PreTrainedModel, Report] | None:
-    """Leave pretrained weights in their files.
-
-    None: they have to be read whole, and a note says why.
-    """
-    looks = isinstance(adapter, LoraConfig) and (adapter.use_dora or not adapter.keeps_base)
-    size = stored_vocab_size(config)
-    vocab_size: Any = config.config.get("vocab_size", size)
-    loaded: tuple[PreTrainedModel, Report] | str
-    if looks:
-        loaded = "the adapter is made of them"
-    elif _has_other_classes(config, spec):
-        loaded = "the head is new"
-    elif vocab_size != size:
-        loaded = "the embedding has another size"
-    else:
-        loaded = load_mapped(load, config, dtype)
-    if isinstance(loaded, str):
-        notes.append(f"rank 0 reads the weights whole and hands out slices, since {loaded}")
-        return None
-    notes.append("each rank reads its own slices of the weights")
-    return loaded
 
 
 def _grow_vocabulary(
@@ -415,7 +384,7 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
     A head may be new, but such a model was not loaded at all.
     """
     mismatched = list(report.get("mismatched_keys", ()))
-    fresh = set(new_names(report))
+    fresh = set(_new_names(report))
     names = [name for name, _ in model.named_parameters()]
     new = [name for name in names if name in fresh]
     if 2 * len(new) > len(names):
@@ -435,7 +404,7 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
 def _loading_notes(report: Report) -> list[str]:
     names_by_note = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
-        "new, since the weights have another shape": new_names({**report, "missing_keys": ()}),
+        "new, since the weights have another shape": _new_names({**report, "missing_keys": ()}),
         "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
     }
     return [f"{note}: {_some(sorted(names))}" for note, names in names_by_note.items() if names]

@@ -25,7 +25,6 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.store import typed
 from optrun.model.adapter import base_tensors, inject, injected
 from optrun.model.build import weights_of
-from optrun.model.mapped import mapped_dtype
 from optrun.model.quantization import quantization_of, quantized, require_quantization
 from optrun.model.weights import load_model_tensors
 
@@ -49,23 +48,15 @@ def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
     }
 
 
-def base_digest(model: PreTrainedModel, first: int | None = None) -> str:
+def base_digest(model: PreTrainedModel) -> str:
     """Digest the frozen weights, or all of a model without an adapter; 32 hexadecimal digits.
 
-    Equal digests mean equal names, shapes and values; or as many values of each tensor, which come
-    `first`.
+    Equal digests mean equal names, shapes and values.
     """
     total = hashlib.sha256()
-    dtype = mapped_dtype(model)
     for name, tensor in sorted(base_tensors(model).items()):
-        values = (
-            tensor
-            if dtype is None or not tensor.is_floating_point()
-            else tensor.reshape(-1)[:first].to(dtype)
-        )
-        total.update(
-            f"{name} {values.dtype} {tuple(tensor.shape)} {tensor_digest(values)}\n".encode()
-        )
+        shape = tuple(tensor.shape)
+        total.update(f"{name} {tensor.dtype} {shape} {tensor_digest(tensor)}\n".encode())
     return total.hexdigest()[:32]
 
 

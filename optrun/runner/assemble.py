@@ -24,7 +24,6 @@ from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.shard import distribute
 from optrun.distributed.world import ALONE, World
-from optrun.model.mapped import cast_slices, mapped_dtype
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.clip import build_clip
 from optrun.optimizer.evaluation_weights import evaluation_weights
@@ -34,7 +33,7 @@ from optrun.optimizer.kernels.report import refuse_different as refuse_different
 from optrun.optimizer.sparse_gradients import refuse_sparse_gradients
 from optrun.optimizer.transfer import transferred
 from optrun.param_groups import block_paths, build_param_groups
-from optrun.runner.adapter_base import adapter_facts, base_digest, refuse_other_adapter
+from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.chunked import settle_chunked_loss
 from optrun.runner.forks.start import StartedFork, begin_fork, restore_fork
 from optrun.runner.model_device import check_sharded_model, move_to_device
@@ -296,9 +295,6 @@ def _refuse_other_start(
             constants.model_class,
             [[name, list(param.shape)] for name, param in model.named_parameters()],
         ],
-        "weights (the first of each tensor)": (
-            None if mapped_dtype(model) is None else base_digest(model, first=1024)
-        ),
         **{
             f"plugin {record.get('plugin')}": record.get("sha256")
             for record in constants.plugins or ()
@@ -420,7 +416,6 @@ def _train_step(
         model, config.distributed, world, device, block_paths(model)
     )
     if prepared.sharded:
-        cast_slices(model)
         check_sharded_model(model, config)
     params = dict(model.named_parameters())  # the same, or the shards that took their place
     for group in groups:

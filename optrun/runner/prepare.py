@@ -132,8 +132,7 @@ def prepare(
         artifacts: Taken instead of making them from the training data, as far as they are there;
             None: the run begins.
         meta: Build the model without memory for its weights, which come from another rank.
-        sharded: The model will be cut over ranks: leave pretrained weights in their files, whatever
-            `meta` says.
+        sharded: The model will be cut over ranks, and is tried when it is.
 
     Raises:
         ConfigError: Anything in data or model that does not fit.
@@ -200,7 +199,7 @@ def prepare(
     spec = ModelSpec.of_tokenizer(
         auto_class, needs.config, needs.max_length, tokenizer if on_text else None
     )
-    model, notes, sizes = initial_model(config, spec, meta=meta, sharded=sharded)
+    model, notes, sizes = initial_model(config, spec, meta=meta)
     task.router_loss_coef = router_loss_coef(model)
     task.adapt(model)
     if artifacts.trains:
@@ -224,7 +223,7 @@ def prepare(
 
 
 def initial_model(
-    config: RunConfig, spec: ModelSpec, *, meta: bool = False, sharded: bool = False
+    config: RunConfig, spec: ModelSpec, *, meta: bool = False
 ) -> tuple[PreTrainedModel, list[str], Mapping[str, Growth]]:
     """Build the model as it is before the first step, its weights from the seed.
 
@@ -232,16 +231,13 @@ def initial_model(
         config: The whole configuration.
         spec: What task and tokenizer ask of the model.
         meta: Shapes alone.
-        sharded: As for `prepare`.
 
     Returns:
         The model, notes, and how each of its parameters grew beside the base, see `parametrize`.
     """
     parametrized = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     torch.manual_seed(config.seed)
-    model, notes = build_model(
-        parametrized.model, spec, adapter=config.adapter, meta=meta, mapped=sharded
-    )
+    model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=meta)
     if parametrized.base is not None and not meta:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

@@ -1,6 +1,6 @@
 """A pretrained model that is cut over its ranks.
 
-What each holds of it when it is read, saved, and at the end.
+What each holds of it when it is saved, and at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ LARGEST = 4 * WIDTH * 4 * WIDTH
 """Bytes of a matrix of the feed-forward part."""
 SLACK = 64 * 1024
 PHASES = {
-    "load": ("optrun.runner.train.prepare", "optrun.runner.assemble.cast_slices"),
     "save": ("optrun.training.saving.refuse_different_weights", "optrun.runner.train.averages"),
     "end": ("optrun.runner.train.whole_model", "optrun.runner.train.whole_model"),
 }
@@ -148,10 +147,8 @@ def weights(start: Start) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_never_holds_the_model(pretrained: Path, tmp_path: Path, ranks: int) -> None:
-    """Its share and a tensor while it reads a model.
-
-    The last save copies nothing, and gradients are gone before it.
+def test_a_rank_saves_without_the_whole_model(pretrained: Path, tmp_path: Path, ranks: int) -> None:
+    """The last save copies nothing, and gradients are gone before it.
 
     At the end, where all help to write the model, moments are gone, too: some of one tensor beside
     the share.
@@ -163,7 +160,6 @@ def test_a_rank_never_holds_the_model(pretrained: Path, tmp_path: Path, ranks: i
     for each in starts:
         for rank in range(ranks):
             peaks = json.loads(each.run.with_name(f"{each.run.name}-{rank}.json").read_text())
-            assert share < peaks["load"] < share + LARGEST + SLACK, (each.run.name, rank)
             assert 3 * share <= peaks["before save"] < 3 * share + LARGEST + SLACK, (
                 each.run.name,
                 rank,
