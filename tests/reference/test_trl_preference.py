@@ -19,6 +19,7 @@ from optrun.config.schema.chat_tasks import PreferenceLoss
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.data.source import Source, Split
+from optrun.model.configuration import router_loss_coef
 from optrun.model.forward import lean_forward
 from optrun.task import build_task
 from optrun.task.chat_template import use_template
@@ -178,6 +179,44 @@ def test_losses_gradients_and_metrics_are_those_of_trl(
         for name, value in zip(MEASURES, task.measure(outputs, batch).tolist(), strict=True):
             (theirs_own,) = trainer._metrics["train"][name]
             assert value / task.count(batch) == pytest.approx(theirs_own, rel=1e-9), (loss, name)
+
+
+def test_the_balancing_loss_of_experts_is_that_of_trl(tmp_path: Path) -> None:
+    """On top of the loss of the pairs, over all tokens that are no padding."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    tokenizer = chat_tokenizer()
+    use_template(tokenizer, "chatml")
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        output_router_logits=True,
+        router_aux_loss_coef=0.5,
+    )
+    start = MixtralForCausalLM(config)
+    trainer, prepared = theirs(start, TURNS, tokenizer, tmp_path)
+    wanted = trainer.compute_loss(trainer.model, dict(prepared))
+    wanted.backward()
+    task = ours(TURNS, tokenizer, chat_template="chatml")
+    mine = copy.deepcopy(start)
+    task.adapt(mine)
+    task.router_loss_coef = router_loss_coef(mine)
+    batch = with_reference(task, start)
+    loss = task.loss(task.forward(mine, batch), batch)
+    loss.backward()
+    assert float(wanted) > 0.6932 + 0.5
+    assert float(loss) == pytest.approx(float(wanted), rel=1e-6)
+    gradient, other = (
+        torch.cat([param.grad.flatten() for param in model.parameters()])
+        for model in (mine, trainer.model)
+    )
+    assert float((gradient - other).norm() / other.norm()) < 1e-5
 
 
 def test_orpo_and_simpo_are_those_of_trl() -> None:
