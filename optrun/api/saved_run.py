@@ -15,6 +15,7 @@ from optrun.api.one_call import one_call
 from optrun.artifacts.metrics import read_metrics, read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.saved_folder import refuse_damaged
+from optrun.artifacts.target import locate
 from optrun.base.errors import CheckpointError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.run import RunConfig
@@ -98,12 +99,12 @@ class Run:
                 return _from_pretrained(run.model)
             from optrun.artifacts.checkpoint import read_state
             from optrun.runner.export import export
-            from optrun.runner.resume.target import checkpoint_of
 
-            owner, folder = checkpoint_of(str(self.path if checkpoint is None else checkpoint))
+            target = locate(str(self.path if checkpoint is None else checkpoint))
+            folder = target.whole_checkpoint()
             with tempfile.TemporaryDirectory(prefix="optrun-") as temporary:
                 export(
-                    owner,
+                    target.run,
                     folder,
                     Path(temporary),
                     merged=read_state(folder).get("adapter") is not None,
@@ -223,8 +224,6 @@ def load_run(path: Location, *, plugins: Sequence[Location] = ()) -> Run:
     Raises:
         ConfigError: It is neither, or a plugin cannot be loaded.
     """
-    from optrun.runner.resume.target import locate
-
     load_plugins(plugins)
     return Run(locate(str(path)).run.path.resolve())
 

@@ -190,7 +190,7 @@ def transfer(
 
     from optrun.report.lr_scaling.page import transfer as predicted
 
-    folders = [Path(sweep).expanduser() for sweep in sweeps]
+    folders = [Path(sweep) for sweep in sweeps]
     return predicted(
         folders,
         to,

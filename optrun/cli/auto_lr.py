@@ -56,7 +56,7 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     remaining = command_line.without("lr", "lr_from")
     _, cfg = compose_line(hydra, remaining)
     values = saved.plain(store.without_hydra(cfg))
-    lr_of_sweep, sentence = find_lr_for_run(Path(sweep).expanduser(), values, _base_of(values))
+    lr_of_sweep, sentence = find_lr_for_run(Path(sweep), values, _base_of(values))
     tokens = [*remaining.overrides, f"lr={rate(lr_of_sweep)}"]
     return replace(command_line, overrides=tokens), sentence
 

@@ -5,6 +5,7 @@ Run what a sweep chose on fresh seeds, and give the verdict from these alone.
 
 from __future__ import annotations
 
+from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.cli.parser import VerbArguments, VerbParser
 from optrun.cli.values import PLACES, is_place, read_request
@@ -51,7 +52,7 @@ def run(arguments: VerbArguments) -> int:
     Returns:
         The exit code of the sweep.
     """
-    (sweep,) = arguments.folders()
+    sweep = locate(arguments.positional[0]).runs_folder
     for token in arguments.overrides:
         key = key_of(token)
         if key == "hydra.sweep.dir":

@@ -130,11 +130,12 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
         CheckpointError: There is no whole checkpoint.
     """
     from optrun.artifacts.checkpoint import read_state
+    from optrun.artifacts.target import locate
     from optrun.config import saved
     from optrun.config.original_cwd import original_cwd, rebase_paths
-    from optrun.runner.resume.target import held_checkpoint
 
-    with held_checkpoint(path) as (run_dir, checkpoint):
+    target = locate(path)
+    with target.held_checkpoint() as checkpoint:
         state = read_state(checkpoint)
         for note in require(state.get("plugins", ()), str(checkpoint)):
             sys.stderr.write(f"optrun: {note}\n")
@@ -143,8 +144,8 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
                 f"{checkpoint}: state.json holds no configuration: it is not whole."
             )
         config = saved.with_schemas(state["config"], str(checkpoint))
-        rebase_paths(config, original_cwd(run_dir.hydra))
-        yield run_dir, checkpoint, config
+        rebase_paths(config, original_cwd(target.run.hydra))
+        yield target.run, checkpoint, config
 
 
 def refuse_meaningless(overrides: list[str]) -> None:

@@ -49,18 +49,19 @@ def run(arguments: VerbArguments) -> int:
         )
     from rich.console import Console
 
+    from optrun.artifacts.target import locate
     from optrun.runner.export import export
     from optrun.runner.push import expect_hub, push
-    from optrun.runner.resume.target import checkpoint_of
 
     if name_there is not None:
         expect_hub(name_there)
-    run_dir, checkpoint = checkpoint_of(source)
+    saved = locate(source)
+    checkpoint = saved.whole_checkpoint()
 
     def say(line: str) -> None:
         Console().print(line, markup=False, highlight=False, soft_wrap=True)
 
-    name = export(run_dir, checkpoint, destination, merged=bool(merged), note=say)
+    name = export(saved.run, checkpoint, destination, merged=bool(merged), note=say)
     say(f"{checkpoint} -> {destination}")
     if (destination / "adapter_config.json").is_file():
         how = (

@@ -38,18 +38,6 @@ class VerbArguments:
         """The value of `out`; None if it is not given."""
         return Path(self.key_values["out"]).expanduser() if "out" in self.key_values else None
 
-    def folders(self) -> list[Path]:
-        """Return the positional arguments, each an existing directory.
-
-        Raises:
-            ConfigError: One does not exist.
-        """
-        folders = [Path(path).expanduser() for path in self.positional]
-        for folder in folders:
-            if not folder.is_dir():
-                raise ConfigError(f"{folder}: no such directory.")
-        return folders
-
     def flag(self, key: str) -> bool | None:
         """Read true or false; None if the key is not given.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from optrun.base.errors import EXIT_DONE, ConfigError
 from optrun.cli.parser import VerbArguments, VerbParser
 
@@ -49,7 +51,6 @@ def run(arguments: VerbArguments) -> int:
         0.
     """
     typed = arguments.key_values
-    folders = arguments.folders()
     from rich.console import Console
 
     from optrun.cli.values import read_number
@@ -65,7 +66,7 @@ def run(arguments: VerbArguments) -> int:
     except ConfigError as error:
         raise ConfigError(f"optrun report {error}") from error
     report(
-        folders,
+        [Path(path) for path in arguments.positional],
         out=arguments.out,
         baseline=typed.get("baseline"),
         metric=typed.get("metric"),

@@ -12,6 +12,7 @@ from optrun.artifacts.forks import KEY as BRANCH_FROM
 from optrun.artifacts.forks import Trunk
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.target import Target, find_target
 from optrun.base.errors import ConfigError, printable, refuse_url
 from optrun.base.plain import PlainMapping
 from optrun.cli.auto_lr import compose_new
@@ -28,7 +29,6 @@ from optrun.launch.single_run import Caller, execute, start
 
 if TYPE_CHECKING:
     from optrun.runner.outcome import Outcome
-    from optrun.runner.resume.target import Target
 
 _OUTPUTS = Path("outputs")
 """Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
@@ -47,8 +47,6 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
         ConfigError: There is no such run, or a change does not fit it.
         OptrunError: As `execute`.
     """
-    from optrun.runner.resume.target import find_target
-
     branch = command_line.override(BRANCH_FROM)
     if value != "auto" and branch is not None and branch.value() is not None:
         raise ConfigError(

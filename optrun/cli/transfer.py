@@ -5,6 +5,8 @@ The learning rate for a size that was not swept, from sweeps at smaller ones.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from optrun.base.errors import EXIT_DONE, ConfigError
 from optrun.cli.parser import VerbArguments, VerbParser
 
@@ -45,7 +47,7 @@ def run(arguments: VerbArguments) -> int:
     from optrun.report.lr_scaling.page import transfer
 
     transfer(
-        arguments.folders(),
+        [Path(path) for path in arguments.positional],
         _parse_target(arguments.key_values["to"]),
         out=arguments.out,
         metric=arguments.key_values.get("metric"),

@@ -51,17 +51,18 @@ def _verify(path: str) -> int:
     from rich.table import Table
     from rich.text import Text
 
+    from optrun.artifacts.target import locate
     from optrun.base.formatting import size
-    from optrun.runner.resume.target import locate
 
     target = locate(path)
+    run_dir = target.run
     console = Console()
     with console.status("reading"):
         if target.checkpoint is not None:
-            reports, problems = _examine_checkpoints(target.run, [target.checkpoint])
+            reports, problems = _examine_checkpoints(run_dir, [target.checkpoint])
         else:
-            reports, problems = _examine_run(target.run)
-    title = Text(printable(str(target.checkpoint or target.run.path)))
+            reports, problems = _examine_run(run_dir)
+    title = Text(printable(str(target.checkpoint or run_dir.path)))
     table = Table(title=title, title_justify="left", title_style="dim")
     table.add_column("folder", overflow="fold")
     table.add_column("file", overflow="fold")

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.formatting import plain
 from optrun.base.reading import open_file
@@ -31,7 +32,7 @@ from optrun.report.confirmation_result import (
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
-from optrun.report.runs import NOT_STARTED, Run, load_runs
+from optrun.report.runs import NOT_STARTED, Run, require_runs
 from optrun.report.statistics import Judgement
 from optrun.report.sweep_folder import count_looks, dated_folder, tuned_keys
 from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
@@ -119,16 +120,9 @@ def report(
             person's own in the way.
         StorageError: A file cannot be written.
     """
-    dirs = [Path(directory) for directory in dirs]
-    _expect_directories(dirs)
+    dirs = [locate(str(directory)).runs_folder for directory in dirs]
     planned = find_plans(dirs)
-    runs = load_runs(dirs, beside=planned)
-    if not runs:
-        directories = ", ".join(str(directory) for directory in dirs)
-        raise ConfigError(
-            f"report {directories}: no run found here or beneath (a run has metrics.jsonl or"
-            " summary.json)"
-        )
+    runs = require_runs(dirs, beside=planned)
     typed: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}
     plan = read_plan(dirs[0]) if len(dirs) == 1 else None
     question = typed if plan is None else question_of_plans([plan], runs, **typed)
@@ -179,16 +173,6 @@ def report(
     elif console is not None:
         _print(finished_report, sections, console)
     return finished_report
-
-
-def _expect_directories(dirs: Sequence[Path]) -> None:
-    if not dirs:
-        raise ConfigError(
-            "report: name at least one run or sweep directory, as in: optrun report outputs/sweeps"
-        )
-    for directory in dirs:
-        if not directory.is_dir():
-            raise ConfigError(f"report {directory}: no such directory")
 
 
 def _curves_picture(run: Run) -> Picture:

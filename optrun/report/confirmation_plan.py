@@ -20,7 +20,7 @@ from optrun.base.errors import ConfigError
 from optrun.base.formatting import duration
 from optrun.base.reading import read_json
 from optrun.report.findings import Findings, analyse_runs
-from optrun.report.runs import load_runs
+from optrun.report.runs import load_runs, require_runs
 from optrun.report.statistics import MIN_SEEDS, POWER, residual_sd, seeds_for
 from optrun.report.sweep_folder import tuned_keys
 
@@ -191,12 +191,7 @@ def _analyse_choice(
     sweep: Path, beside: Sequence[Path], request: ConfirmationRequest, plan: ConfirmationPlan | None
 ) -> Findings:
     """Analyse the runs of a sweep by the typed question or the plan's."""
-    runs = load_runs([sweep], beside=beside)
-    if not runs:
-        raise ConfigError(
-            f"confirm {sweep}: no run found here or beneath (a run has metrics.jsonl or"
-            " summary.json)"
-        )
+    runs = require_runs([sweep], beside=beside)
     for run in runs:
         if Fork.of(run.summary) is not None:
             raise ConfigError(

@@ -21,7 +21,7 @@ from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import best_evaluation
 from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
 from optrun.base.bounded_yaml import interpolations, yaml_mapping
-from optrun.base.errors import EXIT_NONFINITE, OtherFormatError, printable
+from optrun.base.errors import EXIT_NONFINITE, ConfigError, OtherFormatError, printable
 from optrun.base.formatting import plain
 from optrun.base.plain import lookup
 from optrun.base.reading import read_text
@@ -422,6 +422,21 @@ def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> li
     return [
         load_run(path, label=labels[at], planned=planned) for at, (path, planned) in jobs.items()
     ]
+
+
+def require_runs(directories: Sequence[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
+    """Read the runs of directories as `load_runs`.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    runs = load_runs(directories, beside=beside)
+    if not runs:
+        raise ConfigError(
+            f"{', '.join(map(str, directories))}: no run found here or beneath (a run has"
+            " metrics.jsonl or summary.json)."
+        )
+    return runs
 
 
 def read_config(path: Path) -> dict[str, object]:

@@ -286,9 +286,9 @@ def test_import_is_light(tmp_path: Path) -> None:
     program = (
         "import sys, optrun\n"
         "assert not {'torch', 'hydra', 'omegaconf', 'rich', 'transformers'} & set(sys.modules)\n"
-        "import optrun.runner.resume.target, optrun.sweeper.folder\n"
+        "import optrun.artifacts.target, optrun.sweeper.folder\n"
         "assert callable(optrun.run) and callable(optrun.sweep)\n"
-        "assert optrun.runner.resume.target.find_target\n"
+        "assert optrun.artifacts.target.find_target\n"
         "assert optrun.compose(['optimizer=lamb']).optimizer.name == 'lamb'\n"
         "try: optrun.compose(['optimizer=lam'])\n"
         "except optrun.base.errors.ConfigError: print('refused')\n"

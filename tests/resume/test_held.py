@@ -8,8 +8,8 @@ import pytest
 
 from optrun.artifacts.retention import Retention
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.target import Target, locate
 from optrun.base.errors import CheckpointError
-from optrun.runner.resume import target
 from tests.running import TINY_GPT, optrun, write_text
 
 
@@ -26,10 +26,10 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
     ]
     every = ["checkpoint.save_steps=1", "checkpoint.keep_last=3", "training.device=cpu"]
     assert optrun(*given, *every, f"hydra.run.dir={run.path}") == 0
-    choose, gone = target.checkpoint_of, [run.checkpoint(2), run.checkpoint(3)]
+    choose, gone = Target.whole_checkpoint, [run.checkpoint(2), run.checkpoint(3)]
 
-    def chosen(path: str, key: str = "") -> tuple[RunDir, Path]:
-        found = choose(path, key)
+    def chosen(target: Target) -> Path:
+        found = choose(target)
         if gone:
             gone.pop().rename(tmp_path / f"aside-{len(gone)}")
             if gone:
@@ -38,12 +38,12 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
                 )  # it went while it was looked through; the other one a moment later
         return found
 
-    monkeypatch.setattr(target, "checkpoint_of", chosen)
-    with target.held_checkpoint(str(run.path)) as (_, folder):
+    monkeypatch.setattr(Target, "whole_checkpoint", chosen)
+    with locate(str(run.path)).held_checkpoint() as folder:
         assert folder == run.checkpoint(1)
         (tmp_path / "aside-1").rename(run.checkpoint(3))
         assert Retention(run, keep_last=1)(keep=[]) == []
     assert Retention(run, keep_last=1)(keep=[]) == [folder]
     run.checkpoint(3).joinpath("model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError), target.held_checkpoint(str(run.path)):
+    with pytest.raises(CheckpointError), locate(str(run.path)).held_checkpoint():
         pass

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError
 from optrun.base.formatting import rate
 from optrun.report.comparability import explain_incomparable, unify_paths
@@ -27,7 +28,7 @@ from optrun.report.lr_scaling.sizes import (
     size_of,
     write_size,
 )
-from optrun.report.runs import NOT_STARTED, Run, flatten, load_runs
+from optrun.report.runs import NOT_STARTED, Run, flatten, require_runs
 
 _OF_EVALUATION = {
     "training.eval_steps",
@@ -172,12 +173,10 @@ def predict(
 
 def _load_sweeps(dirs: Sequence[Path]) -> list[Run]:
     """Read all runs of sweeps, without their confirmations."""
-    for directory in dirs:
-        if not directory.is_dir():
-            raise ConfigError(f"transfer {directory}: no such directory.")
-    runs = load_runs(dirs, beside=find_plans(dirs))
+    folders = [locate(str(directory)).runs_folder for directory in dirs]
+    runs = require_runs(folders, beside=find_plans(folders))
     if not any(run.described for run in runs):
-        raise ConfigError(f"transfer {', '.join(map(str, dirs))}: no run found here or beneath.")
+        raise ConfigError(f"{', '.join(map(str, dirs))}: no run here has a readable config.yaml.")
     unify_paths([run for run in runs if run.described])
     return runs
 

@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 
 from optrun.artifacts.forks import KEY, Trunk
 from optrun.artifacts.run_dir import RunDir
+from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import overrides, saved, store
@@ -166,14 +167,11 @@ def find_trunk(value: str) -> Trunk:
         ConfigError: It is neither run nor checkpoint of optrun's.
         CheckpointError: It is damaged, uncommitted, gone, or another one than was named.
     """
-    from optrun.runner.resume.target import checkpoint_of
-
     trunk = Trunk.parse(value)
     if trunk is not None and not Path(value).exists():
         trunk.require()
         return trunk
-    _, folder = checkpoint_of(value, key=f"{KEY}=")
-    return Trunk.of(folder)
+    return Trunk.of(locate(value, f"{KEY}=").whole_checkpoint())
 
 
 def trunk_of(tokens: Sequence[str]) -> str | None:

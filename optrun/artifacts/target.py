@@ -1,0 +1,231 @@
+"""Resolve a path that a person typed, once: a run, a checkpoint, a model, or a folder of runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from optrun.artifacts.forks import reading
+from optrun.artifacts.identity import run_id_of
+from optrun.artifacts.manifest import problems
+from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.run_dir import (
+    CHECKPOINT_MANIFEST,
+    CHECKPOINTS,
+    RunDir,
+    checkpoint_folders,
+    find_runs,
+    parse_step,
+)
+from optrun.base.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
+from optrun.base.reading import read_text
+
+_LOOK_SECONDS = 0.05
+_SHOWN = 3
+"""Runs of a folder that a message names."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What lies at a path that a person typed.
+
+    Attributes:
+        typed: The path as it was typed, with its key, for messages.
+        path: The folder.
+        kind: `model` is a folder with weights alone, `other` any other folder or a file.
+    """
+
+    typed: str
+    path: Path
+    kind: Literal["run", "checkpoint", "model", "other"]
+
+    @property
+    def run(self) -> RunDir:
+        """The run, or the run of the checkpoint.
+
+        Raises:
+            ConfigError: It is neither a run nor a checkpoint.
+        """
+        if self.kind == "checkpoint":
+            return RunDir(self.path.resolve().parent.parent)
+        if self.kind == "run":
+            return RunDir(self.path)
+        hint = ""
+        if self.kind == "model":
+            hint = " It has weights alone: model=pretrained model.path=DIR begins a run with them."
+        runs = list(islice(find_runs(self.path), _SHOWN))
+        if runs:
+            hint = f" Name one of the runs in it: {', '.join(map(str, runs))}."
+        raise ConfigError(
+            f"{self.typed}: neither a run directory nor a checkpoint of optrun's.{hint}"
+        )
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint that was named; None: a run was."""
+        return self.path if self.kind == "checkpoint" else None
+
+    @property
+    def runs_folder(self) -> Path:
+        """The folder at or beneath which runs are looked for.
+
+        Raises:
+            ConfigError: It is a checkpoint, a model or a file.
+        """
+        if self.kind == "checkpoint":
+            raise ConfigError(f"{self.typed}: a checkpoint. Name its run: {self.run.path}.")
+        if self.kind == "model" or not self.path.is_dir():
+            raise ConfigError(f"{self.typed}: neither a run directory nor a folder of runs.")
+        return self.path
+
+    def whole_checkpoint(self) -> Path:
+        """Return the checkpoint, or the newest whole one of the run; name those passed over.
+
+        Raises:
+            ConfigError: It is neither run nor checkpoint.
+            CheckpointError: The checkpoint is damaged, or the run has none that is whole.
+        """
+        from optrun.artifacts.retention import latest_whole
+
+        if self.checkpoint is not None:
+            wrong = problems(self.checkpoint, run_id_of(self.run))
+            if wrong:
+                raise CheckpointError(wrong[0])
+            return self.checkpoint
+        newest, damaged = latest_whole(self.run)
+        if newest is None:
+            faults = " ".join(reasons[0] for reasons in damaged.values())
+            raise CheckpointError(f"{self.path}: no checkpoint that is whole. {faults}".strip())
+        for reasons in damaged.values():
+            sys.stderr.write(f"optrun: warning: {printable(reasons[0])} Passed over.\n")
+        return newest
+
+    @contextmanager
+    def held_checkpoint(self) -> Iterator[Path]:
+        """Choose a checkpoint as `whole_checkpoint`, and keep its run from deleting it.
+
+        If it is deleted between being chosen and being held, it is chosen anew.
+
+        Raises:
+            ConfigError: As `whole_checkpoint`.
+            CheckpointError: As `whole_checkpoint`.
+        """
+        with ExitStack() as stack:
+            while True:
+                folders = checkpoint_folders(self.run)
+                try:
+                    folder = self.whole_checkpoint()
+                except CheckpointError:
+                    if checkpoint_folders(self.run) == folders:
+                        raise
+                    continue
+                with suppress(CheckpointError):
+                    stack.enter_context(reading(folder))
+                    if folder.is_dir():
+                        break
+                time.sleep(_LOOK_SECONDS)
+            yield folder
+
+
+def locate(value: str, key: str = "") -> Target:
+    """Find out what lies at a path.
+
+    `checkpoints/` stands for its run, `best` and `last` in it for the checkpoint that they name.
+
+    Args:
+        value: As it was typed.
+        key: What it was given for, with `=`, for messages.
+
+    Raises:
+        ConfigError: Nothing is there.
+        CheckpointError: It is a link among checkpoints.
+    """
+    refuse_url(key.rstrip("=") or "RUN_DIR", value)
+    path = Path(value).expanduser()
+    typed = f"{key}{value}"
+    if not path.exists():
+        folders = path.parent.glob("*/") if path.parent.is_dir() else ()
+        keywords = ("latest", "auto") if key == "resume=" else ()
+        close = nearest(value, (*keywords, *(str(folder) for folder in folders)))
+        hint = f" Did you mean {key}{close[0]}?" if close else ""
+        raise ConfigError(f"{typed}: no such directory (looked from {Path.cwd()}).{hint}")
+    if path.is_file() and path.parent.name == CHECKPOINTS:
+        name = read_text(path, errors="replace").strip()
+        path = path.parent / name if parse_step(name) is not None else path
+    if path.is_symlink() and path.absolute().parent.name == CHECKPOINTS:
+        raise CheckpointError(
+            f"{typed}: a link: what lies outside of a run directory is not read as part of it."
+        )
+    if not path.is_dir():
+        return Target(typed, path, "other")
+    if parse_step(path.name) is not None or (path / CHECKPOINT_MANIFEST).is_file():
+        return Target(typed, path, "checkpoint")
+    if path.name == CHECKPOINTS and RunDir(path.parent).is_run():
+        path = path.parent
+    if RunDir(path).is_run():
+        return Target(typed, path, "run")
+    is_model = any(path.glob("*.safetensors"))
+    return Target(typed, path, "model" if is_model else "other")
+
+
+def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | None:
+    """Find the run of `resume`.
+
+    Args:
+        value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
+        run_dir: `hydra.run.dir` where the command line names one: `latest` and `auto` then look
+            there alone.
+        outputs: Where runs lie otherwise.
+
+    Returns:
+        The target; None for `auto` where there is nothing to resume.
+
+    Raises:
+        ConfigError: The path is no run and no checkpoint, or contradicts `hydra.run.dir`.
+        CheckpointError: `latest` found no run.
+    """
+    typed = f"resume={value}"
+    if value in ("latest", "auto"):
+        path = _latest_run(run_dir, outputs)
+        if path is not None:
+            return Target(typed, path, "run")
+        if value == "auto":
+            return None
+        where = run_dir if run_dir is not None else outputs
+        raise CheckpointError(
+            f"{typed}: no run in {where}. Start one without resume, or with resume=auto."
+        )
+    if value.lower() == "true" and not Path(value).exists():
+        raise ConfigError(
+            f"{typed}: expected a run directory, a checkpoint, latest or auto. Did you mean"
+            " resume=latest?"
+        )
+    target = locate(value, "resume=")
+    run_path = target.run.path
+    if run_dir is not None and run_dir.resolve() != run_path.resolve():
+        raise ConfigError(
+            f"{typed} goes on in {run_path}, but hydra.run.dir={run_dir} names"
+            " another directory. Leave one out."
+        )
+    return target
+
+
+def _latest_run(run_dir: Path | None, outputs: Path) -> Path | None:
+    """Find the run that began last, or the begun run in `run_dir`."""
+    if run_dir is not None:
+        run = RunDir(run_dir)
+        return run_dir if run.is_run() and not run.is_unbegun() else None
+    started = []
+    for path in find_runs(outputs):
+        try:
+            summary = read_summary(RunDir(path).summary, any_format=True)
+        except (OSError, ValueError):
+            continue  # no summary: the run did not get as far as its first step
+        started.append((str(summary.get("started_at", "")), str(path)))
+    return Path(max(started)[1]) if started else None
