@@ -245,7 +245,7 @@ class Task(ABC):
         Must be a pure function of its examples.
         """
         labels = pad((example["labels"] for example in examples), IGNORED)
-        return {**pad_inputs(examples, self.padding), "labels": labels}
+        return {**model_inputs(examples, self.padding), "labels": labels}
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
         """Change an example from epoch to epoch, as masking does; nothing by default."""
@@ -453,4 +453,15 @@ def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False)
     batch = {"input_ids": fill(rows, padding), "attention_mask": fill(masks, 0)}
     if "token_type_ids" in examples[0]:
         batch["token_type_ids"] = fill((example["token_type_ids"] for example in examples), 0)
+    return batch
+
+
+def model_inputs(examples: Sequence[Example], padding: int) -> Batch:
+    """Pad as `pad_inputs`, with a mask only if something is padded.
+
+    To learn whether a mask masks anything, transformers reads it from the device, and waits.
+    """
+    batch = pad_inputs(examples, padding)
+    if len({len(example["input_ids"]) for example in examples}) == 1:
+        del batch["attention_mask"]
     return batch

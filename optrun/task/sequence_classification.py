@@ -17,7 +17,7 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.task.base import ModelNeeds, Task, pad_inputs
+from optrun.task.base import ModelNeeds, Task, model_inputs
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
@@ -132,7 +132,7 @@ class SequenceClassification(Task):
     def collate(self, examples: list[Example]) -> Batch:
         """Collate `input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest).
 
-        `labels` (batch,).
+        `labels` (batch,). There is a mask only if something is padded.
 
         Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers'
         own loss takes them.
@@ -140,7 +140,7 @@ class SequenceClassification(Task):
         labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
         if not self.several:
             labels = labels.to(torch.float32 if self.regression else torch.int64)
-        return {**pad_inputs(examples, self.padding), "labels": labels}
+        return {**model_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:
         """Count the examples; -100 is a number like another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import walk_stack
@@ -12,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from optrun.config import store
+from optrun.task import base, sequence_classification
 from optrun.training.loop import Loop
 from optrun.training.step import TrainStep
 from tests.e2e.prediction_runs import WORDS, write_rows
@@ -20,9 +22,11 @@ from tests.e2e.test_embedding import ROWS as TEXT_PAIRS
 from tests.e2e.test_embedding import RUN as EMBEDDING
 from tests.e2e.test_preference import SMALL as PREFERENCE
 from tests.e2e.test_preference import write_pairs
-from tests.running import optrun
+from tests.running import optrun, records, state, tensors
 
 TASKS = [*WORDS, "sft", "preference", "embedding"]
+ENCODED = sorted(set(WORDS) - {"image_classification", "causal_lm"})
+"""Tasks of encoders that pad rows of unequal length."""
 OPTIMIZERS = sorted(set(store.GROUPS["optimizer"]) - {"pytorch_optimizer"})
 OPTIMIZER_WORDS = {"muon": ["param_groups=standard"], "sgd": ["optimizer.momentum=0.9"]}
 ELSEWHERE = {"masking_utils.py", "_adafactor.py", "plan.py"}
@@ -33,8 +37,9 @@ HOST_STATE = ("step", "mu_product")
 class Reads(TorchDispatchMode):
     """Counts the reads that would wait for a device.
 
-    Two are not optrun's: transformers looks whether an attention mask masks anything, and torch's
-    Adafactor reads the norms of weights and updates. The plan of an optimizer compares addresses,
+    Two are not optrun's: transformers looks whether an attention mask masks anything, or without a
+    mask whether a decoder's positions begin anew, and torch's Adafactor reads the norms of weights
+    and updates. The plan of an optimizer compares addresses,
     which are on the host on every machine.
     """
 
@@ -106,6 +111,12 @@ def task_words(task: str) -> list[str]:
     return words_of(task, 7)
 
 
+def single_rows(task: str, steps: int) -> list[str]:
+    """Words of a run whose batches have one row, so that nothing is padded."""
+    key = "training.per_device_train_batch_size="
+    return [*(word for word in words_of(task, steps) if not word.startswith(key)), f"{key}1"]
+
+
 def sparse(words: list[str]) -> list[str]:
     """Seven steps with one line and one evaluation, both at the end."""
     keys = ("training.logging_steps", "training.eval_steps", "checkpoint.")
@@ -129,6 +140,32 @@ def test_no_optimizer_is_waited_for(optimizer: str, counts: list[int]) -> None:
     ]
     assert optrun(*[word for word in words if not word.startswith("lr=")]) == 0
     assert counts == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("task", ENCODED)
+def test_no_mask_is_read_if_nothing_is_padded(
+    task: str, counts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ELSEWHERE", ELSEWHERE - {"masking_utils.py"})
+    assert optrun(*sparse(single_rows(task, 7))) == 0
+    assert counts == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("task", ENCODED)
+def test_a_mask_that_masks_nothing_changes_no_bit(
+    task: str, attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*single_rows(task, 3), f"model.attn_implementation={attention}"]
+    assert optrun(*words) == 0
+    Path("run").rename("lean")
+    for module in (base, sequence_classification):
+        monkeypatch.setattr(module, "model_inputs", base.pad_inputs)
+    assert optrun(*words) == 0
+    assert records(Path("lean")) == records(Path("run"))
+    assert tensors(Path("lean"), 3) == tensors(Path("run"), 3)
+    digests = {state(Path(run), 3)["train"]["batches_digest"] for run in ("lean", "run")}
+    assert len(digests) == 2, "both runs had a mask, or both had none"
 
 
 def test_a_component_that_reads_is_counted(
