@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
-from optrun.artifacts.atomic import replace_text
+from optrun.artifacts.atomic import replace_bytes, replace_text
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
@@ -37,7 +37,7 @@ from optrun.report.statistics import Judgement
 from optrun.report.sweep_folder import count_looks, dated_folder, tuned_keys
 from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
-from optrun.report.theme import DARK, LIGHT, PAGE, SOFTWARE, css_variables, save_png, to_svg
+from optrun.report.theme import LIGHT, SOFTWARE, to_png
 from optrun.report.verdict import SweepVerdict, is_tested, write_verdict
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
@@ -393,32 +393,40 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
     return commands
 
 
-def render(content: Mapping[str, object], drawn: Mapping[Picture, Path]) -> Iterator[str]:
-    """Render the HTML page, then the Markdown page with links to pictures.
+def render(
+    content: Mapping[str, object], images: Mapping[Picture, tuple[Path, bytes]]
+) -> list[str]:
+    """Render the HTML page with its pictures inside, and the Markdown page with links to them.
 
     The content policy of the HTML page forbids every request.
 
     Args:
         content: What the page says.
-        drawn: The pictures, and the files that Markdown shows.
+        images: Of each picture, the PNG file that Markdown shows, and its bytes.
     """
-    # The pictures are markup of our own.
-    inline = [
-        (picture, Markup(to_svg(picture.draw(PAGE), name=picture.name, label=picture.title)))
-        for picture in drawn
+    inline = [(picture, b64encode(png).decode()) for picture, (_, png) in images.items()]
+    links = [(picture, path) for picture, (path, _) in images.items()]
+    return [
+        fill_html("report.html", pictures=inline, **content),
+        fill_markdown("report.md", pictures=links, **content),
     ]
-    colours = {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
-    yield fill_html("report.html", pictures=inline, **colours, **content)
-    yield fill_markdown("report.md", pictures=list(drawn.items()), **content)
+
+
+def _draw(picture: Picture) -> bytes:
+    """Draw a picture with its title above it, as a PNG file."""
+    figure = picture.draw(LIGHT)
+    look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
+    figure.suptitle(picture.title, x=0.012, **look)
+    return to_png(figure, dpi=160 if figure.get_figwidth() > 8 else 240)
 
 
 def _write(
     folder: Path, stem: str, content: Mapping[str, object], table: str, drawn: Sequence[Picture]
 ) -> list[Path]:
     """Write all files, none of them over a person's own."""
-    images = {picture: folder / f"{stem}-{picture.name}.png" for picture in drawn}
+    images = {picture: (folder / f"{stem}-{picture.name}.png", _draw(picture)) for picture in drawn}
     pages = [folder / f"{stem}.{ending}" for ending in ("html", "md", "csv")]
-    files = [*pages, *images.values()]
+    files = [*pages, *(path for path, _ in images.values())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in files:
@@ -429,17 +437,8 @@ def _write(
                 )
         for path, text in zip(pages, [*render(content, images), table], strict=True):
             replace_text(path, text)
-        for picture, path in images.items():
-            figure = picture.draw(LIGHT)
-            look = {
-                "ha": "left",
-                "fontsize": 12,
-                "color": LIGHT.ink,
-                "fontweight": "bold",
-                "wrap": True,
-            }
-            figure.suptitle(picture.title, x=0.012, **look)
-            save_png(figure, path, dpi=160 if figure.get_figwidth() > 8 else 240)
+        for path, png in images.values():
+            replace_bytes(path, png)
     except OSError as error:
         message = (
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"

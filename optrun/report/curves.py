@@ -16,7 +16,6 @@ from optrun.config.schema.metric import metric_mode
 from optrun.report.runs import Array, Run, load_run
 from optrun.report.theme import (
     LIGHT,
-    PAGE,
     Chart,
     Theme,
     count_axis,
@@ -56,10 +55,9 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
 
     Args:
         run: What its files say.
-        theme: Colours; on a page the panels stand one below the other, as wide as a phone.
+        theme: Colours.
         title: One line above all panels.
     """
-    stacked = theme is PAGE
     names = run.log.names()
     eval_losses = [name for name in names if name.startswith("eval/") and name.endswith("/loss")]
     candidates = (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity")
@@ -72,24 +70,14 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
         # One point, as of an evaluation at the end alone, is no curve.
         if any(len(run.series(metric)[0]) > 1 for metric in metrics):
             panels.append((panel_title, metrics))
-    if stacked:
-        rows = len(panels)
-        columns = 1
-        figure = Chart(4.3, 0.9 + 2.3 * rows, theme)
-    else:
-        rows = min(2, len(panels))
-        columns = max(1, len(panels) - 1)
-        figure = Chart(10.0, 2.0 + 2.2 * rows, theme)
+    rows = min(2, len(panels))
+    figure = Chart(10.0, 2.0 + 2.2 * rows, theme)
     if title:
         figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold")
+    columns = max(1, len(panels) - 1)
     grid = figure.add_gridspec(rows, columns, height_ratios=[1.45, *[1] * (rows - 1)])
     for index, (panel_title, metrics) in enumerate(panels):
-        if index == 0:
-            cell = grid[0, :]
-        elif stacked:
-            cell = grid[index, 0]
-        else:
-            cell = grid[1, index - 1]
+        cell = grid[0, :] if index == 0 else grid[1, index - 1]
         ax = figure.add_subplot(cell)
         style_axes(ax, theme, title=panel_title, xlabel="optimizer step")
         _draw_panel(ax, run, metrics, theme)

@@ -1,29 +1,21 @@
 """How every picture of optrun looks.
 
 Colours that colour-blind readers can tell apart, quiet axes, honest tick labels.
-
-A picture is drawn once per `Theme`. `LIGHT` holds real colours for PNG files. `PAGE` holds
-stand-ins that `to_svg` turns into CSS variables, so that one inline SVG follows the reader's light
-or dark setting.
 """
 
 from __future__ import annotations
 
 import contextlib
-import html
 import io
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
@@ -51,16 +43,6 @@ SERIES_LIGHT = (
     "#3d9bd6",
     "#7a4a1e",
     "#5a6270",
-)
-SERIES_DARK = (
-    "#58aef0",
-    "#ff8a4c",
-    "#3fc9a3",
-    "#e58ad2",
-    "#e9b949",
-    "#8fd0ff",
-    "#d0a077",
-    "#a9b4c2",
 )
 
 
@@ -90,22 +72,6 @@ LIGHT = Theme(
     alarm="#c4162a",
     series=SERIES_LIGHT,
 )
-DARK = Theme(
-    ink="#e8eaed",
-    muted="#a0a8b3",
-    grid="#3a404a",
-    paper="#15181d",
-    alarm="#ff6b78",
-    series=SERIES_DARK,
-)
-PAGE = Theme(
-    "#010101",
-    "#010102",
-    "#010103",
-    "#010104",
-    "#010105",
-    tuple(f"#0102{n:02x}" for n in range(len(SERIES_LIGHT))),
-)
 
 
 class Chart(Figure):
@@ -121,17 +87,6 @@ class Chart(Figure):
         self.engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
         super().__init__(figsize=(width, height), layout=self.engine, facecolor=theme.paper)
         FigureCanvasAgg(self)
-
-
-def css_variables(theme: Theme) -> str:
-    """Declare the CSS variables for the colours of inline pictures."""
-    return " ".join(f"--{name}: {colour};" for name, colour in variables(theme).items())
-
-
-def variables(theme: Theme) -> dict[str, str]:
-    """Name the colours of a theme."""
-    names = {name: getattr(theme, name) for name in ("ink", "muted", "grid", "paper", "alarm")}
-    return names | {f"series-{index}": colour for index, colour in enumerate(theme.series)}
 
 
 def style_axes(
@@ -291,42 +246,21 @@ def any_letters(figure: Figure) -> Iterator[None]:
         yield
 
 
-def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
-    """Write a picture to a PNG file, replaced by one rename.
-
-    Raises:
-        OSError: The disk refused.
-    """
+def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
+    """Render a picture as a PNG file."""
     buffer = io.BytesIO()
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(dpi)
     with any_letters(figure):  # `Figure.savefig` would draw twice, once to no effect
         canvas.print_png(buffer, metadata={"Software": SOFTWARE})
-    replace_bytes(path, buffer.getvalue())
-    return path
+    return buffer.getvalue()
 
 
-def to_svg(figure: Chart, *, name: str, label: str) -> str:
-    """Render the figure as an inline `<svg>` element without outside references.
+def save_png(figure: Figure, path: Path) -> Path:
+    """Write a picture to a PNG file, replaced by one rename.
 
-    Args:
-        figure: Drawn with the theme `PAGE`.
-        name: Unique in the page; keeps the ids of several pictures apart.
-        label: What a screen reader says.
-
-    Returns:
-        One `<svg>` element: text stays text, colours are CSS variables, size follows the page.
+    Raises:
+        OSError: The disk refused.
     """
-    buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), any_letters(figure):
-        figure.set_facecolor("none")
-        # `Figure.savefig` would draw twice.
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue().decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)
-    for variable, colour in variables(PAGE).items():
-        text = text.replace(colour, f"var(--{variable})")
-    text = re.sub(r'\s(?:width|height)="[\d.]+pt"', "", text, count=2)
-    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1).strip()
+    replace_bytes(path, to_png(figure))
+    return path

@@ -221,22 +221,19 @@ def write_run(
 
 @pytest.fixture(autouse=True)
 def _unpainted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are made, and drawn into the page.
-
-    Painted once more, as files, where a test asks for `pictures`.
+    """Figures are made, and painted where a test asks for `pictures`.
 
     The report of `made`, which is older than any test, is painted, too.
     """
     if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("optrun.report.build.save_png", _unpainted_png)
+        monkeypatch.setattr("optrun.report.build.to_png", _unpainted_png)
 
 
-def _unpainted_png(figure: Figure, path: Path, *, dpi: int = 160) -> Path:
-    """Write a file that a report takes for its own."""
+def _unpainted_png(figure: Figure, *, dpi: int = 160) -> bytes:
+    """Make a file that a report takes for its own."""
     assert figure.axes
     assert dpi in (160, 240)
-    path.write_bytes(b"\x89PNG " + SOFTWARE.encode())
-    return path
+    return b"\x89PNG " + SOFTWARE.encode()
 
 
 @pytest.fixture(scope="session")

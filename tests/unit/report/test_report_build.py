@@ -225,7 +225,7 @@ def test_one_run_has_its_own_small_table(tmp_path: Path, make_run: MakeRun) -> N
     ]
     assert "eval/accuracy" in stream.getvalue()
     assert "verdict" not in stream.getvalue()
-    assert Page(made.files[0].read_text()).tags.count("svg") == 1
+    assert Page(made.files[0].read_text()).tags.count("img") == 1
     (run / "metrics.jsonl").write_text("")
     report([run])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,25 +27,20 @@ def test_the_page_loads_nothing_and_says_so(made: tuple[Report, str]) -> None:
         if name == "style":
             assert "url(" not in value or "url(#" in value
         else:
-            assert value.startswith("#"), f"the page would load {item}"
+            assert value.startswith(("#", "data:image/png")), f"the page would load {item}"
     assert "url(http" not in content
     assert "@import" not in content
     assert "default-src 'none'" in content
-    assert {"iframe", "object", "embed", "link", "img"}.isdisjoint(page.tags)
-    assert page.tags.count("svg") == 4
+    assert {"iframe", "object", "embed", "link"}.isdisjoint(page.tags)
+    assert page.tags.count("img") == 4
     addresses = [word for word in content.split('"') if word.startswith(("http:", "https:"))]
-    assert set(addresses) <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+    assert addresses == []
 
 
 def test_the_page_is_legible_on_a_phone(made: tuple[Report, str]) -> None:
-    """Pictures as wide as one, in points, and the rows of the ranking as cards.
-
-    No verdict is off the screen.
-    """
+    """Pictures as wide as one, the rows of the ranking as cards, no verdict off the screen."""
     page = made[0].files[0].read_text()
-    widths = [float(box.split()[2]) for box in re.findall(r'viewBox="([^"]+)"', page)]
-    assert len(widths) == 4
-    assert max(widths) <= 320
+    assert "figure img { display: block; width: 100%" in page
     assert page.count('class="worse" data-label="verdict"') == 1
     assert "table.cards td::before { content: attr(data-label)" in page
 

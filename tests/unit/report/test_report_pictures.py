@@ -18,7 +18,7 @@ from optrun.report.figures import pictures
 from optrun.report.findings import analyse_runs
 from optrun.report.picture import Picture, find_reach
 from optrun.report.runs import load_runs
-from optrun.report.theme import LIGHT, PAGE, to_svg
+from optrun.report.theme import LIGHT, to_png
 from tests.unit.report.conftest import BEST_LR
 
 MakeRun = Callable[..., Path]
@@ -102,22 +102,7 @@ def test_the_nearer_half_is_always_inside() -> None:
 def test_more_contenders_than_lines() -> None:
     found = _found(**{f"c{number}": [2.5 + number / 100] for number in range(LINES + 6)})
     assert len(found) == LINES
-    draw_differences(found, "eval/loss", "min", math.nan, PAGE)
-
-
-def test_a_picture_says_what_it_is_and_takes_its_colours_from_the_page(
-    tmp_path: Path, make_run: MakeRun
-) -> None:
-    for number, final in enumerate((2.0, 2.1, 2.4, 3.0, 2.1, 2.3, 2.4, 3.2)):
-        optimizer = ("adamw", "lamb")[number // 4]
-        make_run(
-            tmp_path / str(number), optimizer=optimizer, seed=number % 4, max_steps=20, final=final
-        )
-    picture = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))["differences"]
-    svg = to_svg(picture.draw(PAGE), name="differences", label='"<differences>')
-    assert 'aria-label="&quot;&lt;differences&gt;"' in svg
-    assert "var(--series-1)" in svg
-    assert PAGE.series[1] not in svg
+    draw_differences(found, "eval/loss", "min", math.nan, LIGHT)
 
 
 def test_a_bad_contender_is_named_above_curves_and_basins(
@@ -156,10 +141,10 @@ def test_every_seed_has_a_line_in_the_colour_of_its_contender(
             eval_every=10,
         )
     picture = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))["metric"]
-    (ax,) = picture.draw(PAGE).axes
+    (ax,) = picture.draw(LIGHT).axes
     colours = [line.get_color() for line in ax.get_lines()]
-    assert colours == [PAGE.series[at // 2] for at in range(8)]
-    (box,) = picture.draw(PAGE).legends
+    assert colours == [LIGHT.series[at // 2] for at in range(8)]
+    (box,) = picture.draw(LIGHT).legends
     assert len(box.get_texts()) == 4
 
 
@@ -178,7 +163,7 @@ def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
         )
     drawn = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))
     for name in ("differences", "lr", "metric"):
-        assert "<svg" in to_svg(drawn[name].draw(PAGE), name=name, label=name)
+        assert to_png(drawn[name].draw(LIGHT)).startswith(b"\x89PNG")
 
 
 def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRun) -> None:
