@@ -15,7 +15,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
 
 if TYPE_CHECKING:
-    from optrun.report.lr_scaling.predict import Transfer
+    from optrun.report.lr_scaling.predict import Prediction
     from optrun.report.verdict import SweepVerdict
 
 
@@ -154,21 +154,14 @@ def compose(
 
 
 def transfer(
-    sweeps: Sequence[Location],
-    to: Mapping[str, float],
-    *,
-    metric: str | None = None,
-    out: Location | None = None,
-    quiet: bool = False,
-) -> Transfer:
+    sweeps: Sequence[Location], to: Mapping[str, float], *, metric: str | None = None
+) -> Prediction:
     """Predict the learning rate for another size from sweeps over lr, as `optrun transfer` does.
 
     Args:
         sweeps: Directories of sweeps at two sizes or more.
         to: The size that lr is for, by keys that varied, such as `{"model.config.n_embd": 512}`.
         metric: What to judge by; None: the main metric of the runs.
-        out: Where page and picture go; None: a new folder, `outputs/transfer/DATE/TIME`.
-        quiet: Whether nothing is printed.
 
     Returns:
         For each contender the lr with its interval, the exponents, and the runs that would test it.
@@ -176,7 +169,6 @@ def transfer(
     Raises:
         TypeError: A single directory, where a list is expected.
         ConfigError: The sweeps do not tell; the message says which runs are missing.
-        StorageError: A file cannot be written.
     """
     if isinstance(sweeps, str | PathLike):
         raise TypeError(
@@ -186,15 +178,6 @@ def transfer(
         raise TypeError(
             f'to={to!r}: expected keys and numbers, such as {{"model.config.n_embd": 512}}.'
         )
-    from rich.console import Console
+    from optrun.report.lr_scaling.predict import predict
 
-    from optrun.report.lr_scaling.page import transfer as predicted
-
-    folders = [Path(sweep) for sweep in sweeps]
-    return predicted(
-        folders,
-        to,
-        out=None if out is None else Path(out).expanduser(),
-        metric=metric,
-        console=Console(quiet=quiet),
-    )
+    return predict([Path(sweep) for sweep in sweeps], to, metric)

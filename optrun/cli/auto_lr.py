@@ -36,20 +36,18 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     lr = command_line.override("lr")
     lr_from = command_line.override("lr_from")
     automatic = lr is not None and lr.value() == "auto"
-    if not automatic and lr_from is None:
+    if lr_from is None and not automatic:
         return command_line, None
-    if not automatic:
-        assert lr_from is not None
-        raise ConfigError(
-            f"{lr_from.input_line}: says where lr=auto takes its number from. Add lr=auto, or leave"
-            " it out."
-        )
-    sweep = None if lr_from is None else lr_from.value()
-    if not isinstance(sweep, str):
+    if lr_from is None:
         raise ConfigError(
             "lr=auto: takes its number from a sweep over lr of the same recipe: add"
             " lr_from=SWEEP_DIR."
         )
+    if not automatic:
+        raise ConfigError(
+            f"{lr_from.input_line}: says where lr=auto takes its number from: add it."
+        )
+    sweep = str(lr_from.value())
     refuse_url("lr_from", sweep)
     from optrun.report.lr_scaling.predict import find_lr_for_run
 

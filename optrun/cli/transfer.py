@@ -6,9 +6,14 @@ The learning rate for a size that was not swept, from sweeps at smaller ones.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, ConfigError
+from optrun.base.formatting import rate
 from optrun.cli.parser import VerbArguments, VerbParser
+
+if TYPE_CHECKING:
+    from optrun.report.lr_scaling.predict import Answer
 
 
 def parser() -> VerbParser:
@@ -18,58 +23,72 @@ def parser() -> VerbParser:
         ["DIR", "..."],
         """
 Predicts the best learning rate for another width, depth, length or batch from sweeps over lr at
-two sizes or more: the optimum of each size, the power law through them, the lr with its interval
-for each optimizer, the two runs that would test it. Writes transfer.md and transfer.png. Reads
-files only.
+two sizes or more, and names the runs that would test it. Reads files only.
 
   to      the size that is asked for, by keys that varied between the sweeps:
           to="model.config.n_embd=512"
   metric  the metric to judge by, such as eval/loss; else the main metric of the runs
-  out     where to write; else a new folder, outputs/transfer/DATE/TIME
 """,
-        keys={"to": '"KEY=VALUE ..."', "metric": "NAME", "out": "DIR"},
+        keys={"to": '"KEY=VALUE ..."', "metric": "NAME"},
     )
 
 
 def run(arguments: VerbArguments) -> int:
-    """Predict, print and write the answer.
+    """Predict and print the answer.
 
     Returns:
         0.
     """
-    if "to" not in arguments.key_values:
-        raise ConfigError(
-            "optrun transfer: to is missing: the size that lr is for, as in"
-            ' to="training.max_steps=10000".'
-        )
     from rich.console import Console
 
-    from optrun.report.lr_scaling.page import transfer
+    from optrun.report.lr_scaling.predict import predict, write_size
+    from optrun.report.table import Table, to_rich
 
-    transfer(
-        [Path(path) for path in arguments.positional],
-        _parse_target(arguments.key_values["to"]),
-        out=arguments.out,
-        metric=arguments.key_values.get("metric"),
-        console=Console(),
-    )
+    target = _parse_target(arguments.key_values.get("to", ""))
+    folders = [Path(path) for path in arguments.positional]
+    prediction = predict(folders, target, arguments.key_values.get("metric"))
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for answer in prediction.answers:
+        best = f"lr {rate(answer.lr.value)} (90 % interval {answer.lr.interval()})"
+        size = write_size(answer.target)
+        console.print(f"{answer.contender}: {best} for {size}{_write_law(answer)}.", style="bold")
+        table = Table(["size", "best lr", "90 % interval"], [False, True, True])
+        table.rows += [[size, rate(lr.value), lr.interval()] for size, lr in answer.optima.items()]
+        table.rows += [[size, "none", reason] for size, reason in answer.missing.items()]
+        table.styles += [""] * len(table.rows)
+        console.print(to_rich(table))
+        console.print(f"The runs that would test it:\n  {answer.test}\n")
+    for contender, reason in prediction.refused.items():
+        console.print(f"{contender}: no answer. {reason}")
     return EXIT_DONE
 
 
-def _parse_target(text: str) -> dict[str, object]:
-    """Split a size such as `model.config.n_embd=512 training.max_steps=10000` into its keys."""
-    target: dict[str, object] = {}
+def _parse_target(text: str) -> dict[str, float]:
+    """Read a size such as `model.config.n_embd=512 training.max_steps=10000`."""
+    target: dict[str, float] = {}
     for token in text.split():
-        key, equals, value = token.partition("=")
-        if not equals or not key:
-            raise ConfigError(
-                f'to: {token!r}: expected KEY=VALUE, as in to="training.max_steps=10000".'
-            )
+        key, _, value = token.partition("=")
         if key in target:
             raise ConfigError(f"to: {key} is given twice: which one is meant?")
-        target[key] = value
+        try:
+            target[key] = float(value)
+        except ValueError:
+            raise ConfigError(
+                f"to: {token}: expected KEY=NUMBER, as in training.max_steps=10000."
+            ) from None
     if not target:
         raise ConfigError(
-            'to: expected the size that lr is for, as in to="model.config.n_embd=512".'
+            'to is missing: the size that lr is for, as in to="model.config.n_embd=512".'
         )
     return target
+
+
+def _write_law(answer: Answer) -> str:
+    """Write the power law that carries an answer; empty if the size itself was swept."""
+    powers = []
+    for key, exponent in answer.exponents.items():
+        power = f"{key}^{exponent.value:+.2f}"
+        if exponent.is_bounded:
+            power += f" ({exponent.low:+.2f} to {exponent.high:+.2f})"
+        powers.append(power)
+    return f", if lr* ~ {' '.join(powers)} holds" if powers else ""

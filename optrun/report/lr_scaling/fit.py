@@ -30,7 +30,6 @@ BEND = 0.05
 the last digit, and few sizes do not show a slight bend that matters at the target."""
 IMPROBABLE = 0.05
 """Optima that lie further from the law than this share of all would are no power law."""
-MIN_LRS = 3
 MIN_SEEDS = 2
 
 
@@ -40,12 +39,6 @@ class FittedCurve:
 
     best: float
     """ln lr of the lowest point."""
-    level: float
-    """Cost there, mean over seeds."""
-    curvature: float
-    """Of cost = level + curvature * (ln lr - best)^2."""
-    window: tuple[float, float]
-    """Lowest and highest ln lr of the fit."""
     variance: float
     """Of `best`, over seeds: the jackknife's."""
     step: float
@@ -53,6 +46,13 @@ class FittedCurve:
     shift: float
     """How far `best` moves if the parabola takes in more learning rates."""
     seeds: int
+    limit: float
+    """Lowest ln lr above `best` at which a run diverged; infinite if none did."""
+
+    def optimum(self, variance: float) -> tuple[float, float, float]:
+        """Return ln lr* and the ends of its interval, which ends below what diverged."""
+        half = NORMAL * math.sqrt(variance) + abs(self.shift)
+        return self.best, self.best - half, min(self.best + half, self.limit)
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,6 @@ class ScalingLaw:
     """Of the coefficients."""
     shift: Array
     """How far they move if each parabola takes in more learning rates."""
-    variance: float
-    """Of one optimum: over seeds, and between two learning rates of a grid."""
     spare: int
     """Sizes beyond those that level and slopes need. Without one there is no interval."""
     is_broken: bool
@@ -91,7 +89,7 @@ class ScalingLaw:
         return value, value - half, value + half
 
 
-def fit_lr_curve(lrs: Array, costs: Array) -> FittedCurve:
+def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> FittedCurve:
     """Fit a parabola around the best learning rate.
 
     Least squares of cost = c_seed + b x + a x^2: each seed has a height of its own.
@@ -100,6 +98,7 @@ def fit_lr_curve(lrs: Array, costs: Array) -> FittedCurve:
         lrs: ln of the learning rates, rising; shape (k,).
         costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid,
             and two seeds or more have all runs there and at both neighbours.
+        limit: Lowest ln lr above the best at which a run diverged.
     """
     middle = best_of(costs)
     near = _around(lrs, middle, neighbours=1, factor=NEAR)
@@ -108,18 +107,15 @@ def fit_lr_curve(lrs: Array, costs: Array) -> FittedCurve:
     costs = costs[np.isfinite(costs[:, near]).sum(axis=1) > 1]
     x = lrs[near]
     y = costs[:, near]
-    best, level, curvature = _parabola(x, y)
-    wide = _parabola(lrs[far], costs[:, far])[0]
-    left_out = [_parabola(x, np.delete(y, seed, axis=0))[0] for seed in range(len(y))]
+    best = _lowest_point(x, y)
+    left_out = [_lowest_point(x, np.delete(y, seed, axis=0)) for seed in range(len(y))]
     return FittedCurve(
         best=best,
-        level=level,
-        curvature=curvature,
-        window=(float(x[0]), float(x[-1])),
         variance=(len(y) - 1) * float(np.var(left_out)),
         step=float(x[-1] - x[0]) / (len(x) - 1),
-        shift=wide - best,
+        shift=_lowest_point(lrs[far], costs[:, far]) - best,
         seeds=len(y),
+        limit=limit,
     )
 
 
@@ -134,19 +130,27 @@ def best_of(costs: Array) -> int:
     return int(np.argmin(np.nanmean(costs - np.nanmean(costs, axis=1, keepdims=True), axis=0)))
 
 
-def _parabola(x: Array, costs: Array) -> tuple[float, float, float]:
-    """Fit lowest point, its cost, and curvature; the lower end if there is no minimum inside."""
+def _lowest_point(x: Array, costs: Array) -> float:
+    """Fit a parabola and find its lowest point between the ends of x."""
     seed, at = np.nonzero(np.isfinite(costs))
     center = float(x.mean())
     z = x - center
     heights = (seed[:, None] == np.arange(len(costs))).astype(float)
     design = np.column_stack([z[at] ** 2, z[at], heights])
-    a, b, *c = np.linalg.lstsq(design, costs[seed, at], rcond=None)[0]
+    a, b = np.linalg.lstsq(design, costs[seed, at], rcond=None)[0][:2]
     if a > 0:
-        best = float(np.clip(-b / (2 * a), z[0], z[-1]))
+        best = np.clip(-b / (2 * a), z[0], z[-1])
     else:
         best = min(z[0], z[-1], key=lambda end: a * end**2 + b * end)
-    return center + best, float(np.mean(c) + b * best + a * best**2), float(a)
+    return center + float(best)
+
+
+def pool_variance(curves: Sequence[FittedCurve]) -> float:
+    """Estimate the variance of one optimum: over seeds, and between two lrs of a grid."""
+    degrees = sum(curve.seeds - 1 for curve in curves)
+    squares = sum((curve.seeds - 1) * curve.variance for curve in curves)
+    grain = np.mean([(GRAIN * curve.step) ** 2 for curve in curves])
+    return float(squares / special.chdtri(degrees, 1 - UNSEEN) + grain)
 
 
 def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
@@ -163,10 +167,7 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     x = np.log(sizes) - center
     keys = x.shape[1]
     optima = np.array([curve.best for curve in curves])
-    degrees = sum(curve.seeds - 1 for curve in curves)
-    squares = sum((curve.seeds - 1) * curve.variance for curve in curves)
-    grain = np.mean([(GRAIN * curve.step) ** 2 for curve in curves])
-    variance = float(squares / special.chdtri(degrees, 1 - UNSEEN) + grain)
+    variance = pool_variance(curves)
     design = np.column_stack([np.ones(len(x)), x, x**2])
     prior = np.diag([0.0] * (1 + keys) + [BEND**-2] * keys)
     covariance = np.linalg.inv(design.T @ design / variance + prior)
@@ -180,7 +181,6 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
         coefficients=coefficients,
         covariance=covariance,
         shift=solve @ np.array([curve.shift for curve in curves]),
-        variance=variance,
         spare=spare,
         is_broken=spare > 0 and misfit > float(special.chdtri(spare, IMPROBABLE)),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,35 +11,23 @@ from pathlib import Path
 import numpy as np
 
 from optrun.artifacts.target import locate
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import rate
+from optrun.report import configurations as grouping
 from optrun.report.comparability import explain_incomparable, unify_paths
-from optrun.report.configurations import build_configurations, build_contenders, differing_keys
 from optrun.report.confirmation_plan import find_plans
 from optrun.report.findings import choose_metric
-from optrun.report.lr_scaling.fit import NORMAL, ScalingLaw, fit_law
-from optrun.report.lr_scaling.sizes import (
-    GROUPS,
-    Size,
-    Sweep,
-    find_sweeps,
-    fit_sizes,
-    is_size,
-    round_to_grid,
-    size_of,
-    write_size,
-)
-from optrun.report.runs import NOT_STARTED, Run, flatten, require_runs
+from optrun.report.lr_scaling import fit
+from optrun.report.runs import Run, flatten, require_runs, to_number
 
-_OF_EVALUATION = {
-    "training.eval_steps",
-    "training.per_device_eval_batch_size",
-    "data.max_eval_examples",
-    "task.sample_tokens",
-}
-"""Keys that move no optimum."""
+GROUPS = ("model.", "training.", "data.")
+"""Groups whose numbers are a size; those of other groups tell contenders apart."""
+OF_EVALUATION = ("eval_steps", "per_device_eval_batch_size", "max_eval_examples", "sample_tokens")
+"""Settings that move no optimum."""
+ROUNDING = 1e-6
+"""Of logarithms."""
 FAR = 4.0
-"""No number is given for a size further than this factor beyond those that were swept."""
+"""No number is given for a size further than this factor from those that were swept."""
 WIDEST = 4.0
 """No number is given if the ends of its interval are further apart than this factor."""
 
@@ -56,76 +45,59 @@ class Estimate:
         """Whether there is an interval."""
         return math.isfinite(self.high)
 
+    def exp(self) -> Estimate:
+        """Turn logarithms into numbers."""
+        value, low, high = np.exp([self.value, self.low, self.high])
+        return Estimate(float(value), float(low), float(high))
 
-@dataclass(frozen=True)
-class Optimum:
-    """The best learning rate of one size."""
-
-    size: Mapping[str, float]
-    lr: Estimate
-    """Its interval ends below the lowest lr at which a run diverged."""
-    cost: float
-    """The metric there."""
-    seeds: int
+    def interval(self) -> str:
+        """Write the ends of a learning rate."""
+        if not self.is_bounded:
+            return "none: too few sizes to test the law"
+        return f"{rate(self.low)} to {rate(self.high)}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The prediction for one contender."""
+    """The learning rate of one contender for another size."""
 
     contender: str
     lr: Estimate
+    target: Mapping[str, float]
+    """The size, with the keys that moved along in every sweep."""
     exponents: Mapping[str, Estimate]
-    """lr* ~ key^exponent at the middle of the sizes, by key."""
-    along: Mapping[str, float]
-    """Keys that moved with these in every sweep, and what they are at the target."""
-    optima: Sequence[Optimum]
-    notes: Sequence[str]
-    """What carries the prediction, and what speaks against it."""
-    tests: Sequence[str]
-    """The two runs that would test it, at the ends of the interval, as command lines."""
+    """lr* ~ key^exponent at the middle of the sizes, by key; empty if the target was swept."""
+    optima: Mapping[str, Estimate]
+    """Size -> its best lr, whose interval ends below the lowest lr at which a run diverged."""
+    missing: Mapping[str, str]
+    """Size -> why it has no part in the answer, and what to run."""
+    test: str
+    """The command of the runs that would test the answer, at both ends of its interval."""
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """The predictions for another size, and the files that hold them."""
+class Prediction:
+    """The learning rates of all contenders for another size."""
 
-    target: Mapping[str, float]
-    metric: str
-    mode: str
-    """`min` or `max`."""
     answers: Sequence[Answer]
-    """One for each contender whose sweeps suffice."""
     refused: Mapping[str, str]
     """Contender -> why it has no answer, and what to run."""
-    sweeps: Sequence[Sweep]
-    """What was fitted, in the order of the answers."""
-    files: Sequence[Path] = ()
-    """`transfer.md` and `transfer.png`."""
 
 
-def read_target(target: Mapping[str, object]) -> dict[str, float]:
-    """Read the size of the target.
+def write_size(values: Mapping[str, float]) -> str:
+    """Write keys and values as they are typed.
 
-    Raises:
-        ConfigError: A value is no number above 0.
+    Example:
+        >>> write_size({"model.config.n_embd": 64.0, "training.num_train_epochs": 0.5})
+        'model.config.n_embd=64 training.num_train_epochs=0.5'
     """
-    values = {}
-    for key, value in target.items():
-        try:
-            size = math.nan if isinstance(value, bool) else float(str(value).replace("_", ""))
-        except ValueError:
-            size = math.nan
-        if not 0 < size < math.inf:
-            raise ConfigError(f"to: {key}={value}: expected a number above 0.")
-        values[key] = size
-    return values
+    return " ".join(f"{key}={value:.12g}" for key, value in values.items())
 
 
 def predict(
-    dirs: Sequence[Path], target: Mapping[str, object], metric: str | None = None
-) -> Transfer:
-    """Predict the learning rate of a size from sweeps at others.
+    dirs: Sequence[Path], target: Mapping[str, float], metric: str | None = None
+) -> Prediction:
+    """Predict the learning rate of a size from sweeps over lr at others.
 
     Args:
         dirs: Sweeps, or folders of them.
@@ -135,184 +107,29 @@ def predict(
     Raises:
         ConfigError: No contender's sweeps suffice; the message says what is missing.
     """
-    sizes = read_target(target)
-    every = _load_sweeps(dirs)
-    runs = [run for run in every if run.described]
-    mains = {str(run.at("main_metric", "name")) for run in runs} - {"None"}
-    if metric is None and len(mains) > 1:
-        raise ConfigError(
-            f"the runs have several main metrics ({', '.join(sorted(mains))}): say which counts"
-            " with metric=NAME."
-        )
-    name, mode = choose_metric(runs, metric)
-    difference = explain_incomparable(
-        [run for run in runs if run.score(name) is not None or run.diverged]
-    )
+    runs = _load_sweeps(dirs)
+    sizes = [key for key in grouping.all_keys(runs) if key != "lr" and _is_size(key, runs)]
+    for key, value in target.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"to: {key}={value:g}: expected a number above 0.")
+        if key not in sizes:
+            hint = did_you_mean(key, sizes)
+            raise ConfigError(f"to: {key}: expected a key with numbers above 0. {hint}")
+    metric, mode = choose_metric(runs, metric)
+    judged = [run for run in runs if run.score(metric) is not None or run.diverged]
+    difference = explain_incomparable(judged)
     if difference:
         raise ConfigError(f"{difference}: ask for each kind by itself.")
     answers = []
     refused = {}
-    fitted = []
-    for sweep in find_sweeps(runs, sizes, name, mode):
+    for contender in _find_contenders(runs, target, metric, mode):
         try:
-            answers.append(_answer(sweep, mode))
+            answers.append(_answer(contender, target, mode))
         except ConfigError as error:
-            refused[sweep.name] = str(error).rstrip(".")
-        else:
-            fitted.append(sweep)
+            refused[contender.name] = str(error)
     if not answers:
-        reasons = [f"{contender}: {reason}" for contender, reason in refused.items()]
-        raise ConfigError(f"{'; '.join(reasons)}.")
-    waiting = sum(run.status in ("running", NOT_STARTED) for run in every)
-    if waiting:
-        runs_have = "1 run has" if waiting == 1 else f"{waiting} runs have"
-        note = f"{runs_have} not ended: ask again later"
-        answers = [replace(answer, notes=[*answer.notes, note]) for answer in answers]
-    return Transfer(sizes, name, mode, answers, refused, fitted)
-
-
-def _load_sweeps(dirs: Sequence[Path]) -> list[Run]:
-    """Read all runs of sweeps, without their confirmations."""
-    folders = [locate(str(directory)).runs_folder for directory in dirs]
-    runs = require_runs(folders, beside=find_plans(folders))
-    if not any(run.described for run in runs):
-        raise ConfigError(f"{', '.join(map(str, dirs))}: no run here has a readable config.yaml.")
-    unify_paths([run for run in runs if run.described])
-    return runs
-
-
-def _answer(sweep: Sweep, mode: str) -> Answer:
-    """Fit the power law of a contender's sizes and predict the target.
-
-    Raises:
-        ConfigError: The sizes do not suffice, or carry no useful number.
-    """
-    keys = sweep.keys
-    rows = np.array([[size.values[key] for key in keys] for size in sweep.sizes])
-    needed = 1 + len(keys)
-    design = np.column_stack([np.ones(len(rows)), np.log(rows)]) if len(rows) else rows
-    if not keys or not len(rows) or np.linalg.matrix_rank(design, tol=1e-6) < needed:
-        have = f"expected {needed} sizes or more with an optimum inside of their grid"
-        reasons = [f"{have}, found {len(rows)}"] if keys else []
-        raise ConfigError("; ".join([*reasons, *sweep.missing]))
-    law = fit_law(rows, [size.curve for size in sweep.sizes])
-    lr = _estimate(*law.predict([sweep.target[key] for key in keys]))
-    _refuse_useless(lr, law, sweep)
-    exponents = {key: Estimate(*law.exponent(at)) for at, key in enumerate(keys)}
-    nearest = min(sweep.sizes, key=lambda size: _distance(size, sweep.target))
-    ends = (lr.low, lr.high) if lr.is_bounded else (lr.value / 2, lr.value * 2)
-    return Answer(
-        contender=sweep.name,
-        lr=lr,
-        exponents=exponents,
-        along={key: value for key, value in sweep.target.items() if key not in keys},
-        optima=[_optimum(size, law.variance, mode) for size in sweep.sizes],
-        notes=_notes(sweep, exponents),
-        tests=[_command(nearest.runs, sweep.target, end) for end in ends],
-    )
-
-
-def _distance(size: Size, target: Mapping[str, float]) -> float:
-    return sum(abs(math.log(target[key] / value)) for key, value in size.values.items())
-
-
-def _refuse_useless(lr: Estimate, law: ScalingLaw, sweep: Sweep) -> None:
-    """Refuse an unsupported prediction, and name the missing runs.
-
-    Raises:
-        ConfigError: The target is too far, the optima follow no power law, or the interval is too
-            wide to be of use.
-    """
-    beyond = {}
-    halfway = {}
-    for key in sweep.keys:
-        sizes = [size.values[key] for size in sweep.sizes]
-        target = sweep.target[key]
-        edge = max(sizes) if target > max(sizes) else min(sizes)
-        beyond[key] = max(target / max(sizes), min(sizes) / target)
-        halfway[key] = round_to_grid(math.sqrt(edge * target), sizes)
-    key = max(beyond, key=lambda size_key: beyond[size_key])
-    between = write_size({key: halfway[key]})
-    if beyond[key] > FAR:
-        raise ConfigError(
-            f"{key}={sweep.target[key]:.6g} lies {beyond[key]:.3g} times beyond what was swept;"
-            f" expected {FAR:g} at most: sweep lr at {between}, too."
-        )
-    if law.is_broken:
-        raise ConfigError(
-            "the optima follow no power law: they lie further from it than seeds and a slight bend"
-            f" explain. Sweep lr at {between}, or leave the smallest size out."
-        )
-    if lr.is_bounded and lr.high > WIDEST * lr.low:
-        raise ConfigError(
-            f"the 90 % interval of lr, {write_interval(lr)}, is wider than a factor of"
-            f" {WIDEST:g}: sweep lr at {between}, too, or add seeds to all sizes."
-        )
-
-
-def _estimate(value: float, low: float, high: float) -> Estimate:
-    """Turn logarithms into numbers."""
-    if math.isinf(high):
-        return Estimate(math.exp(value), -math.inf, math.inf)
-    return Estimate(math.exp(value), math.exp(low), math.exp(min(high, 700.0)))
-
-
-def _optimum(size: Size, variance: float, mode: str) -> Optimum:
-    """Put an interval around the best lr of a size."""
-    curve = size.curve
-    half = NORMAL * math.sqrt(variance) + abs(curve.shift)
-    lr = _estimate(curve.best, curve.best - half, curve.best + half)
-    above = min(
-        (diverged_lr for diverged_lr in size.diverged if diverged_lr > lr.value), default=math.inf
-    )
-    cost = curve.level if mode == "min" else -curve.level
-    return Optimum(size.values, replace(lr, high=min(lr.high, above)), cost, curve.seeds)
-
-
-def _notes(sweep: Sweep, exponents: Mapping[str, Estimate]) -> list[str]:
-    """List the grounds of a prediction and its weaknesses."""
-    ranges = []
-    for key in sweep.keys:
-        sizes = [size.values[key] for size in sweep.sizes]
-        ranges.append(f"{key} from {min(sizes):.6g} to {max(sizes):.6g}")
-    notes = [
-        f"Carried by: lr* is nearly a power law in {' and '.join(ranges)}, and goes on so to"
-        f" {write_size(sweep.target)}; all else is as in the sweeps"
-    ]
-    if len(sweep.sizes) == 1 + len(sweep.keys):
-        notes.append(
-            f"{len(sweep.sizes)} sizes test no law: they are as many as a straight line needs"
-        )
-    along = {key: value for key, value in sweep.target.items() if key not in sweep.keys}
-    if along:
-        notes.append(
-            f"{', '.join(along)} moved along in every sweep: the exponents are of all of it"
-        )
-    for key, exponent in exponents.items():
-        if exponent.is_bounded and exponent.low <= 0 <= exponent.high:
-            notes.append(f"The exponent of {key} could be 0: its interval holds it")
-    return [*notes, *(f"At {reason}" for reason in sweep.missing)]
-
-
-def _command(runs: Sequence[Run], target: Mapping[str, float], lr: float) -> str:
-    """Compose the line of a run at the target."""
-    run = next((run for run in runs if run.finished), runs[0])
-    values = {key: f"{value:.12g}" for key, value in target.items()}
-    values |= {"lr": rate(lr), "seed": str(run.seed or 0)}
-    tokens = []
-    for token in run.overrides:
-        name = token.partition("=")[0]
-        value = values.pop(name.lstrip("+"), None)
-        tokens.append(token if value is None else f"{name}={value}")
-    tokens += [f"{key}={value}" for key, value in values.items()]
-    return replace(run, overrides=tokens).command()
-
-
-def write_interval(lr: Estimate) -> str:
-    """Write the ends of the interval of a learning rate."""
-    if not lr.is_bounded:
-        return "none: two sizes test no law"
-    return f"{rate(lr.low)} to {rate(lr.high)}"
+        raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in refused.items()))
+    return Prediction(answers, refused)
 
 
 def find_lr_for_run(
@@ -332,50 +149,243 @@ def find_lr_for_run(
     Raises:
         ConfigError: The sweep is of another recipe, or does not tell this size.
     """
+    where = ""
     try:
-        runs = [run for run in _load_sweeps([folder]) if run.described]
-        is_mup = any(run.setting("parametrization.name") == "mup" for run in runs)
-        if base is None or is_mup:
-            lr, source = _lr_of_sweep(runs, config)
-        else:
-            lr, source = _lr_of_sweep(runs, base)
-            source += ", at the base of muP"
+        runs = _load_sweeps([folder])
+        if base and all(run.setting("parametrization.name") != "mup" for run in runs):
+            config = base
+            where = ", at the base of muP"
+        answer = _answer_for_run(runs, config)
     except ConfigError as error:
         raise ConfigError(f"lr=auto lr_from={folder}: {error}") from error
-    sentence = f"{folder}: lr {rate(lr.value)}, 90 % interval {write_interval(lr)}, {source}"
-    return lr.value, sentence
+    source = "the optimum at this size"
+    if answer.exponents:
+        source = f"predicted for {write_size(answer.target)}"
+    lr = answer.lr
+    interval = f"90 % interval {lr.interval()}"
+    return lr.value, f"{folder}: lr {rate(lr.value)}, {interval}, {source}{where}"
 
 
-def _lr_of_sweep(runs: list[Run], config: Mapping[str, object]) -> tuple[Estimate, str]:
-    """Find the best lr at a run's own size, or predict it, with a note."""
+def _answer_for_run(runs: list[Run], config: Mapping[str, object]) -> Answer:
+    """Answer from the runs that differ from a configuration in lr, seed and size alone."""
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
     unify_paths([run, *runs])
-    keys = [key for key in differing_keys([run, *runs]) if key not in {"lr", *_OF_EVALUATION}]
-    sizes = [key for key in keys if key.partition(".")[0] in GROUPS and is_size(key, [run])]
-    for key in keys:
-        if key in sizes:
+    target = {}
+    for key in grouping.differing_keys([run, *runs]):
+        if key == "lr" or key.rpartition(".")[2] in OF_EVALUATION:
             continue
-        same_kind = [
-            sweep_run for sweep_run in runs if sweep_run.settings([key]) == run.settings([key])
-        ]
-        if not same_kind:
-            sweep_values = ", ".join(sorted({str(sweep_run.setting(key)) for sweep_run in runs}))
+        if key.startswith(GROUPS) and _is_size(key, [run]):
+            target[key] = _size_of(run, key)
+            continue
+        others = {str(item.setting(key)) for item in runs}
+        runs = [item for item in runs if item.settings([key]) == run.settings([key])]
+        if not runs:
             raise ConfigError(
-                f"this run has {key}={run.setting(key)}, the sweep {sweep_values}: sweep lr with"
-                " the same."
+                f"this run has {key}={run.setting(key)}, the sweep {', '.join(sorted(others))}:"
+                " sweep lr with the same."
             )
-        runs = same_kind
     metric, mode = choose_metric(runs, None)
-    same = [sweep_run for sweep_run in runs if sweep_run.settings(sizes) == run.settings(sizes)]
-    if not same:
-        target = {key: size_of(run, key) for key in sizes}
-        answer = _answer(find_sweeps(runs, target, metric, mode)[0], mode)
-        return answer.lr, f"predicted for {write_size(target)}"
-    contender = build_contenders(build_configurations(same, ["lr"], metric, mode), [], mode)[0]
-    sweep = fit_sizes(contender, [], {}, metric, mode)
-    if not sweep.sizes:
-        raise ConfigError(f"{'; '.join(sweep.missing)}.")
-    size = sweep.sizes[0]
-    return _optimum(
-        size, fit_law(np.empty((1, 0)), [size.curve]).variance, mode
-    ).lr, "the optimum at this size"
+    return _answer(_find_contenders(runs, target, metric, mode)[0], target, mode)
+
+
+def _load_sweeps(dirs: Sequence[Path]) -> list[Run]:
+    """Read the runs of sweeps whose configuration is known, without their confirmations."""
+    folders = [locate(str(directory)).runs_folder for directory in dirs]
+    runs = [run for run in require_runs(folders, beside=find_plans(folders)) if run.described]
+    if not runs:
+        raise ConfigError(f"{', '.join(map(str, dirs))}: no run here has a readable config.yaml.")
+    unify_paths(runs)
+    return runs
+
+
+def _find_contenders(
+    runs: Sequence[Run], target: Mapping[str, float], metric: str, mode: str
+) -> list[grouping.Contender]:
+    """Gather runs that differ in nothing but lr, seed and size."""
+    keys = grouping.differing_keys(runs)
+    kinds = []
+    for key in keys:
+        follows = key.startswith(GROUPS) or grouping.is_implied(key, [*target], runs)
+        if key not in {"lr", *target} and not (follows and _is_size(key, runs)):
+            kinds.append(key)
+    configurations = grouping.build_configurations(runs, keys, metric, mode)
+    return grouping.build_contenders(configurations, grouping.drop_implied_keys(kinds, runs), mode)
+
+
+def _size_of(run: Run, key: str) -> float:
+    """Read a setting as a number above 0; NaN if it is none."""
+    value = to_number(run.setting(key))
+    return value if value is not None and value > 0 else math.nan
+
+
+def _is_size(key: str, runs: Sequence[Run]) -> bool:
+    return not any(math.isnan(_size_of(run, key)) for run in runs)
+
+
+def _answer(contender: grouping.Contender, target: Mapping[str, float], mode: str) -> Answer:
+    """Take the optimum of the target if it was swept, else predict it by a power law.
+
+    Raises:
+        ConfigError: The sizes do not suffice, or carry no useful number.
+    """
+    runs = [run for item in contender.configurations for run in item.counted]
+    axes, values = _find_axes(runs, target)
+    by_size = defaultdict(list)
+    for item in contender.configurations:
+        by_size[tuple(_size_of(item.runs[0], key) for key in axes)].append(item)
+    curves = {}
+    missing = {}
+    for size, items in sorted(by_size.items()):
+        try:
+            curves[size] = _fit_lr_curve(items, mode)
+        except ConfigError as error:
+            missing[_name(axes, size)] = str(error)
+    size = tuple(values[key] for key in axes)
+    is_told = size in curves
+    if size not in by_size and curves:
+        logs = np.log([*curves])
+        is_told = np.linalg.matrix_rank(logs - logs[0], tol=ROUNDING) == len(axes)
+    if not is_told:
+        reasons = [f"{name}: {reason}" for name, reason in missing.items()]
+        have = f"expected {len(axes) + 1} sizes or more with an optimum, found {len(curves)}"
+        raise ConfigError("; ".join([have, *reasons]))
+    variance = fit.pool_variance([*curves.values()])
+    optima = {row: Estimate(*curve.optimum(variance)).exp() for row, curve in curves.items()}
+    exponents = {}
+    if size in optima:
+        lr = optima[size]
+    else:
+        law = fit.fit_law(np.array([*curves]), [*curves.values()])
+        lr = Estimate(*law.predict(size)).exp()
+        _refuse_useless(lr, law, dict(zip(axes, np.transpose([*curves]), strict=True)), values)
+        exponents = {key: Estimate(*law.exponent(at)) for at, key in enumerate(axes)}
+    named = {_name(axes, row): optimum for row, optimum in optima.items()}
+    test = _write_test(runs[0], values, lr)
+    return Answer(contender.name, lr, values, exponents, named, missing, test)
+
+
+def _name(axes: Sequence[str], size: Sequence[float]) -> str:
+    return write_size(dict(zip(axes, size, strict=True)))
+
+
+def _find_axes(
+    runs: Sequence[Run], target: Mapping[str, float]
+) -> tuple[list[str], dict[str, float]]:
+    """Find the keys with an exponent of their own, and all values at the target.
+
+    A key that is a power law of the others in every run has no exponent; an unnamed one goes along
+    to the target.
+
+    Raises:
+        ConfigError: The runs do not tell two keys apart, or the size cannot be built.
+    """
+    axes: list[str] = []
+    values = dict(target)
+    unnamed = [key for key in grouping.differing_keys(runs) if key not in {"lr", *target}]
+    for key in [*target, *unnamed]:
+        value = _follow(runs, axes, target, key)
+        if value is None and key in target:
+            axes.append(key)
+        elif value is None:
+            raise ConfigError(f"to: {key} varied, too: name it, or give sweeps that agree in it.")
+        elif key in target and not math.isclose(value, target[key], rel_tol=ROUNDING):
+            same = "".join(f" and the same {axis}" for axis in axes)
+            raise ConfigError(
+                f"to: {key}={target[key]:.12g}: the sweeps tell the lr of {value:.12g} only. Sweep"
+                f" lr at another {key}{same}, too."
+            )
+        elif not value.is_integer() and all(_size_of(run, key).is_integer() for run in runs):
+            raise ConfigError(
+                f"to: {key} would be {value:.4g} at {write_size(target)}, which cannot be built:"
+                " expected a whole number."
+            )
+        else:
+            values[key] = value
+    return axes, values
+
+
+def _follow(
+    runs: Sequence[Run], axes: Sequence[str], target: Mapping[str, float], key: str
+) -> float | None:
+    """Find the value of a key at the target; None if it is no power law of the axes."""
+    rows = np.log([[_size_of(run, name) for name in (*axes, key)] for run in runs])
+    design = np.column_stack([np.ones(len(rows)), rows[:, :-1]])
+    powers = np.linalg.lstsq(design, rows[:, -1], rcond=None)[0]
+    if float(np.abs(design @ powers - rows[:, -1]).max()) > ROUNDING:
+        return None
+    value = math.exp(float(powers @ [1.0, *(math.log(target[name]) for name in axes)]))
+    return float(round(value)) if abs(value - round(value)) < ROUNDING * value else value
+
+
+def _fit_lr_curve(items: Sequence[grouping.Configuration], mode: str) -> fit.FittedCurve:
+    """Fit the optimum of lr at one size.
+
+    Raises:
+        ConfigError: The runs show none; the message says what to run.
+    """
+    by_lr = {item.lr: item for item in items if item.lr}
+    diverged = [lr for lr, item in by_lr.items() if item.diverged]
+    lrs = sorted(lr for lr, item in by_lr.items() if item.finished and lr not in diverged)
+    if not lrs:
+        raise ConfigError("no run finished")
+    seeds = sorted(set[int]().union(*(by_lr[lr].scores for lr in lrs)))
+    costs = np.array([[by_lr[lr].scores.get(seed, math.nan) for lr in lrs] for seed in seeds])
+    if mode == "max":
+        costs = -costs
+    best = fit.best_of(costs)
+    beside = costs[:, max(0, best - 1) : best + 2]
+    complete = int(np.isfinite(beside).all(axis=1).sum())
+    if complete < fit.MIN_SEEDS:
+        raise ConfigError(
+            f"{complete} seeds have finished at the best lr, {rate(lrs[best])}, and beside it:"
+            f" expected {fit.MIN_SEEDS} or more"
+        )
+    limit = min((lr for lr in diverged if lr > lrs[best]), default=math.inf)
+    if best in (0, len(lrs) - 1):
+        step = lrs[1] / lrs[0] if len(lrs) > 1 else 2.0
+        further = min(lrs[best] * step, math.sqrt(lrs[best] * limit)) if best else lrs[0] / step
+        end = "highest" if best else "lowest"
+        raise ConfigError(
+            f"the best lr, {rate(lrs[best])}, is the {end} of {len(lrs)}, so its optimum is"
+            f" unknown: add lr={rate(further)}"
+        )
+    return fit.fit_lr_curve(np.log(lrs), costs, limit=math.log(limit))
+
+
+def _refuse_useless(
+    lr: Estimate,
+    law: fit.ScalingLaw,
+    swept: Mapping[str, fit.Array],
+    target: Mapping[str, float],
+) -> None:
+    """Refuse an unsupported prediction, and say what to sweep.
+
+    Raises:
+        ConfigError: The target is too far, the optima follow no power law, or the interval is too
+            wide to be of use.
+    """
+    for key, sizes in swept.items():
+        nearest = sizes[np.argmin(np.abs(np.log(sizes / target[key])))]
+        factor = max(target[key] / nearest, nearest / target[key])
+        if factor > FAR:
+            raise ConfigError(
+                f"{key}={target[key]:.12g} lies {factor:.3g} times beyond {nearest:.12g}, expected"
+                f" {FAR:g} at most: sweep lr at a size between them, too."
+            )
+    if law.is_broken:
+        reason = "the optima follow no power law, as if the smallest size were too small"
+    elif lr.is_bounded and lr.high > WIDEST * lr.low:
+        reason = f"the 90 % interval of lr, {lr.interval()}, is wider than a factor of {WIDEST:g}"
+    else:
+        return
+    raise ConfigError(f"{reason}: sweep lr at a size nearer to {write_size(target)}, too.")
+
+
+def _write_test(run: Run, target: Mapping[str, float], lr: Estimate) -> str:
+    """Compose the sweep over both ends of an interval at a size, with two seeds."""
+    ends = [lr.low, lr.high] if lr.is_bounded else [lr.value / 2, lr.value * 2]
+    values = {key: f"{value:.12g}" for key, value in target.items()}
+    values["lr"] = ",".join(map(rate, ends))
+    kept = [token for token in run.overrides if token.lstrip("+").split("=")[0] not in values]
+    tokens = [*kept, *(f"{key}={value}" for key, value in values.items())]
+    return replace(run, overrides=tokens).command(seeds=[0, 1])

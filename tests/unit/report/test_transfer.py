@@ -75,12 +75,11 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
 
 
 def test_a_power_law_is_found(
-    sweep: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = sweep({32: LRS, 64: LRS, 128: LRS})
     sweep({32: LRS, 64: LRS}, optimizer="sgd", at=0.02)
-    out = tmp_path / "out"
-    assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={out}") == 0
+    assert optrun("transfer", str(folder), f"to={WIDTH}=256") == 0
     printed = " ".join(capsys.readouterr().out.split())
     answers = {each.contender: each for each in predict([folder], {WIDTH: 256}).answers}
     adamw = answers["adamw"]
@@ -90,60 +89,43 @@ def test_a_power_law_is_found(
     assert exponent.low < -0.5 < exponent.high < 0
     assert answers["sgd"].lr.value == pytest.approx(0.02, rel=0.15)
     assert not answers["sgd"].lr.is_bounded, "two sizes test no law"
-    page = (out / "transfer.md").read_text()
-    for fact in (f"{WIDTH}=256", "two sizes test no law", "would test it"):
+    for fact in (f"{WIDTH}=256", "too few sizes to test the law", "would test it", f"{WIDTH}^-0."):
         assert fact in printed
-        assert fact.replace("_", "\\_") in page
-    for lr, line in zip((adamw.lr.low, adamw.lr.high), adamw.tests, strict=True):
-        words = shlex.split(line)
-        assert f"{WIDTH}=256" in words
-        assert f"{WIDTH}=128" not in words
-        typed = next(word for word in words if word.startswith("lr="))
-        assert float(typed[3:]) == pytest.approx(lr, rel=0.01)
-    assert (out / "transfer.png").stat().st_size > 10_000
-    assert optrun("transfer", str(folder), f"to={WIDTH}=256", f"out={out}") == 2
-    assert "not written over" in " ".join(capsys.readouterr().err.split())
+    words = shlex.split(adamw.test)
+    assert f"{WIDTH}=256" in words
+    assert f"{WIDTH}=128" not in words
+    typed = next(word for word in words if word.startswith("lr="))
+    ends = [float(end) for end in typed[3:].split(",")]
+    assert ends == pytest.approx([adamw.lr.low, adamw.lr.high], rel=0.01)
 
 
-def test_two_keys(sweep: Callable[..., Path], tmp_path: Path) -> None:
+def test_two_keys(sweep: Callable[..., Path]) -> None:
     folder = sweep({(32, 100): LRS, (64, 100): LRS, (64, 400): LRS})
-    found = package.transfer(
-        [folder], {WIDTH: 128, "training.max_steps": 800}, out=tmp_path / "out", quiet=True
-    )
+    found = package.transfer([folder], {WIDTH: 128, "training.max_steps": 800})
     lr = found.answers[0].lr
     assert lr.value == pytest.approx(true_lr(128, 800), rel=0.2)
     assert found.answers[0].exponents["training.max_steps"].value == pytest.approx(-0.3, abs=0.15)
     assert not lr.is_bounded, "three sizes for three coefficients"
     with pytest.raises(ConfigError, match=r"training\.max_steps varied"):
-        package.transfer([folder], {WIDTH: 128}, quiet=True)
+        package.transfer([folder], {WIDTH: 128})
 
 
 def test_keys_that_moved_together(sweep: Callable[..., Path]) -> None:
-    """A key of the same group goes along.
-
-    One of another has to be named, and the target to lie on their line.
-    """
+    """An unnamed key goes along; where both are named, the target has to lie on their line."""
     heads = {32: 2, 64: 4, 128: 8}
     for width, count in heads.items():
         folder = sweep({width: LRS}, config={WIDTH: width, "model.n_head": count})
     found = predict([folder], {WIDTH: 512}).answers[0]
-    assert found.along == {"model.n_head": 32}
+    assert found.target == {WIDTH: 512, "model.n_head": 32}
     with pytest.raises(ConfigError, match=r"n_head would be 18.75 at .* cannot be built"):
         predict([folder], {WIDTH: 300})
-    assert any("n_head" in line for line in found.tests)
+    assert "model.n_head=32" in found.test
     together = sweep({(32, 100): LRS, (64, 200): LRS, (128, 400): LRS}, name="together")
     found = predict([together], {WIDTH: 256, "training.max_steps": 800}).answers[0]
     assert list(found.exponents) == [WIDTH]
-    for asked, facts in (
-        ({WIDTH: 256}, ("training.max_steps", "training.max_steps=800")),
-        (
-            {WIDTH: 256, "training.max_steps": 400},
-            ("training.max_steps", WIDTH, f"{WIDTH}=32 training.max_steps=400"),
-        ),
-    ):
-        with pytest.raises(ConfigError) as refused:
-            predict([together], asked)
-        assert all(fact in str(refused.value) for fact in facts), refused.value
+    assert predict([together], {WIDTH: 256}).answers[0].target["training.max_steps"] == 800
+    with pytest.raises(ConfigError, match=rf"another training.max_steps and the same {WIDTH}"):
+        predict([together], {WIDTH: 256, "training.max_steps": 400})
 
 
 def test_one_contender_of_one_size_keeps_no_answer_from_the_others(
@@ -153,7 +135,7 @@ def test_one_contender_of_one_size_keeps_no_answer_from_the_others(
     sweep({64: LRS}, optimizer="lamb")
     found = predict([folder], {WIDTH: 128})
     assert [each.contender for each in found.answers] == ["adamw"]
-    assert "one size only" in found.refused["lamb"]
+    assert "tell the lr of 64 only" in found.refused["lamb"]
 
 
 def test_no_number_is_given_that_nothing_carries(
@@ -163,14 +145,14 @@ def test_no_number_is_given_that_nothing_carries(
     assert predict([folder], {WIDTH: 512}).answers[0].lr.is_bounded
     assert optrun("transfer", str(folder), f"to={WIDTH}=1024") == 2
     said = " ".join(capsys.readouterr().err.split())
-    for fact in ("8 times beyond", f"sweep lr at {WIDTH}=352"):
+    for fact in ("8 times beyond 128", "sweep lr at a size between"):
         assert fact in said
 
 
 def test_optima_off_any_power_law_tell_nothing(sweep: Callable[..., Path]) -> None:
     for width, at in ((32, 0.006), (64, 0.016), (128, 0.006)):
         folder = sweep({width: LRS}, at=at)
-    with pytest.raises(ConfigError, match=r"follow no power law.*Sweep lr at model\.n_embd=192"):
+    with pytest.raises(ConfigError, match=r"follow no power law.*nearer to model\.n_embd=256"):
         predict([folder], {WIDTH: 256})
 
 
@@ -185,32 +167,32 @@ def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: Ma
             diverge_at=20,
             log_every=50,
         )
-    optimum = predict([folder], {WIDTH: 128}).answers[0].optima[1]
-    assert optimum.lr.value < optimum.lr.high <= 0.03
+    optimum = predict([folder], {WIDTH: 128}).answers[0].optima[f"{WIDTH}=64"]
+    assert optimum.value < optimum.high <= 0.03
 
 
 @pytest.mark.parametrize(
     ("sizes", "more", "to", "facts"),
     [
-        ({64: LRS}, {}, f"{WIDTH}=128", (WIDTH, "64 in all runs", "another")),
+        ({64: LRS}, {}, f"{WIDTH}=128", (WIDTH, "the lr of 64 only", "another")),
         ({32: LRS, 64: LRS}, {}, "model.n_embed=128", ("model.n_embed", WIDTH)),
         (
             {32: LRS, 64: LRS},
             {},
             "training.max_steps=400",
-            ("training.max_steps", "200 in all runs"),
+            ("training.max_steps", "the lr of 200 only"),
         ),
         ({32: LRS, 64: LRS}, {}, "lr=0.1", ("lr",)),
-        ({32: LRS, 64: LRS}, {}, f"{WIDTH}=1_28 a.b=1e3", ("a.b", "no run has this key")),
+        ({32: LRS, 64: LRS}, {}, f"{WIDTH}=1_28 a.b=1e3", ("a.b", "expected a key")),
         ({32: LRS, 64: LRS}, {}, f"{WIDTH}=-1", (WIDTH, "-1", "above 0")),
-        ({32: LRS, 64: LRS}, {}, f"{WIDTH}=wide", (WIDTH, "wide", "above 0")),
+        ({32: LRS, 64: LRS}, {}, f"{WIDTH}=wide", (WIDTH, "wide", "NUMBER")),
         ({32: LRS, 64: LRS}, {}, f"{WIDTH}=128 {WIDTH}=256", (WIDTH, "twice")),
-        ({32: LRS, 64: LRS}, {}, WIDTH, ("KEY=VALUE",)),
+        ({32: LRS, 64: LRS}, {}, WIDTH, ("KEY=NUMBER",)),
         ({32: LRS, 64: LRS}, {}, "  ", ("to",)),
         ({32: LRS, 64: LRS[2:]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "lowest", "lr=5e-3")),
         ({32: LRS, 64: LRS[:3]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "highest", "lr=0.02")),
-        ({32: LRS, 64: LRS[2:4]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "2 learning rates", "3")),
-        ({32: LRS, 64: LRS}, {"seeds": (0,)}, f"{WIDTH}=128", ("one seed", "seed=1")),
+        ({32: LRS, 64: LRS[2:4]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "lowest of 2", "lr=5e-3")),
+        ({32: LRS, 64: LRS}, {"seeds": (0,)}, f"{WIDTH}=128", ("1 seeds", "expected 2")),
         ({32: LRS, 64: LRS}, {"status": "running"}, f"{WIDTH}=128", ("no run finished",)),
     ],
 )
@@ -228,37 +210,28 @@ def test_what_does_not_suffice(
     assert all(fact in said for fact in facts), said
 
 
-def test_mixed_tasks_and_metrics(sweep: Callable[..., Path]) -> None:
+def test_mixed_tasks(sweep: Callable[..., Path]) -> None:
     folder = sweep({32: LRS})
     sweep({64: LRS}, config={WIDTH: 64, "task.name": "masked_lm"})
     with pytest.raises(ConfigError, match="different tasks"):
         predict([folder], {WIDTH: 128})
-    other = sweep({32: LRS}, name="metrics")
-    sweep(
-        {64: LRS}, name="metrics", summary={"main_metric": {"name": "eval/accuracy", "mode": "max"}}
-    )
-    with pytest.raises(ConfigError, match=r"metric=NAME"):
-        predict([other], {WIDTH: 128})
 
 
 def test_words(
     tmp_path: Path, sweep: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = sweep({32: LRS, 64: LRS})
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "transfer.md").write_text("my notes")
+    (tmp_path / "empty").mkdir()
     for words, fact in (
         ([], "expected optrun transfer DIR"),
         ([folder], "to is missing"),
         ([folder, f"to={WIDTH}=128", "too=1"], "Did you mean"),
-        ([folder, f"to={WIDTH}=128", "out="], "a value is missing"),
+        ([folder, f"to={WIDTH}=128", "metric="], "a value is missing"),
         ([tmp_path / "nowhere", f"to={WIDTH}=128"], "no such directory"),
-        ([tmp_path / "mine", f"to={WIDTH}=128"], "no run"),
-        ([folder, f"to={WIDTH}=128", f"out={tmp_path / 'mine'}"], "transfer.md"),
+        ([tmp_path / "empty", f"to={WIDTH}=128"], "no run"),
     ):
         assert optrun("transfer", *map(str, words)) == 2
         assert fact in capsys.readouterr().err
-    assert (tmp_path / "mine" / "transfer.md").read_text() == "my notes"
     for wrong in (str(folder), 3):
         with pytest.raises(TypeError):
             package.transfer(
@@ -272,7 +245,6 @@ def test_a_parabola_is_recovered() -> None:
     costs[1, 0] = math.nan
     lr_curve = fit_lr_curve(x, costs)
     assert math.exp(lr_curve.best) == pytest.approx(0.012)
-    assert (lr_curve.curvature, lr_curve.level) == (pytest.approx(0.3), pytest.approx(1.5))
     assert lr_curve.variance == pytest.approx(0, abs=1e-12)
 
 
@@ -321,19 +293,10 @@ def test_the_interval_holds_the_truth_of_a_slightly_bent_law(
     assert np.mean(hits) >= 0.85
 
 
-def test_a_size_that_cannot_be_built_is_refused_and_not_proposed(
-    sweep: Callable[..., Path],
-) -> None:
-    """The number of heads, 6 in all runs, divides every width."""
-    folder = sweep({48: LRS, 96: LRS, 192: LRS}, config={"model.n_head": 6})
-    for width in (48, 96, 192):
-        sweep({width: LRS}, config={WIDTH: width, "model.n_head": 6})
-    with pytest.raises(ConfigError, match=r"n_embd=256 cannot be built.*n_head=6.*n_embd=240"):
-        predict([folder], {WIDTH: 256})
-    with pytest.raises(ConfigError, match=r"8 times beyond.*sweep lr at model\.n_embd=528"):
-        predict([folder], {WIDTH: 1536})
-    with pytest.raises(ConfigError, match="whole number"):
-        predict([folder], {WIDTH: 384.5})
+def test_a_swept_size_has_its_own_optimum(sweep: Callable[..., Path]) -> None:
+    answer = predict([sweep({32: LRS, 64: LRS, 128: LRS})], {WIDTH: 128}).answers[0]
+    assert answer.lr == answer.optima[f"{WIDTH}=128"]
+    assert not answer.exponents
 
 
 def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
