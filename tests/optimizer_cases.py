@@ -357,14 +357,6 @@ CASES = [
         ],
         sparse="dense",
     ),
-    Case(
-        "rmsprop",
-        good=[{}, {"momentum": 0.5, "centered": True}],
-        bad=[*BAD_LR, *BAD_DECAY],
-        lr=0.02,
-    ),
-    Case("nadam", good=[{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}], bad=ADAM_BAD),
-    Case("radam", bad=ADAM_BAD, lr=0.2),
     Case("adafactor", bad=[*BAD_LR, *BAD_DECAY], lr=0.2, shards=False),
     Case(
         "muon",

@@ -22,9 +22,6 @@ from optrun.config.schema.optimizer import (
     AdamConfig,
     AdamWConfig,
     MuonConfig,
-    NAdamConfig,
-    RAdamConfig,
-    RMSpropConfig,
     SGDConfig,
 )
 from optrun.config.schema.ranges import Check, flag, one_of, optional, positive
@@ -308,118 +305,6 @@ class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
                 "foreach": foreach,
                 "differentiable": differentiable,
                 "fused": fused,
-            },
-        )
-
-
-class RMSprop(NamedOptimizer, torch.optim.RMSprop):
-    """torch's RMSprop; keywords as there."""
-
-    OPTIONS = RMSpropConfig
-    STATE: ClassVar[tuple[str, ...]] = ("square_avg",)
-    SLOTS: ClassVar[Mapping[str, str]] = {"momentum": "momentum_buffer", "centered": "grad_avg"}
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-2,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-        capturable: bool = False,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        differentiable: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "alpha": alpha,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "momentum": momentum,
-                "centered": centered,
-                "capturable": capturable,
-                "foreach": foreach,
-                "maximize": maximize,
-                "differentiable": differentiable,
-            },
-        )
-
-
-class NAdam(NamedOptimizer, torch.optim.NAdam):
-    """torch's NAdam; keywords as there."""
-
-    OPTIONS = NAdamConfig
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "mu_product")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 2e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        momentum_decay: float = 4e-3,
-        decoupled_weight_decay: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "momentum_decay": momentum_decay,
-                "decoupled_weight_decay": decoupled_weight_decay,
-                "foreach": foreach,
-                "maximize": maximize,
-                "capturable": capturable,
-                "differentiable": differentiable,
-            },
-        )
-
-
-class RAdam(NamedOptimizer, torch.optim.RAdam):
-    """torch's RAdam; keywords as there."""
-
-    OPTIONS = RAdamConfig
-    STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        params: Params,
-        lr: Numeric = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: Numeric = 0.0,
-        decoupled_weight_decay: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "decoupled_weight_decay": decoupled_weight_decay,
-                "foreach": foreach,
-                "maximize": maximize,
-                "capturable": capturable,
-                "differentiable": differentiable,
             },
         )
 

@@ -228,11 +228,7 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
                 f" width alone. Give optimizer.{key}={text}."
             )
     coupled = SCHEMAS[choice].COUPLED_DECAY or group.get("weight_decay_mode") in ("l1", "l2")
-    if (
-        rule == "adam"
-        and group["weight_decay"]
-        and (coupled or group.get("decoupled_weight_decay") is False)
-    ):
+    if rule == "adam" and group["weight_decay"] and coupled:
         raise ConfigError(
             f"parametrization=mup: the weight decay of optimizer={choice} is part of the gradient,"
             " and no rule carries it to another width. Give optimizer.weight_decay=0, or take"

@@ -46,7 +46,7 @@ def test_the_help_shows_choices_of_ones_own(
         (tmp_path / "optimizer" / f"{name}.yaml").write_text(
             f"defaults: [{name.removeprefix('my_')}]\n"
         )
-    assert "lazy_adam, lion, mars, muon, my_lamb, nadam" in said(
+    assert "lazy_adam, lion, mars, muon, my_lamb, pytorch_optimizer" in said(
         capsys, "--config-dir", str(tmp_path)
     )
 

@@ -216,39 +216,6 @@ class SGDConfig(DecaysForward):
 
 
 @dataclass(kw_only=True)
-class RMSpropConfig(DecaysForward):
-    """`optimizer=rmsprop`."""
-
-    default_lr: Positive = 5e-4
-    alpha: Fraction = 0.99
-    eps: NotNegative = 1e-8
-    momentum: Fraction = 0.0
-    centered: bool = False
-    foreach: bool | None = None
-
-
-@dataclass(kw_only=True)
-class NAdamConfig(DecaysForward, TwoMoments):
-    """`optimizer=nadam`."""
-
-    transfer = "adam"
-
-    default_lr: Positive = 1e-3
-    momentum_decay: NotNegative = 4e-3
-    decoupled_weight_decay: bool = False
-
-
-@dataclass(kw_only=True)
-class RAdamConfig(DecaysForward, TwoMoments):
-    """`optimizer=radam`."""
-
-    transfer = "adam"
-
-    default_lr: Positive = 2e-3
-    decoupled_weight_decay: bool = False
-
-
-@dataclass(kw_only=True)
 class AdafactorConfig(DecaysForward):
     """`optimizer=adafactor`; ranges as in torch's constructor."""
 
@@ -403,9 +370,6 @@ SCHEMAS: Mapping[str, type[OptimizerConfig]] = registry.own(
         "lazy_adam": (LazyAdamConfig, "optrun.optimizer.lazy_adam:LazyAdam"),
         "adam": (AdamConfig, "optrun.optimizer.torch_named:Adam"),
         "sgd": (SGDConfig, "optrun.optimizer.torch_named:SGD"),
-        "rmsprop": (RMSpropConfig, "optrun.optimizer.torch_named:RMSprop"),
-        "nadam": (NAdamConfig, "optrun.optimizer.torch_named:NAdam"),
-        "radam": (RAdamConfig, "optrun.optimizer.torch_named:RAdam"),
         "adafactor": (AdafactorConfig, "optrun.optimizer.torch_named:Adafactor"),
         "muon": (MuonConfig, "optrun.optimizer.torch_named:Muon"),
         "lion": (LionConfig, "optrun.optimizer.lion:Lion"),

@@ -225,14 +225,12 @@ TORCHS = [
 ]
 RIGHT = {
     "SGD": {"sgd"},
-    "RMSprop": {"rmsprop"},
-    "NAdam": {"nadam"},
     "Adafactor": {"adafactor"},
     "Adamax": {"adamax"},
     # The moments of all of these are the same two running means of the same gradients.
-    "Adam": {"adam", "radam", "lamb", "adamwdl", "lazy_adam"},
-    "AdamW": {"adamw", "radam", "lamb", "adamwdl", "lazy_adam"},
-    "RAdam": {"adam", "radam", "lamb", "adamwdl", "lazy_adam"},
+    "Adam": {"adam", "lamb", "adamwdl", "lazy_adam"},
+    "AdamW": {"adamw", "lamb", "adamwdl", "lazy_adam"},
+    "RAdam": {"adam", "lamb", "adamwdl", "lazy_adam"},
 }
 """torch's optimizers, whose states say nothing of the class, and those of ours that may go on
 from them.

@@ -223,7 +223,6 @@ def test_every_choice_builds(choice: str) -> None:
             {"nesterov": True, "momentum": 0.0},
             r"optimizer.nesterov=true: expected a momentum above 0",
         ),
-        ("rmsprop", {"alpha": 1.0}, r"optimizer.alpha=1.0: expected a number in \[0, 1\)"),
         ("adafactor", {"beta2_decay": 0.1}, r"optimizer.beta2_decay=0.1"),
         ("adafactor", {"eps": [1e-3]}, r"optimizer.eps=\[0.001\]: expected two numbers"),
         ("muon", {"ns_steps": 100}, r"optimizer.ns_steps=100: expected a whole number, 1 to 99"),

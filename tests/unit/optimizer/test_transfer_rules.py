@@ -220,11 +220,6 @@ def test_scales_multiply_and_eps_follows_the_gradient() -> None:
             {"weight_decay": 0.1, "weight_decay_mode": "l2"},
             ["weight decay", "optimizer=adamax"],
         ),
-        (
-            "radam",
-            {"weight_decay": 0.1, "decoupled_weight_decay": False},
-            ["weight decay", "optimizer=radam"],
-        ),
     ],
 )
 def test_what_no_rule_carries_is_refused(
