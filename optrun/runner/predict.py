@@ -7,6 +7,7 @@ import os
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from transformers import GenerationConfig
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged
-from optrun.base.errors import CheckpointError, ConfigError, nearest, refuse_url
+from optrun.base.errors import ConfigError, nearest, refuse_url
 from optrun.base.formatting import csv_cell
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.checks import build
@@ -24,13 +25,13 @@ from optrun.config.schema.data import ColumnsConfig, DataConfig, FilesConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.files import read_files
-from optrun.data.reading import ReadOptions
+from optrun.data.reading import ReadOptions, quiet
 from optrun.data.source import Source, Split
 from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
 from optrun.model.tokenizer import saved_tokenizer
 from optrun.runner.model_loading import load_trained_model, refuse_other_vocabulary
-from optrun.runner.prediction.base import Predicting, Predictor, Values
+from optrun.runner.prediction.base import Predictor, Values
 from optrun.runner.resume.data_position import class_names
 from optrun.task.build import predictor_class
 from optrun.training.device import pick_device
@@ -46,7 +47,16 @@ RUN_KEYS = (
     "data.max_length",
 )
 """Keys of the run that a prediction goes by; the last one where texts are cut."""
-_READ_KEYS = ("data.eval", "data.format", "data.delimiter", "data.encoding", "data.column_names")
+_KEYS = (
+    *RUN_KEYS[:-1],
+    *("data.eval", "data.format", "data.delimiter", "data.encoding", "data.column_names", "out"),
+)
+"""Keys that every prediction goes by."""
+_INSTEAD_OF = {
+    "text_column": ("eval_text_column", "messages_column"),
+    "messages_column": ("text_column", "eval_text_column", "target_column"),
+}
+"""Key to the columns of the run that it replaces."""
 _FIRST = "optrun predict RUN_DIR data.eval=FILE out=FILE"
 
 
@@ -89,19 +99,17 @@ def predict_file(
     tokenizer = _tokenizer(config, run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
     predictor = kind(
-        Predicting(
-            model=model.to(device),
-            tokenizer=tokenizer,
-            labels=class_names(snapshot.metadata.model_config),
-            task=config.task,
-            max_length=config.data.max_length,
-            precision=Precision(device, config.training.precision.value),
-            source=Source(Split(rows, "data.train"), {"": split}, files, notes=notes),
-            generation=_below("generation", typed),
-        )
+        model=model.to(device),
+        tokenizer=tokenizer,
+        labels=class_names(snapshot.metadata.model_config),
+        task=config.task,
+        max_length=config.data.max_length,
+        precision=Precision(device, config.training.precision.value),
+        source=Source(Split(rows, "data.train"), {"": split}, files, notes=notes),
+        generation=_below("generation", typed),
     )
     predictions = _predict(predictor, config, device)
-    notes += write(out, split, predictions)
+    write(out, split, predictions, notes)
     return Predicted(out, len(predictions), notes)
 
 
@@ -117,15 +125,14 @@ def _refuse_unknown(typed: PlainMapping, kind: type[Predictor], task: str) -> No
     Raises:
         ConfigError: Naming the first.
     """
-    known_keys = [*RUN_KEYS[:-1], *_READ_KEYS, *(f"data.{name}" for name in kind.columns), "out"]
+    known_keys = [*_KEYS, *(f"data.{name}" for name in kind.columns)]
     if kind.cuts:
-        known_keys.append(RUN_KEYS[-1])
-    near = [*known_keys]
+        known_keys.append("data.max_length")
     if kind.generates:
-        near += [f"generation.{name}" for name in vars(GenerationConfig())]
+        known_keys += [f"generation.{name}" for name in vars(GenerationConfig())]
     for key in typed:
-        if key not in known_keys and not (kind.generates and key.startswith("generation.")):
-            hint = " or ".join(nearest(key, near)) or ", ".join(known_keys)
+        if key not in known_keys:
+            hint = " or ".join(nearest(key, known_keys)) or ", ".join(_KEYS)
             raise ConfigError(
                 f"{key}={typed[key]}: no key that a prediction of {task} goes by. Did you mean"
                 f" {hint}?"
@@ -143,16 +150,16 @@ def _files(typed: PlainMapping, data: DataConfig) -> FilesConfig:
     if not isinstance(values.get("eval"), str | list):
         raise ConfigError(f"optrun predict needs data.eval, the file with the rows: {_FIRST}")
     refuse_url("data.eval", values["eval"])
-    of_run: PlainDict = {}
+    columns: PlainDict = {}
     for column in fields(ColumnsConfig):
         if "_column" in column.name:
-            of_run[column.name] = getattr(data, column.name, None)
-    if "text_column" in values:
-        of_run |= {"eval_text_column": None, "messages_column": None}
-    if "messages_column" in values:
-        of_run |= {"text_column": None, "eval_text_column": None, "target_column": None}
-    values = {"name": "files", "train": values["eval"], **of_run, **values}
-    return build(FilesConfig, values, "data")
+            columns[column.name] = getattr(data, column.name, None)
+    for key, others in _INSTEAD_OF.items():
+        if key in values:
+            columns |= dict.fromkeys(others)
+    return build(
+        FilesConfig, {"name": "files", "train": values["eval"], **columns, **values}, "data"
+    )
 
 
 def _out(typed: PlainMapping) -> Path:
@@ -172,33 +179,34 @@ def _out(typed: PlainMapping) -> Path:
         )
     if not out.parent.is_dir():
         raise ConfigError(f"out={out}: no such folder: {out.parent}. Make it first.")
-    if os.path.lexists(out):
-        raise _taken(out)
+    _refuse_taken(out)
     return out
 
 
-def _taken(out: Path) -> ConfigError:
-    """Make the refusal of a file that is there."""
-    return ConfigError(
-        f"out={out}: is there already, and nothing is overwritten. Choose a new file, or remove it."
-    )
+def _refuse_taken(out: Path) -> None:
+    """Refuse to write over a file.
+
+    Raises:
+        ConfigError: It is there.
+    """
+    if os.path.lexists(out):
+        raise ConfigError(
+            f"out={out}: is there already, and nothing is overwritten. Choose a new file, or"
+            " remove it."
+        )
 
 
 def _tokenizer(config: RunConfig, run: RunDir) -> Any:
-    """Load what prepares the inputs, as it was in use when the run was trained.
+    """Load what prepares the inputs, as it was in use when the run was trained; None: it is gone.
 
     Raises:
-        CheckpointError: The run has none.
         ConfigError: It cannot be loaded.
     """
-    images = config.task.PROCESSOR == "AutoImageProcessor"
-    if images and isinstance(config.model, FromConfigConfig):
+    if config.task.PROCESSOR != "AutoImageProcessor":
+        return saved_tokenizer(run.tokenizer) if run.tokenizer.is_dir() else None
+    if isinstance(config.model, FromConfigConfig):
         return load_image_preparation(config.model)
-    if not run.tokenizer.is_dir():
-        raise CheckpointError(
-            f"{run.tokenizer}: missing: how the inputs were prepared is not known. Restore it."
-        )
-    return saved_preparation(run.tokenizer) if images else saved_tokenizer(run.tokenizer)
+    return saved_preparation(run.tokenizer)
 
 
 def _predict(predictor: Predictor, config: RunConfig, device: torch.device) -> list[Values]:
@@ -211,7 +219,7 @@ def _predict(predictor: Predictor, config: RunConfig, device: torch.device) -> l
     size = config.training.per_device_eval_batch_size
     begins = range(0, len(order), size)
     predictions: list[Values] = [{}] * len(inputs)
-    keep_cache = nullcontext() if predictor.generates else lean_forward(predictor.predicting.model)
+    keep_cache = nullcontext() if predictor.generates else lean_forward(predictor.model)
     devices = [device] if device.type == "cuda" else []
     with keep_cache, torch.no_grad(), torch.random.fork_rng(devices):
         torch.manual_seed(config.seed)
@@ -223,8 +231,14 @@ def _predict(predictor: Predictor, config: RunConfig, device: torch.device) -> l
     return predictions
 
 
-def write(out: Path, split: Split, predictions: list[Values]) -> list[str]:
-    """Write the rows with their predictions beside, aside first; returns notes.
+def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) -> None:
+    """Write the rows with their predictions beside, aside first.
+
+    Args:
+        out: The file; its ending says the format.
+        split: The rows. Columns of bytes are not written.
+        predictions: One for each row.
+        notes: Takes the names of columns that are not written.
 
     Raises:
         ConfigError: A column is called as one of the predictions; the file came there meanwhile.
@@ -240,30 +254,20 @@ def write(out: Path, split: Split, predictions: list[Values]) -> list[str]:
                 f"{split.key} has a column {name}, and so have the predictions. Rename it."
             )
     binary = [name for name, feature in rows.features.items() if _is_binary(feature)]
-    rows = rows.remove_columns(binary)
+    if binary:
+        notes.append(f"not written beside the predictions: {', '.join(binary)} (bytes)")
+        rows = rows.remove_columns(binary)
     table = concatenate_datasets([rows, columns], axis=1) if rows.column_names else columns
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        with storing(out):
-            _write_table(table, aside, out.suffix.lower())
+    with storing(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
+        aside = Path(folder) / out.name
+        with storing(out), quiet():
+            _write_table(table, aside)
         _put_in_place(aside, out)
-    finally:
-        aside.unlink(missing_ok=True)
-    return [f"not written beside the predictions: {', '.join(binary)} (bytes)"] if binary else []
 
 
 def _put_in_place(aside: Path, out: Path) -> None:
-    """Give a finished file its name.
-
-    Raises:
-        ConfigError: The name is taken.
-    """
-    try:
-        os.link(aside, out)
-    except OSError:  # the name is taken, or the file system has no hard links
-        if os.path.lexists(out):
-            raise _taken(out) from None
-        aside.rename(out)
+    _refuse_taken(out)
+    aside.rename(out)
 
 
 def _is_binary(feature: object) -> bool:
@@ -272,22 +276,19 @@ def _is_binary(feature: object) -> bool:
     return kind in ("Image", "Audio", "Video") or "binary" in str(getattr(feature, "dtype", ""))
 
 
-def _write_table(table: Any, path: Path, ending: str) -> None:
+def _write_table(table: Any, path: Path) -> None:
     """Write a table of `datasets` as jsonl, csv or parquet."""
-    from datasets import Dataset, disable_progress_bars, enable_progress_bars
+    from datasets import Dataset
 
-    disable_progress_bars()
-    try:
-        if ending == ".jsonl":
-            table.to_json(path, force_ascii=False, double_precision=15, date_format="iso")
-        elif ending == ".parquet":
-            table.to_parquet(path)
-        else:
-            names = table.column_names
-            cells = {str(csv_cell(name)): [_cell(value) for value in table[name]] for name in names}
-            Dataset.from_dict(cells).to_csv(path)
-    finally:
-        enable_progress_bars()
+    ending = path.suffix.lower()
+    if ending == ".jsonl":
+        table.to_json(path, force_ascii=False, double_precision=15, date_format="iso")
+    elif ending == ".parquet":
+        table.to_parquet(path)
+    else:
+        names = table.column_names
+        cells = {str(csv_cell(name)): [_cell(value) for value in table[name]] for name in names}
+        Dataset.from_dict(cells).to_csv(path)
 
 
 def _cell(value: object) -> object:

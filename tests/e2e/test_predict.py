@@ -408,7 +408,7 @@ WRONG: dict[str, tuple[str, list[str], list[str]]] = {
     "an option of generation": (
         "causal_lm",
         ["generation.max_new_token=3"],
-        ["generation.max_new_token", "Did you mean max_new_tokens"],
+        ["generation.max_new_token", "Did you mean generation.max_new_tokens"],
     ),
     "a value of generation": (
         "causal_lm",

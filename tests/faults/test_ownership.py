@@ -29,7 +29,6 @@ PLACES = {
     "data/reading.py": "its temporary folder",
     "launch/single_run.py": "what a refused start wrote, by name",
     "runner/folders.py": "its own folder aside; model/ and tokenizer/ of the run; an empty folder",
-    "runner/predict.py": "its own file aside",
     "runner/resume/checkpoint.py": "best and last of the run",
     "sweeper/driver.py": "files of .sweep/ that a launch was told by",
     "sweeper/folder.py": "files of .sweep/",

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import numpy as np
-import torch
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.task_base import TaskConfig
 from optrun.data.columns import USUAL_LABELS, text_column, texts
 from optrun.data.loader import Batch
-from optrun.data.source import Source
+from optrun.data.source import Source, Split
 from optrun.task.tokens import NO_TOKEN, encoded
 from optrun.training.failures import of_memory_in_evaluation
 from optrun.training.step import Precision
@@ -29,30 +28,6 @@ Values = dict[str, Any]
 
 
 @dataclass
-class Predicting:
-    """A trained model, how it is run, and the rows that predictions are asked for."""
-
-    model: PreTrainedModel
-    """On its device, in evaluation mode."""
-    tokenizer: Any
-    """Its tokenizer; its image preparation where the task is about images."""
-    labels: list[str]
-    """Names of the classes by number; empty where there are none."""
-    task: TaskConfig
-    max_length: int
-    """`data.max_length`."""
-    precision: Precision
-    source: Source
-    """The rows as its only evaluation set; `notes` are shown to the user."""
-    generation: Mapping[str, object]
-    """`generation.KEY`."""
-
-    def run(self, batch: Batch, call: Callable[..., Any] | None = None, **options: object) -> Any:
-        """Run the model, or a method of it, over a batch in the chosen precision."""
-        with self.precision.autocast(), of_memory_in_evaluation(batch, "prediction"):
-            return (call or self.model)(**self.precision.to_device(batch), **options)
-
-
 class Predictor(ABC):
     """Predictions for the rows of a file; `Task.predictor` names the one of a task.
 
@@ -60,19 +35,38 @@ class Predictor(ABC):
         columns: Keys of `data` that it reads, such as `text_column`.
         generates: Whether it takes `generation.KEY`.
         cuts: Whether `data.max_length` cuts its texts.
+        model: On its device, in evaluation mode.
+        tokenizer: Its tokenizer; its image preparation where the task is about images.
+        labels: Names of the classes by number; empty where there are none.
+        task: Configuration of the task.
+        max_length: `data.max_length`.
+        precision: Of the model's calls.
+        source: The rows as its only evaluation set; `notes` are shown to the user.
+        generation: `generation.KEY`.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column")
     generates: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
 
-    def __init__(self, predicting: Predicting) -> None:
-        self.predicting = predicting
-        self.tokenizer = predicting.tokenizer
-        self.labels = predicting.labels
-        self.split = predicting.source.eval_sets[""]
-        padding = getattr(self.tokenizer, "pad_token_id", None)
-        self.padding = 0 if padding is None else int(padding)
+    model: PreTrainedModel
+    tokenizer: Any
+    labels: list[str]
+    task: TaskConfig
+    max_length: int
+    precision: Precision
+    source: Source
+    generation: Mapping[str, Any]
+
+    @property
+    def split(self) -> Split:
+        """The rows."""
+        return self.source.eval_sets[""]
+
+    @property
+    def padding(self) -> int:
+        """The id that fills the rows of a batch."""
+        return int(getattr(self.tokenizer, "pad_token_id", None) or 0)
 
     @abstractmethod
     def encode(self) -> list[Inputs]:
@@ -90,19 +84,24 @@ class Predictor(ABC):
         """Count the tokens of one row; rows of like length share a batch."""
         return len(row.get("input_ids", ()))
 
+    def run(self, batch: Batch, call: Callable[..., Any] | None = None, **options: object) -> Any:
+        """Run the model, or a method of it, over a batch in the chosen precision."""
+        with self.precision.autocast(), of_memory_in_evaluation(batch, "prediction"):
+            return (call or self.model)(**self.precision.to_device(batch), **options)
+
     def text_column(self, *others: str | None) -> str:
         """Find the column of texts; `others`, labels and targets are none.
 
         Raises:
             ConfigError: There is none, or there are several.
         """
-        columns = self.predicting.source.columns
+        columns = self.source.columns
         assert columns is not None
-        other_columns = [columns.label_column, columns.target_column or "target", *others]
-        other_columns += columns.label_columns or ()
+        taken = [columns.label_column, columns.target_column or "target", *others]
+        taken += columns.label_columns or ()
         if columns.label_column is None:
-            other_columns += USUAL_LABELS
-        return text_column(self.predicting.source, self.split, taken=other_columns)
+            taken += USUAL_LABELS
+        return text_column(self.source, self.split, taken)
 
     def encode_texts(self, *columns: str, **options: bool) -> list[Inputs]:
         """Encode a text of each row, or a pair of texts, as in training.
@@ -112,13 +111,12 @@ class Predictor(ABC):
         """
         sides = [list(texts(self.split, column)) for column in columns]
         rows = sides[0] if len(sides) == 1 else list(zip(*sides, strict=True))
-        arrays = encoded(self.tokenizer, rows, self.predicting.max_length, **options)
-        for row, ids in enumerate(arrays["input_ids"]):
-            self.expect_tokens(row, ids)
-        return [
-            {name: np.asarray(arrays[name][row], dtype=np.int64) for name in arrays}
-            for row in range(len(rows))
-        ]
+        arrays = encoded(self.tokenizer, rows, self.max_length, **options)
+        inputs = []
+        for row in range(len(rows)):
+            self.expect_tokens(row, arrays["input_ids"][row])
+            inputs.append({name: np.asarray(arrays[name][row], np.int64) for name in arrays})
+        return inputs
 
     def expect_tokens(self, row: int, ids: object) -> None:
         """Refuse a row without a token.
@@ -134,13 +132,7 @@ def plain(number: SupportsFloat) -> float:
     """Convert a float32 to its shortest exact decimal.
 
     Example:
-        >>> plain(np.float32(0.1)), plain(torch.tensor(0.7))
-        (0.1, 0.7)
+        >>> plain(np.float32(0.1))
+        0.1
     """
     return float(str(np.float32(float(number))))
-
-
-def probabilities(logits: torch.Tensor) -> np.ndarray:
-    """Compute softmax over the last axis, in float32, on the CPU."""
-    shares: np.ndarray = logits.float().softmax(-1).cpu().numpy()
-    return shares

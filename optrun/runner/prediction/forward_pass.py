@@ -10,7 +10,7 @@ import torch
 from optrun.base.errors import ConfigError
 from optrun.data.columns import image_column, named, words_column
 from optrun.data.images import Images
-from optrun.runner.prediction.base import Inputs, Predictor, Values, plain, probabilities
+from optrun.runner.prediction.base import Inputs, Predictor, Values, plain
 from optrun.task.base import pad_inputs
 from optrun.task.contrastive import cosines
 from optrun.task.embedding import pad_texts
@@ -30,34 +30,31 @@ class TextClasses(Predictor):
 
     def encode(self) -> list[Inputs]:
         """Encode as in training."""
-        pair = named(self.predicting.source.columns, "text_pair_column", self.split)
+        pair = named(self.source.columns, "text_pair_column", self.split)
         text = self.text_column(pair)
         return self.encode_texts(text) if pair is None else self.encode_texts(text, pair)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass; of several labels those with a probability above 0.5."""
-        logits = self.predicting.run(pad_inputs(inputs, self.padding)).logits
-        if self.predicting.task.of_numbers:
-            return [{"prediction": plain(number)} for number in logits.float().reshape(-1).cpu()]
-        if not self.predicting.task.of_sets:
-            return self.classes(logits)
+        logits = self.run(pad_inputs(inputs, self.padding)).logits.float().cpu()
+        if self.task.of_numbers:
+            return [{"prediction": plain(number)} for number in logits.reshape(-1)]
+        if not self.task.of_sets:
+            return [self.likeliest(shares) for shares in logits.softmax(-1)]
         predictions: list[Values] = []
-        for row in map(self.by_label, logits.float().sigmoid().cpu().numpy()):
-            labels = [label for label in row if row[label] > 0.5]
-            predictions.append({"prediction": labels, "probabilities": row})
+        for shares in map(self.by_label, logits.sigmoid()):
+            labels = [label for label in shares if shares[label] > 0.5]
+            predictions.append({"prediction": labels, "probabilities": shares})
         return predictions
 
-    def classes(self, logits: torch.Tensor) -> list[Values]:
-        """Convert logits of shape (batch, classes) to a label with the probability of each."""
-        predictions: list[Values] = []
-        for row in map(self.by_label, probabilities(logits)):
-            label = max(row, key=row.__getitem__)
-            values = {"prediction": label, "probability": row[label], "probabilities": row}
-            predictions.append(values)
-        return predictions
+    def likeliest(self, row: torch.Tensor) -> Values:
+        """Return the likeliest label and all probabilities; row: shape (classes,)."""
+        shares = self.by_label(row)
+        label = max(shares, key=shares.__getitem__)
+        return {"prediction": label, "probability": shares[label], "probabilities": shares}
 
-    def by_label(self, row: np.ndarray) -> dict[str, float]:
-        """Map each label to its probability; shape (classes,)."""
+    def by_label(self, row: torch.Tensor) -> dict[str, float]:
+        """Map each label to its probability; row: shape (classes,)."""
         return {label: plain(share) for label, share in zip(self.labels, row, strict=True)}
 
 
@@ -69,16 +66,16 @@ class ImageClasses(TextClasses):
 
     def encode(self) -> list[Inputs]:
         """Find the images; each is opened when its turn comes."""
-        images = Images(self.split, image_column(self.predicting.source, self.split))
+        images = Images(self.split, image_column(self.source, self.split))
         return [{"image": images[row]} for row in range(len(self.split.rows))]
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Prepare images as in training, and predict in one forward pass."""
-        size = getattr(self.predicting.task, "image_size", None)
+        size = getattr(self.task, "image_size", None)
         prepare = self.tokenizer if size is None else self.tokenizer.resized(size)
         pixels = np.stack([prepare(row["image"].decoded()) for row in inputs])
-        batch = {"pixel_values": torch.from_numpy(pixels)}
-        return self.classes(self.predicting.run(batch).logits)
+        logits = self.run({"pixel_values": torch.from_numpy(pixels)}).logits
+        return [self.likeliest(shares) for shares in logits.float().cpu().softmax(-1)]
 
 
 class WordLabels(Predictor):
@@ -90,54 +87,41 @@ class WordLabels(Predictor):
 
     def encode(self) -> list[Inputs]:
         """Encode as in training, with the place of each word's first piece; None: it has none."""
-        column = words_column(self.predicting.source, self.split, "")
-        return [
-            self._encoded(row, row_words) for row, row_words in enumerate(self.split.rows[column])
-        ]
-
-    def _encoded(self, row: int, words: list[str | None] | None) -> Inputs:
-        if words is None or None in words:
-            raise ConfigError(f"{self.split.where(row)} has no words, or a missing word.")
-        if not words:
-            return {"words": [], "first": []}
-        encoding = tokenized(
-            self.tokenizer, [words], self.predicting.max_length, is_split_into_words=True
-        )
-        word_ids = encoding.word_ids(0)
-        first = [word_ids.index(word) if word in word_ids else None for word in range(len(words))]
-        inputs = {name: np.asarray(ids[0]) for name, ids in inputs_in(encoding).items()}
-        return {**inputs, "words": words, "first": first}
+        inputs = []
+        for row, words in enumerate(self.split.rows[words_column(self.source, self.split, "")]):
+            if words is None or None in words:
+                raise ConfigError(f"{self.split.where(row)} has no words, or a missing word.")
+            # A row without words goes through the model with one, whose label is left out.
+            encoding = tokenized(
+                self.tokenizer, [words or ["-"]], self.max_length, is_split_into_words=True
+            )
+            word_ids = encoding.word_ids(0)
+            first = [word_ids.index(at) if at in word_ids else None for at in range(len(words))]
+            arrays = {name: np.asarray(ids[0]) for name, ids in inputs_in(encoding).items()}
+            inputs.append({**arrays, "words": words, "first": first})
+        return inputs
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict in one forward pass over the rows with a word."""
-        shares = np.zeros((len(inputs), 0, len(self.labels)))
-        full = [row for row in inputs if row["words"]]
-        if full:
-            shares = probabilities(self.predicting.run(pad_inputs(full, self.padding)).logits)
-        rows = iter(shares)
-        return [self._values(row, next(rows) if row["words"] else shares) for row in inputs]
+        """Predict in one forward pass."""
+        shares = self.run(pad_inputs(inputs, self.padding)).logits.float().softmax(-1).cpu()
+        return [self._values(row, shares[at]) for at, row in enumerate(inputs)]
 
-    def _values(self, row: Inputs, shares: np.ndarray) -> Values:
+    def _values(self, row: Inputs, shares: torch.Tensor) -> Values:
         """Return the labels of one row, given the shares of its pieces, (pieces, classes)."""
-        labels: list[str | None] = []
-        certainties: list[float | None] = []
-        for first in row["first"]:
-            best = None if first is None else int(shares[first].argmax())
-            labels.append(None if best is None else self.labels[best])
-            certainties.append(None if best is None else plain(shares[first][best]))
+        labels: list[str | None] = [None] * len(row["words"])
+        certainties: list[float | None] = [None] * len(row["words"])
+        for word, piece in enumerate(row["first"]):
+            if piece is not None:
+                labels[word] = self.labels[int(shares[piece].argmax())]
+                certainties[word] = plain(shares[piece].max())
         values: Values = {"prediction": labels, "probability": certainties}
         if scheme_of(self.labels):
-            spans = entities([label or "O" for label in labels])
-            values["entities"] = [
-                {
-                    "type": kind,
-                    "start": start,
-                    "end": end,
-                    "words": row["words"][start:end],
-                    "probability": min(filter(None, certainties[start:end])),
-                }
-                for kind, start, end in spans
-            ]
+            values["entities"] = []
+            for kind, start, end in entities([label or "O" for label in labels]):
+                words = row["words"][start:end]
+                certainty = min(filter(None, certainties[start:end]))
+                entity = {"type": kind, "start": start, "end": end, "words": words}
+                values["entities"].append({**entity, "probability": certainty})
         return values
 
 
@@ -147,9 +131,9 @@ class MaskedTokens(Predictor):
     def encode(self) -> list[Inputs]:
         """Encode as in training, one text a row; at least one has a mask."""
         column = self.text_column()
-        mask = self.tokenizer.mask_token
         rows = self.encode_texts(column, return_token_type_ids=False)
         if not any(self.tokenizer.mask_token_id in row["input_ids"] for row in rows):
+            mask = self.tokenizer.mask_token
             raise ConfigError(
                 f"{self.split.key}: no row has {mask} in column {column}, so there is nothing to"
                 f" fill in. Write {mask} where a token is to be predicted."
@@ -158,23 +142,20 @@ class MaskedTokens(Predictor):
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""
-        logits = self.predicting.run(pad_inputs(inputs, self.padding)).logits
+        logits = self.run(pad_inputs(inputs, self.padding)).logits.float().cpu()
         predictions: list[Values] = []
         for row, row_logits in zip(inputs, logits, strict=True):
             ids = row["input_ids"].copy()
-            masks = np.flatnonzero(ids == self.tokenizer.mask_token_id)
             tokens = []
-            for position, shares in zip(masks, probabilities(row_logits[masks]), strict=True):
-                best = np.argsort(-shares, kind="stable")[:TOKENS].tolist()
-                ids[position] = best[0]
-                tokens.append([self._named(token, shares) for token in best])
+            for position in np.flatnonzero(ids == self.tokenizer.mask_token_id):
+                best = row_logits[position].softmax(-1).topk(TOKENS)
+                ids[position] = best.indices[0]
+                names = map(self.tokenizer.decode, best.indices)
+                pairs = zip(names, map(plain, best.values), strict=True)
+                tokens.append([{"token": name, "probability": share} for name, share in pairs])
             text = self.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
             predictions.append({"prediction": text, "tokens": tokens})
         return predictions
-
-    def _named(self, token: int, shares: np.ndarray) -> Values:
-        """Write a token and its probability."""
-        return {"token": self.tokenizer.decode([token]), "probability": plain(shares[token])}
 
 
 class Embeddings(Predictor):
@@ -187,7 +168,7 @@ class Embeddings(Predictor):
 
         The inputs of a row are lists with an array for each text.
         """
-        columns = self.predicting.source.columns
+        columns = self.source.columns
         assert columns is not None
         names = set(self.split.rows.column_names)
         paired = any(names.issuperset(pair) for pair in USUAL_PAIRS)
@@ -204,12 +185,11 @@ class Embeddings(Predictor):
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass."""
-        pooling = Pooling.of(self.predicting.model.config)
         batch = pad_texts(inputs, self.padding)
-        outputs = self.predicting.run(batch)
+        outputs = self.run(batch)
         mask = batch["attention_mask"].to(outputs.last_hidden_state.device)
-        vectors = pooling(outputs, mask).unflatten(0, (len(inputs), -1))
+        pooled = Pooling.of(self.model.config)(outputs, mask)
+        vectors = pooled.unflatten(0, (len(inputs), -1))
         if vectors.shape[1] == 2:
             return [{"similarity": plain(cosine)} for cosine in cosines(vectors).cpu()]
-        rows = vectors[:, 0].cpu().numpy()
-        return [{"embedding": list(map(plain, row))} for row in rows]
+        return [{"embedding": list(map(plain, row))} for row in vectors[:, 0].cpu()]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError
 from optrun.data.chat import ROLES, question_columns, questions
 from optrun.data.columns import texts
 from optrun.runner.prediction.base import Inputs, Predictor, Values
@@ -17,9 +16,6 @@ from optrun.task.chat_encoder import row_name
 from optrun.task.chat_template import TemplateFailed, no_template, use_template
 from optrun.task.language_model import ids_around_text
 from optrun.task.tokens import begin_of_text
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig
 
 DEFAULT_TOKENS = 64
 """`generation.max_new_tokens` where neither the model nor the task says how long a text may be."""
@@ -37,39 +33,81 @@ class TextGeneration(Predictor):
         """Settle the options of the generation, and encode prompts; a long one is cut on the left.
 
         Raises:
-            ConfigError: The model cannot generate, or has no room for a prompt.
+            ConfigError: The model cannot generate, an option does not fit, or there is no room for
+                a prompt.
         """
-        model: Any = self.predicting.model
+        model: Any = self.model
         if not model.can_generate():
             raise ConfigError(
-                f"task={self.predicting.task.name}: {type(model).__name__} of transformers cannot"
-                " generate."
+                f"task={self.task.name}: {type(model).__name__} of transformers cannot generate."
             )
-        options = generation_config(self.predicting.generation, model.generation_config)
+        self.options = self._options(copy.deepcopy(model.generation_config))
+        prompts = self.prompts()
         positions = getattr(model.config, "max_position_embeddings", None)
-        room = positions if self.is_decoder else None
-        if options.max_new_tokens is None and options.max_length is None:
-            longest = getattr(self.predicting.task, "max_target_length", DEFAULT_TOKENS)
-            options.max_new_tokens = longest if room is None else min(longest, room // 2)
+        if self.is_decoder and positions is not None:
+            longest = self._longest_prompt(positions)
+            prompts = [ids[-longest:] for ids in prompts]
+        for row, ids in enumerate(prompts):
+            self.expect_tokens(row, ids)
+        return [{"input_ids": np.asarray(ids, dtype=np.int64)} for ids in prompts]
+
+    def _options(self, options: Any) -> Any:
+        """Put `generation.KEY` over the generation options of the model, and complete them.
+
+        Raises:
+            ConfigError: A value that does not fit, or one without effect.
+        """
+        if "max_new_tokens" in self.generation:
+            options.max_length = None
+        try:
+            type(options)(**self.generation).validate(strict=True)
+        except (ValueError, TypeError) as error:
+            raise self._refused(error) from error
+        options.update(**self.generation)
         if options.pad_token_id is None:
             options.pad_token_id = self.padding
         if options.eos_token_id is None:
             options.eos_token_id = self.tokenizer.eos_token_id
-        self.options = options
-        prompts = self.prompts()
-        if room is not None:
-            begin = -_longest_prompt(options, room)
-            prompts = [ids[begin:] for ids in prompts]
-        for row, ids in enumerate(prompts):
-            self.expect_tokens(row, ids)
-        return [{"input_ids": np.asarray(ids, dtype=np.int64)} for ids in prompts]
+        if options.num_return_sequences not in (None, 1):
+            raise ConfigError(
+                f"generation.num_return_sequences={options.num_return_sequences}: expected 1, since"
+                " one text is written for each row."
+            )
+        if options.max_new_tokens is None and options.max_length is None:
+            options.max_new_tokens = getattr(self.task, "max_target_length", DEFAULT_TOKENS)
+            positions = getattr(self.model.config, "max_position_embeddings", None)
+            if self.is_decoder and positions is not None:
+                options.max_new_tokens = min(options.max_new_tokens, positions // 2)
+        return options
+
+    def _longest_prompt(self, positions: int) -> int:
+        """Count the positions that a generation leaves for its prompt.
+
+        Raises:
+            ConfigError: None are left.
+        """
+        new = self.options.max_new_tokens
+        if new is None:
+            new = max(1, positions - self.options.max_length + 1)
+        if new >= positions:
+            raise ConfigError(
+                f"generation.max_new_tokens={new}: the model has {positions:,} positions for prompt"
+                f" and continuation together. Expected {positions - 1:,} or fewer."
+            )
+        return positions - int(new)
+
+    def _refused(self, error: Exception) -> ConfigError:
+        """Build the error for refused options from transformers' message."""
+        line = " ".join(str(error).replace("`", "").split())
+        options = [f"generation.{name}={value}" for name, value in self.generation.items()]
+        return ConfigError(f"{', '.join(options)}: {line[:400]}")
 
     def prompts(self) -> list[list[int]]:
         """Encode prompts, begun as the tokenizer begins a text.
 
         They stand in the column that is named, else in `prompt`, else in the only one of texts.
         """
-        columns = self.predicting.source.columns
+        columns = self.source.columns
         is_named = columns is not None and (columns.text_column or columns.eval_text_column)
         usual = "prompt" in self.split.rows.column_names
         column = "prompt" if usual and not is_named else self.text_column()
@@ -85,17 +123,15 @@ class TextGeneration(Predictor):
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Continue a batch of prompts, padded on the left if there is no encoder."""
         batch = pad_inputs(inputs, self.padding, left=self.is_decoder)
+        model: Any = self.model
         try:
-            ids = self.predicting.run(
-                batch,
-                self.predicting.model.generate,  # type: ignore[operator,unused-ignore]
-                generation_config=self.options,
-                tokenizer=self.tokenizer,
+            ids = self.run(
+                batch, model.generate, generation_config=self.options, tokenizer=self.tokenizer
             )
         except (TypeError, ValueError, AttributeError) as error:
-            if not self.predicting.generation:
+            if not self.generation:
                 raise
-            raise _refused(self.predicting.generation, error) from error
+            raise self._refused(error) from error
         begin = batch["input_ids"].shape[1] if self.is_decoder else 0
         written = self.tokenizer.batch_decode(ids[:, begin:], skip_special_tokens=True)
         return [{"generation": text} for text in written]
@@ -127,74 +163,19 @@ class ChatAnswers(TextGeneration):
             ConfigError: A row that cannot be read or written.
         """
         template = use_template(self.tokenizer, None)
-        layout = getattr(self.predicting.task, "layout", None)
-        columns = question_columns(self.predicting.source, self.split, layout)
+        columns = question_columns(self.source, self.split, getattr(self.task, "layout", None))
         begin = begin_of_text(self.tokenizer)
         prompts = []
         for row in questions(self.split, columns, template.roles if template else ROLES):
-            is_plain = isinstance(row, str)
             if isinstance(row, str):
-                text = row.removeprefix(begin)
-            elif template is None:
+                prompts.append(self.tokenizer(row.removeprefix(begin), verbose=False)["input_ids"])
+                continue
+            if template is None:
                 raise no_template(f"{self.split.key} has conversations")
-            else:
-                try:
-                    text = template.text(row.turns, row.tools, opening=True)
-                except TemplateFailed as error:
-                    raise ConfigError(f"{row_name(self.split, row)} {error}.") from error
-            encoding = self.tokenizer(text, add_special_tokens=is_plain, verbose=False)
+            try:
+                text = template.text(row.turns, row.tools, opening=True)
+            except TemplateFailed as error:
+                raise ConfigError(f"{row_name(self.split, row)} {error}.") from error
+            encoding = self.tokenizer(text, add_special_tokens=False, verbose=False)
             prompts.append(encoding["input_ids"])
         return prompts
-
-
-def _longest_prompt(options: GenerationConfig, room: int) -> int:
-    """Count the positions left for a prompt.
-
-    Raises:
-        ConfigError: None are left.
-    """
-    new = options.max_new_tokens
-    longest = min(options.max_length, room) - 1 if new is None else room - new
-    if longest < 1:
-        raise ConfigError(
-            f"generation.max_new_tokens={new}: the model has {room:,} positions for prompt and"
-            f" continuation together. Expected {room - 1:,} or fewer."
-        )
-    return int(longest)
-
-
-def generation_config(changes: Mapping[str, object], base: GenerationConfig) -> GenerationConfig:
-    """Return the generation options of a model with changes.
-
-    Args:
-        changes: Names of transformers to values.
-        base: Of the model.
-
-    Raises:
-        ConfigError: A name that transformers does not have, a value that does not fit, or one
-            without effect.
-    """
-    config = copy.deepcopy(base)
-    if changes.get("max_new_tokens") is not None:
-        config.max_length = None
-    try:
-        type(base)(**changes).validate(strict=True)
-        unknown = config.update(**changes)
-    except (ValueError, TypeError) as error:
-        raise _refused(changes, error) from error
-    for name in unknown:
-        near = did_you_mean(name, vars(config))
-        raise ConfigError(f"generation.{name}: transformers has no such option. {near}")
-    if config.num_return_sequences not in (None, 1):
-        raise ConfigError(
-            f"generation.num_return_sequences={config.num_return_sequences}: expected 1, since one"
-            " text is written for each row."
-        )
-    return config
-
-
-def _refused(changes: Mapping[str, object], error: Exception) -> ConfigError:
-    """Build the error for refused options from transformers' message."""
-    line = " ".join(str(error).replace("`", "").split())
-    options = ", ".join(f"generation.{name}={value}" for name, value in changes.items())
-    return ConfigError(f"{options or 'generation'}: {line[:400]}")
