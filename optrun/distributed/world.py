@@ -14,6 +14,7 @@ from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.verdict import LostRankError, is_lost_rank
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
@@ -80,6 +81,20 @@ class World:
         with _waiting():
             dist.all_gather(rows, row, group=self.control)
         return [row.tolist() for row in rows]
+
+    def gather_tensors(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Gather each rank's tensor, shape (ranks, ...), on its device.
+
+        The host does not wait for a GPU.
+        """
+        import torch
+        import torch.distributed as dist
+
+        rows = [torch.empty_like(tensor) for _ in range(self.size)]
+        group = self.control if tensor.device.type == "cpu" else None
+        with _waiting():
+            dist.all_gather(rows, tensor, group=group)
+        return torch.stack(rows)
 
     def gather_objects(self, value: T) -> list[T]:
         """Gather each rank's object, by rank, on every rank."""

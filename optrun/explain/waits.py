@@ -6,7 +6,6 @@ from torch.optim import Optimizer
 
 from optrun.config import registry
 from optrun.config.schema.run import RunConfig
-from optrun.explain.memory import rank_count
 from optrun.model.attention import device_type
 from optrun.optimizer.torch_named import Adam, AdamW
 
@@ -17,10 +16,6 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
     Without a reason they are read while the next step runs. The rules are those of
     `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`.
     """
-    if rank_count(config) > 1:
-        return f"distributed={config.distributed.name}: the ranks agree on the loss of each step"
-    if config.training.precision == "fp16":
-        return "training.precision=fp16: the loss scale follows each step"
     if config.training.profile is not None:
         return "training.profile: each profiled step is measured alone"
     rows = registry.choices("callback")

@@ -75,8 +75,11 @@ class Loop:
         )
         self.batches = Batches(setup, self.signal_handler, self._before_fork)
         self.checkpoints.on_save = self.hooks.on_save
-        self.reason_to_wait = setup.train_step.reason_to_wait() or self.hooks.reason_to_wait()
-        """Why the numbers of each step are read before its update; None: they are not."""
+        self.reason_to_wait = setup.train_step.world.broadcast(
+            setup.train_step.reason_to_wait() or self.hooks.reason_to_wait()
+        )
+        """Why the numbers of each step are read before its update; None: they are not. On several
+        ranks that of rank 0, which has the callbacks."""
         self._unread: tuple[UnreadStep, list[Batch]] | None = None
 
     @property
@@ -189,7 +192,8 @@ class Loop:
             with failures.of_memory(position - state.position + state.global_step, micro_batches):
                 unread = train_step.compute(micro_batches, step, position)
         except (Exception, SystemExit):
-            self._settle()  # the step before comes first, also where it ends the run
+            if train_step.world.size == 1:  # other ranks would have to take part
+                self._settle()  # the step before comes first, also where it ends the run
             raise
         if not self._settle():
             return
@@ -211,7 +215,7 @@ class Loop:
             or self.evaluator.due(step)
             or (checkpoints.enabled and checkpoints.scheduled(step))
             or self.training.save_requested
-            or self.signal_handler.save_requested
+            or (self.signal_handler.save_requested and self.setup.train_step.world.size == 1)
         )
 
     def _settle(self) -> bool:
@@ -228,10 +232,9 @@ class Loop:
         unread, micro_batches = self._unread
         self._unread = None
         train_step = self.setup.train_step
-        result = train_step.read(unread)
-        if result.finite:
-            train_step.scheduler.step()
-            self._count(result, unread.step, micro_batches)
+        if unread.is_applied:
+            train_step.keep()
+            self._count(train_step.read(unread), unread.step, micro_batches)
             return True
         train_step.take_back()
         self.batches.close()  # they are ahead of the step that is taken once more

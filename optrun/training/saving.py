@@ -87,16 +87,13 @@ class Saving:
         Raises:
             NonFiniteError: The last step ends the run.
         """
+        if self.world.size > 1:
+            return  # other ranks would have to take part, and do not know
         self.settle()
         step = self.state.global_step
         done = self.state.global_step > self._first_step
-        if (
-            not done
-            or not self.checkpoints.enabled
-            or self.setup.train_step.updating
-            or self.world.size > 1
-        ):
-            return  # other ranks would have to take part, and do not know
+        if not done or not self.checkpoints.enabled or self.setup.train_step.updating:
+            return
         try:
             self.checkpoints.save_now()
         except (Exception, SystemExit) as error:

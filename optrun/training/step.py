@@ -141,10 +141,20 @@ class Sums:
         return torch.zeros(self._size) if sums is None else sums
 
 
-def over_ranks(sums: list[float], world: World) -> list[float]:
-    """Add the sums of all ranks."""
-    ranks = world.all_gather(sums) if world.size > 1 else [sums]
-    return [math.fsum(values) for values in zip(*ranks, strict=True)]
+def by_rank(values: list[float], ranks: int) -> list[list[float]]:
+    """Divide gathered values into those of each rank.
+
+    Example:
+        >>> by_rank([1.0, 2.0, 3.0, 4.0], ranks=2)
+        [[1.0, 2.0], [3.0, 4.0]]
+    """
+    size = len(values) // ranks
+    return [values[size * rank : size * (rank + 1)] for rank in range(ranks)]
+
+
+def over_ranks(sums: list[float], ranks: int) -> list[float]:
+    """Add the gathered sums of all ranks."""
+    return [math.fsum(values) for values in zip(*by_rank(sums, ranks), strict=True)]
 
 
 @dataclass(eq=False)
@@ -189,9 +199,15 @@ class UnreadStep:
     numbers: list[int]
     """Of the micro-batches that this rank ran."""
     values: torch.Tensor
-    """What each of them adds to the loss, then the gradient norm, on the device; shape (n + 1,)."""
+    """What each of them adds to the loss, then the gradient norm, on the device; shape (n + 1,), of
+    several ranks (ranks, n + 1)."""
     host: HostCopy
     """Of these values, then of the sums by source and of what the task measures."""
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether `TrainStep.update` changes anything: all values are finite. Waits for them."""
+        return all(map(math.isfinite, self.host.lists()[0]))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -239,6 +255,8 @@ class TrainStep(Precision):
         """Create the loss scaler of fp16 and the sums of measures."""
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._measures = Sums(self.measured)
+        self._scaler_state: StateDict | None = None
+        """Of the scaler before the unread update; None: it has to be read from the device."""
 
     def __call__(
         self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
@@ -256,6 +274,7 @@ class TrainStep(Precision):
             What was seen, the same on every rank; the caller decides what a non-finite result
             means.
         """
+        self._scaler_state = None
         result = self.read(self.compute(micro_batches, step, position))
         if result.finite:
             self.updating = True
@@ -301,47 +320,63 @@ class TrainStep(Precision):
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
         values = torch.stack([*shares, grad_norm.to(shares[0].device)])
-        sums = [] if self.by_source is None else [self.by_source.sums.take()]
+        tensors = [values]
+        if self.by_source is not None:
+            tensors.append(self.by_source.sums.take())
         if self.measure is not None:
-            sums.append(self._measures.take())
+            tensors.append(self._measures.take())
+        if self.world.size > 1:
+            tensors = [self.world.gather_tensors(each.to(values.device)) for each in tensors]
         numbers = [number for _, number in runs]
-        return UnreadStep(step, position, numbers, values, HostCopy([values, *sums]))
+        return UnreadStep(step, position, numbers, tensors[0], HostCopy(tensors))
 
     def update(self, unread: UnreadStep) -> None:
-        """Start the update. It changes nothing if the numbers are not finite.
+        """Start the update. It changes nothing if the numbers of a rank are not finite.
 
-        The schedule stays where it is: `read` tells whether the step counts.
+        Its counters run ahead until `keep` or `take_back`.
         """
         assert self.guard is not None
         self._seed(unread.position, -1)
         self.updating = True
         self.guard.step(unread.values)
+        if self.scaler.is_enabled():
+            if self._scaler_state is None:
+                self._scaler_state = self.scaler.state_dict()
+            self.scaler.update()
+
+    def keep(self) -> None:
+        """Count an update that was applied."""
+        self.scheduler.step()
+        state = self._scaler_state
+        if state is not None:
+            state["_growth_tracker"] += 1
+            if state["_growth_tracker"] == state["growth_interval"]:
+                self._scaler_state = None  # the device has raised the scale
 
     def take_back(self) -> None:
         """Take back the counters of an update that changed nothing else."""
         assert self.guard is not None
         self.guard.take_back()
+        if self._scaler_state is not None:
+            self.scaler.update(self._scaler_state["scale"])  # forgets what it has unscaled since
+            self.scaler.load_state_dict(self._scaler_state)
         self.updating = False
 
     def read(self, unread: UnreadStep) -> StepResult:
-        """Wait for the numbers of a step, and gather them from all ranks."""
+        """Wait for the numbers of a step."""
         if unread.step.total_weight == 0:
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
-        (*shares, grad_norm), *sums = unread.host.lists()
-        result = self._result(unread.step, unread.numbers, shares, grad_norm)
+        values, *sums = unread.host.lists()
+        result = self._result(unread.step, unread.numbers, values)
         if self.by_source is not None:
-            total = over_ranks(sums.pop(0), self.world)
+            total = over_ranks(sums.pop(0), self.world.size)
             result.by_source = [total[at : at + 3] for at in range(0, len(total), 3)]
         if self.measure is not None:
-            result.measures = over_ranks(sums.pop(0), self.world)
+            result.measures = over_ranks(sums.pop(0), self.world.size)
         return result
 
     def reason_to_wait(self) -> str | None:
         """Say why each step waits for its numbers before its update; None: it does not."""
-        if self.world.size > 1:
-            return "the ranks agree on the loss of each step"
-        if self.scaler.is_enabled():
-            return "training.precision=fp16: the loss scale follows each step"
         if self.seed is None:
             return "the random states of each step are kept"
         if self.guard is None:
@@ -415,15 +450,14 @@ class TrainStep(Precision):
         self.scaler.scale(loss * self.world.size if self.world.size > 1 else loss).backward()
         return loss.detach().float()
 
-    def _result(
-        self, step: GlobalStep, numbers: list[int], shares_here: list[float], norm: float
-    ) -> StepResult:
+    def _result(self, step: GlobalStep, numbers: list[int], values: list[float]) -> StepResult:
         """Put the losses of all ranks together, in the order of their micro-batches."""
-        shares = dict(zip(numbers, shares_here, strict=True))
+        rows = by_rank(values, self.world.size)
+        *shares_here, norm = rows[0]
         if self.world.size > 1:
-            ranks = self.world.all_gather([*shares_here, norm])
-            norm = ranks[0][-1]
-            shares = dict(enumerate(in_order(ranks, len(step.facts))))
+            shares = dict(enumerate(in_order(rows, len(step.facts))))
+        else:
+            shares = dict(zip(numbers, shares_here, strict=True))
         counted = [(number, fact.weight) for number, fact in enumerate(step.facts) if fact.weight]
         total = step.total_weight
         return StepResult(

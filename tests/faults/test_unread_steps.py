@@ -119,11 +119,25 @@ def test_a_flag_that_only_the_kernels_read(
     assert content(Path("flagged")) == content(Path("waits"))
 
 
-def test_float16_waits(straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = straight.words_with(*WORDS, "training.precision=fp16", "training.on_nonfinite=skip")
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+def test_float16_ends_as_one_that_waits(
+    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, policy: str, what: str
+) -> None:
+    """The scale falls, is kept and rises as it would: it doubles after every second step."""
+    init = torch.amp.GradScaler.__init__
+
+    def doubled_soon(self: torch.amp.GradScaler, device: str, **options: Any) -> None:
+        init(self, device, growth_interval=2, **options)
+
+    monkeypatch.setattr(torch.amp.GradScaler, "__init__", doubled_soon)
+    words = straight.words_with(*WORDS, "training.precision=fp16")
+    words.append(f"training.on_nonfinite={policy}")
     marks = data_marks(go, monkeypatch, words)
-    with poisoned_in_float16(monkeypatch, {marks[2]}, "loss"):
-        assert go(*words, "hydra.run.dir=late")[0] == 0
+    with poisoned_in_float16(monkeypatch, {marks[2], marks[5]}, what):
+        code, said = go(*words, "hydra.run.dir=late")
         with waiting(monkeypatch):
-            assert go(*words, "hydra.run.dir=waits")[0] == 0
+            assert go(*words, "hydra.run.dir=waits")[0] == code, said
     assert content(Path("late")) == content(Path("waits"))
+    scales = {each["scaler"]["scale"] for each in content(Path("late"))["states"].values()}
+    assert scales != {2.0**16}
