@@ -101,16 +101,13 @@ def western(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str
     from charset_normalizer import from_bytes
 
     text = b"".join(chunks)
-    sample = bytearray(text[:_HEAD])
-    for line in text[_HEAD:].splitlines(keepends=True):
-        if not line.isascii():
-            sample += line
-        if len(sample) > _SAMPLE:
-            break
+    lines = text[_HEAD:].splitlines(keepends=True)
+    beyond_ascii = b"".join(line for line in lines if not line.isascii())
+    sample = (text[:_HEAD] + beyond_ascii)[:_SAMPLE]
     if b"\x00" in sample:
         raise zero_bytes(fault.line)
     sample_line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
-    matches = from_bytes(bytes(sample), threshold=_CHAOS)
+    matches = from_bytes(sample, threshold=_CHAOS)
     is_plausible = any(_WESTERN in match.could_be_from_charset for match in matches)
     if is_plausible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
         return _WESTERN, f"line {fault.line:,} is {sample_line!r}"
