@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from optrun.base.errors import ConfigError
 from optrun.config import registry
@@ -12,15 +12,8 @@ from optrun.config.schema.data import SCHEMAS, DataConfig, MixtureConfig, eval_s
 from optrun.data.mixture import MixedSource
 from optrun.data.source import Source, Split, cut
 
-Inputs = Callable[[Source], Sequence[str]]
-"""Gives the columns by which rows of a source are equal, or raises a `ConfigError` that its
-task will raise again.
-"""
 
-
-def load_source(
-    config: DataConfig, *, seed: int, documents: bool, inputs: Inputs | None = None
-) -> Source:
+def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
     """Read the rows, and cut evaluation rows from them where the source has none.
 
     The reader of a choice is the function of its row: `reader(config, *, documents) -> Source`.
@@ -30,14 +23,12 @@ def load_source(
         seed: Cuts an evaluation split where there is none.
         documents: True where rows will be joined: a text file is then one row, else each of its
             lines is.
-        inputs: Rows that are equal by these columns are cut to one side; None: rows are not
-            compared.
 
     Raises:
         ConfigError: No such file or dataset, an empty one, a format that cannot be read.
     """
     if isinstance(config, MixtureConfig):
-        return _mixed(config, seed=seed, documents=documents, inputs=inputs)
+        return _mixed(config, seed=seed, documents=documents)
     row = registry.choices("data")[kind_of("data", SCHEMAS, config)]
     read: Callable[..., object] = row.load()
     source = read(config, documents=documents)
@@ -60,12 +51,8 @@ def load_source(
         source.eval_sets = {"": Split(train.rows.select([]), f"{train.key} (held back)")}
         source.notes.append("data.eval_fraction=0: trained on all rows, evaluated on none")
         return source
-    columns: Sequence[str] = ()
-    if inputs is not None:
-        with contextlib.suppress(ConfigError):
-            columns = inputs(source)
     source.train, evaluation, note = cut(
-        train, config.eval_fraction, seed=seed, documents=documents, inputs=columns
+        train, config.eval_fraction, seed=seed, documents=documents
     )
     source.eval_sets = {"": evaluation}
     source.cut_from_train = True
@@ -73,9 +60,7 @@ def load_source(
     return source
 
 
-def _mixed(
-    config: MixtureConfig, *, seed: int, documents: bool, inputs: Inputs | None
-) -> MixedSource:
+def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
     """Read each source of a mixture as it would be read alone.
 
     Raises:
@@ -84,7 +69,7 @@ def _mixed(
     parts: dict[str, Source] = {}
     for name, part_config in config.parts().items():
         with of_part(name):
-            parts[name] = load_source(part_config, seed=seed, documents=documents, inputs=inputs)
+            parts[name] = load_source(part_config, seed=seed, documents=documents)
         for split in parts[name].splits:
             split.key = f"data.mixture.{name}.{split.key.removeprefix('data.')}"
     first = next(iter(parts.values()))

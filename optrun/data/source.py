@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
 from optrun.data.cache import key_of
-from optrun.data.cached_arrays import cached_arrays
 from optrun.data.heartbeat import beat
 from optrun.data.randomness import generator
 from optrun.data.row_advice import is_nested
@@ -109,9 +107,7 @@ class Source:
         return [self.train, *self.eval_sets.values()]
 
 
-def cut(
-    split: Split, fraction: float, *, seed: int, documents: bool, inputs: Sequence[str] = ()
-) -> tuple[Split, Split, str]:
+def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[Split, Split, str]:
     """Hold back a share of the rows for evaluation.
 
     Args:
@@ -120,8 +116,6 @@ def cut(
         seed: Picks the rows.
         documents: True where rows are documents to be joined: with fewer than 20 of them the end of
             each document is held back instead, at a line break or a space near it.
-        inputs: Columns by which rows are equal: equal ones stay on one side. Empty: they are not
-            compared.
 
     Returns:
         Training rows, evaluation rows, and a sentence that says what was done.
@@ -145,76 +139,13 @@ def cut(
     order = generator(seed, "split").permutation(len(rows))
     is_held = np.zeros(len(rows), dtype=bool)
     is_held[order[:held_count]] = True
-    repeating, first = _repeats(split, inputs)
-    together = ""
-    if 0 < len(repeating) < len(rows) - 1:  # else all rows are equal
-        is_held = _held_together(order, held_count, repeating, first)
-        together = f"; {len(repeating):,} rows repeat another one, and are on its side"
-        if len(repeating) == 1:
-            together = "; 1 row repeats another one, and is on its side"
     train = split.take(np.flatnonzero(~is_held))
     evaluation = split.take(np.flatnonzero(is_held))
     evaluation.key = f"{split.key} (held back)"
     which = (
         f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
     )
-    return train, evaluation, f"no evaluation split given: {which}{together}"
-
-
-def _repeats(split: Split, columns: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Find the rows equal to an earlier one in some columns.
-
-    Returns:
-        Their indices, and for each the first row that it is equal to; shape (repeating,), int64.
-    """
-    if not columns:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-
-    def find() -> dict[str, np.ndarray]:
-        raw = (repr(row).encode("utf-8", "surrogatepass") for row in split.cells(columns))
-        hashes = np.fromiter(
-            map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(split.rows)
-        )
-        _, index, group = np.unique(hashes, return_index=True, return_inverse=True)
-        first = index[group]
-        repeating = np.flatnonzero(first != np.arange(len(first)))
-        return {"repeating": repeating, "first": first[repeating]}
-
-    arrays = cached_arrays("repeats", key_of("repeats-1", split.content, *columns), find)
-    return arrays["repeating"], arrays["first"]
-
-
-def _held_together(
-    order: np.ndarray, wanted: int, repeating: np.ndarray, first: np.ndarray
-) -> np.ndarray:
-    """Choose groups of equal rows to hold back, as long as they fit.
-
-    Args:
-        order: A permutation of all rows.
-        wanted: Rows to hold back, at most; the smallest group where none fits.
-        repeating: Rows that are equal to one before them.
-        first: The first row that each is equal to.
-
-    Returns:
-        Whether a row is held back; shape (rows,). Without repeating rows these are the first
-        `wanted` of the order.
-    """
-    group = np.arange(len(order))
-    group[repeating] = first
-    sizes = np.bincount(group, minlength=len(order))
-    firsts = order[sizes[order] > 0]
-    chosen = []
-    room = wanted
-    for row, size in zip(firsts.tolist(), sizes[firsts].tolist(), strict=True):
-        if size <= room:
-            chosen.append(row)
-            room -= size
-            if room == 0:
-                break
-    is_held = np.zeros(len(order), dtype=bool)
-    is_held[chosen or firsts[np.argmin(sizes[firsts])]] = True
-    held_rows: np.ndarray = is_held[group]
-    return held_rows
+    return train, evaluation, f"no evaluation split given: {which}"
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:

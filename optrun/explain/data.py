@@ -78,7 +78,6 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         config.data,
         seed=config.seed,
         documents=config.task.joins_documents,
-        inputs=task_class(config.task).inputs,
     )
     sizes = _sizes(source)
     most = config.data.max_train_examples or sys.maxsize

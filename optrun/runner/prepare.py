@@ -173,7 +173,6 @@ def prepare(
         config.data,
         seed=config.seed,
         documents=config.task.joins_documents,
-        inputs=kind.inputs,
     )
     for part in (source, *getattr(source, "parts", {}).values()):
         part.classes = artifacts.classes

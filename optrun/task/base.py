@@ -188,17 +188,6 @@ class Task(ABC):
         """
         return texts(source.train, text_column(source, source.train))
 
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:
-        """List the input columns of an example.
-
-        Rows that agree in them are equal.
-
-        Raises:
-            ConfigError: A missing column.
-        """
-        return [text_column(source, source.train)]
-
     def inspect(self, source: Source, tokenizer: Any) -> None:  # noqa: B027  # most tasks have something to look at
         """Look at columns, labels and the tokenizer, before any example is read.
 

@@ -20,7 +20,7 @@ from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
 from optrun.data.source import Source, Split
 from optrun.task import contrastive
 from optrun.task.base import ModelNeeds, Task, pad_inputs
-from optrun.task.embedding_columns import compared_columns, negative_columns, pair_columns
+from optrun.task.embedding_columns import compared_columns
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.labels import numbers
 from optrun.task.pooling import folder_pooling
@@ -57,12 +57,6 @@ class Embedding(Task):
             if getattr(feature, "dtype", None) in ("string", "large_string")
         ]
         return interleaved(split, text_columns)
-
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:
-        """List the column of the first text: rows with equal first texts share a split."""
-        split = source.train
-        return [pair_columns(source.columns, split, negative_columns(source.columns, split))[0]]
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns, look at the scores, and let the tokenizer pad on the right."""

@@ -39,11 +39,6 @@ class ImageClassification(Task):
         """Yield no text."""
         return iter(())
 
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:  # noqa: ARG003
-        """Return None: to compare images, every start would read them once more."""
-        return []
-
     def inspect(self, source: Source, tokenizer: Any) -> None:
         """Find the classes, and the size of the pixels."""
         self.limits = []  # of texts

@@ -98,11 +98,6 @@ class Preference(ChatTask):
         """Yield every text of the training rows."""
         return said_in(source)
 
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:
-        """List the columns of a pair."""
-        return pair_columns(source, source.train).names
-
     @property
     def has_reference(self) -> bool:
         """Whether its loss is over ratios to the start model."""

@@ -39,11 +39,6 @@ class Seq2SeqLm(Task):
         """Yield texts and targets in turn."""
         return interleaved(source.train, _columns(source, source.train))
 
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:
-        """List the column of the text, whatever its target is."""
-        return [_columns(source, source.train)[0]]
-
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Look for the padding token, and for rows without a target."""
         if tokenizer.pad_token_id is None:

@@ -57,11 +57,6 @@ class SequenceClassification(Task):
         """Yield both texts of each row."""
         return interleaved(source.train, list(filter(None, _text_columns(source, source.train))))
 
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:
-        """List the columns of the text, and of the second one if there is one."""
-        return list(filter(None, _text_columns(source, source.train)))
-
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the classes and the number of each row's, or the numbers to predict."""
         self.regression = self.config.of_numbers

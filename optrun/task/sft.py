@@ -66,12 +66,6 @@ class Sft(ChatTask):
         """Yield every text of the training rows."""
         return strings(source, source.train)
 
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:
-        """List the columns of all texts."""
-        columns = chat_columns(source, source.train, None)
-        return [*columns.names, *columns.more]
-
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns and the template, and check the keys for the loss."""
         self.use_template(tokenizer)

@@ -70,11 +70,6 @@ class TokenClassification(Task):
             )
         )
 
-    @classmethod
-    def inputs(cls, source: Source) -> list[str]:
-        """List the column of the words."""
-        return [words_column(source, source.train, _labels_column(source, source.train))]
-
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the classes, the labels of each word, and their scheme of entities."""
         if not tokenizer.is_fast:

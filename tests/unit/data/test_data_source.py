@@ -12,7 +12,6 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
 from optrun.base.errors import ConfigError
-from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS, DataConfig
 from optrun.data.build import load_source
@@ -422,82 +421,3 @@ def test_what_a_reader_must_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         with pytest.raises(ConfigError, match=fact):
             load_source(config("stdlib"), seed=0, documents=False)
-
-
-def rows_of(texts: list[str], **more: list[Any]) -> Split:
-    return Split(
-        Dataset.from_dict({"text": texts, "row": list(range(len(texts))), **more}), "data.train"
-    )
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_equal_texts_stay_on_one_side_of_a_cut(seed: int) -> None:
-    words = [f"text {number % 70}" if number % 3 else "" for number in range(300)]
-    train, held, note = cut(rows_of(words), 0.1, seed=seed, documents=False, inputs=["text"])
-    assert not set(train.rows["text"]) & set(held.rows["text"])
-    assert sorted([*train.rows["row"], *held.rows["row"]]) == list(range(300))
-    assert held.rows["row"] == [held.number(row) - 1 for row in range(len(held.rows))]
-    assert 27 <= len(held.rows) <= 30, "as many as wanted, but for a group that would not fit"
-    assert f"{len(held.rows)} of 300 rows" in note
-    assert f"{300 - len(set(words))} rows repeat another one" in note
-
-
-def test_a_cut_of_rows_that_differ_is_that_of_older_versions() -> None:
-    split = rows_of([f"text {number}" for number in range(100)])
-    old, new = (
-        cut(split, 0.1, seed=3, documents=False, inputs=inputs) for inputs in ([], ["text"])
-    )
-    for before, after in zip(old[:2], new[:2], strict=True):
-        assert before.rows["row"] == after.rows["row"]
-    assert old[2] == new[2]
-
-
-def test_pairs_are_equal_where_both_of_their_texts_are() -> None:
-    texts, seconds = ["a", "a", "b", "b"] * 5, ["x", "y"] * 10
-    _, held, _ = cut(
-        rows_of(texts, second=seconds), 0.25, seed=0, documents=False, inputs=["text", "second"]
-    )
-    assert len(held.rows) == 5
-    assert len(set(zip(held.rows["text"], held.rows["second"], strict=True))) == 1
-
-
-def test_a_cut_through_few_different_texts() -> None:
-    """The smallest group where none fits.
-
-    Rows that are all equal are cut one by one, which the data check tells.
-    """
-    _, held, _ = cut(
-        rows_of(["a"] * 60 + ["b"] * 40), 0.1, seed=0, documents=False, inputs=["text"]
-    )
-    assert held.rows["text"] == ["b"] * 40
-    train, held, _ = cut(rows_of(["a"] * 20), 0.1, seed=0, documents=False, inputs=["text"])
-    assert (len(train.rows), len(held.rows)) == (18, 2)
-
-
-ROWS: dict[str, dict[str, Any]] = {
-    "causal_lm": {"text": "a b {n}"},
-    "masked_lm": {"text": "a b {n}"},
-    "sequence_classification": {"text": "a {n}", "label": "{m}"},
-    "token_classification": {"tokens": ["a", "{n}"], "labels": ["O", "{m}"]},
-    "seq2seq_lm": {"text": "a {n}", "target": "{m}"},
-    "sft": {"prompt": "a {n}", "completion": "{n}"},
-    "embedding": {"query": "a {n}", "positive": "b {m}"},
-}
-
-
-@pytest.mark.parametrize("task", ROWS)
-def test_each_task_says_which_rows_are_equal(task: str, tmp_path: Path) -> None:
-    """Whatever their labels, targets and other columns are."""
-    lines = [json.dumps({**ROWS[task], "id": number}) for number in range(60)]
-    lines = [
-        line.replace("{n}", str(number % 20)).replace("{m}", str(number))
-        for number, line in enumerate(lines)
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    kind = registry.choices("task")[task].load()
-    made = load_source(config("files", train=str(path)), seed=0, documents=True, inputs=kind.inputs)
-    numbers = [set(np.array(split.rows["id"]) % 20) for split in made.splits]
-    assert not numbers[0] & numbers[1]
-    assert len(numbers[1]) == 2
-    assert "40 rows repeat another one" in made.notes[0]
