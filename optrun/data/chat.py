@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.reading import parse_json
 from optrun.config.schema.chat_tasks import ChatLayout
-from optrun.data.columns import named, named_text
+from optrun.data.columns import named
 from optrun.data.row_advice import cell_repr, columns_in_words
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
     """
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
-    text = named_text(source, split)
+    text = named(source.columns, "text_column", split)
     target = named(source.columns, "target_column", split)
     turns = named(source.columns, "messages_column", split)
     column_names = split.rows.column_names
@@ -172,7 +172,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
 def _refuse_beside_turns(source: Source) -> None:
     """Refuse keys of other columns beside one of whole chats."""
     turns = getattr(source.columns, "messages_column", None)
-    for key in ("text_column", "eval_text_column", "target_column"):
+    for key in ("text_column", "target_column"):
         column = getattr(source.columns, key, None)
         if turns is not None and column is not None:
             raise ConfigError(
@@ -253,7 +253,7 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
             beside others.
     """
     _refuse_beside_turns(source)
-    keys = ("messages_column", "eval_text_column", "text_column")
+    keys = ("messages_column", "text_column")
     key = next((key for key in keys if getattr(source.columns, key, None)), None)
     column_names = split.rows.column_names
     if key is not None:

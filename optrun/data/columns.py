@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 ALL_KEYS = (
     "text_column",
-    "eval_text_column",
     "text_pair_column",
     "messages_column",
     "label_column",
@@ -46,7 +45,7 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
         if name is None:
             continue
         several = name if isinstance(name, list | tuple) else [name]
-        for column in several if key != "eval_text_column" else ():
+        for column in several:
             other_key = meanings.setdefault(column, key)
             if other_key != key:
                 raise ConfigError(
@@ -65,7 +64,7 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
     column_names = split.rows.column_names
     close = nearest(name, column_names)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    if split.key.startswith("data.eval") and key != "data.text_column":
+    if split.key.startswith("data.eval"):
         hint += " Its columns are called as those of data.train are."
     return ConfigError(
         f"{key}={name}: {split.key} has no such column. Columns: {', '.join(column_names)}.{hint}"
@@ -190,76 +189,35 @@ def missing_names(split: Split) -> str:
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
     """Find the text column, as a key names it, else the only one of texts, else a usual name.
 
-    For the evaluation split `data.eval_text_column` comes first; where only `data.text_column` is
-    given, the split does not have it, and there is exactly one other column of texts, that one is
-    taken and a note says so.
-
     Args:
-        source: Carries the names and collects notes.
+        source: Carries the names.
         split: Where the column must be.
         taken: Columns with another meaning.
 
     Raises:
         ConfigError: No such column, no column of texts, or several.
     """
-    columns = source.columns
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
-    evaluation = split is not source.train
-    if evaluation:
-        name = named(columns, "eval_text_column", split)
-        if name is not None:
-            return name
-    candidates = [name for name in _texts(split.rows) if name not in taken]
-    name_of_key = columns.text_column if columns is not None else None
-    if name_of_key is not None:
-        column = _wanted_text(source, split, name_of_key, taken, candidates)
-    else:
-        column = _usual_text(split, taken, candidates, evaluation=evaluation)
+    column = named(source.columns, "text_column", split)
+    if column is None:
+        column = _usual_text(split, taken)
+    elif column in taken:
+        raise ConfigError(
+            f"data.text_column={column}: {split.key} has its labels or targets there, not its"
+            " texts."
+        )
     split.columns_read.add(column)
     return column
 
 
-def _wanted_text(
-    source: Source,
-    split: Split,
-    wanted: str,
-    taken: Iterable[str | None],
-    candidates: Sequence[str],
-) -> str:
-    """Return the column of `data.text_column`, or the only one of an evaluation split.
-
-    Raises:
-        ConfigError: The column has another meaning, or is not there.
-    """
-    column = same_column(wanted, split.rows.column_names)
-    if column is not None and column in taken:
-        raise ConfigError(
-            f"data.text_column={wanted}: {split.key} has its labels or targets there, not its"
-            " texts."
-        )
-    if column is not None:
-        return column
-    if split is source.train:
-        raise missing_column("data.text_column", wanted, split)
-    if len(candidates) == 1:
-        source.notes.append(
-            f"{split.key} has no column {wanted!r}: its only text column, {candidates[0]!r}, is"
-            f" read (data.eval_text_column={candidates[0]} says so)"
-        )
-        return candidates[0]
-    error = missing_column("data.text_column", wanted, split)
-    raise ConfigError(f"{error} data.eval_text_column names it where evaluation differs.")
-
-
-def _usual_text(
-    split: Split, taken: Iterable[str | None], candidates: Sequence[str], *, evaluation: bool
-) -> str:
+def _usual_text(split: Split, taken: Iterable[str | None]) -> str:
     """Return the only column of texts, else the one with a usual name.
 
     Raises:
         ConfigError: No column of texts, or several.
     """
+    candidates = [name for name in _texts(split.rows) if name not in taken]
     features = split.rows.features
     nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(features.get(name))]
     if len(candidates) == 1 and not nested:
@@ -275,14 +233,9 @@ def _usual_text(
         columns = f"several columns of texts ({', '.join(candidates)})"
     if len(candidates) == 1:
         columns = f"no texts in column {nested[0]}, and {candidates[0]} may be something else"
-    key = "data.eval_text_column" if evaluation and not candidates else "data.text_column"
-    raise ConfigError(f"{key} is needed: {split.key} has {columns}. {columns_in_words(split.rows)}")
-
-
-def named_text(source: Source, split: Split) -> str | None:
-    """Find the column of `data.eval_text_column` or `data.text_column`."""
-    column = named(source.columns, "eval_text_column", split) if split is not source.train else None
-    return column or named(source.columns, "text_column", split)
+    raise ConfigError(
+        f"data.text_column is needed: {split.key} has {columns}. {columns_in_words(split.rows)}"
+    )
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
@@ -296,7 +249,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     Raises:
         ConfigError: No such column, or it holds no lists of texts.
     """
-    name = named_text(source, split)
+    name = named(source.columns, "text_column", split)
     candidates = [
         name
         for name, feature in split.rows.features.items()

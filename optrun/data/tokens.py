@@ -1,13 +1,11 @@
-"""Token ids in files of nanoGPT, llm.c and Megatron, mapped from disk as one stream.
+"""Token ids in files of nanoGPT and Megatron, mapped from disk as one stream.
 
     nanoGPT   NAME.bin           ids of 16 bits, nothing else
-    llm.c     NAME.bin           256 numbers of 32 bits, the first of them 20240520, then the ids
     Megatron  NAME.bin NAME.idx  the ids; their type, and the length of each document
 
 The documents of all files, in their order, are one stream, which is cut into blocks. Nothing of it
 is in memory but the block that is read. Sources: karpathy/nanoGPT, data/openwebtext/prepare.py;
-karpathy/llm.c, dev/data/data_common.py; NVIDIA/Megatron-LM,
-megatron/core/datasets/indexed_dataset.py.
+NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 """
 
 from __future__ import annotations
@@ -28,10 +26,8 @@ from optrun.data.files import resolve
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
 
-_LLM_C = 20240520
-_LLM_C_HEADER = 256 * 4
-_LLM_C_IDS = {1: "<u2", 7: "<u4"}
-"""The version in the header to the type of the ids."""
+_LLM_C = struct.pack("<i", 20240520)
+"""First bytes of a file of llm.c, which is not read."""
 _MEGATRON = b"MMIDIDX\x00\x00"
 _MEGATRON_IDS = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _READ = 1 << 22
@@ -108,42 +104,32 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     if not size:
         raise ConfigError(f"{where}: the file is empty.")
     index = path.with_suffix(".idx")
-    with open_file(path, follow=True) as file:
-        head = file.read(_LLM_C_HEADER)
+    dtype = _typed(config.dtype or "uint16")
+    count = None
     if index.is_file():
         dtype, count = _megatron(f"{key}={index}", index)
-        begin = 0
-    elif len(head) == _LLM_C_HEADER and struct.unpack("<i", head[:4])[0] == _LLM_C:
-        version, count = struct.unpack("<ii", head[4:12])
-        begin = _LLM_C_HEADER
-        if version not in _LLM_C_IDS:
-            raise ConfigError(
-                f"{where}: version {version} of llm.c's format. Known are {_listed(_LLM_C_IDS)}."
-            )
-        dtype = _LLM_C_IDS[version]
     else:
-        dtype = _typed(config.dtype or "uint16")
-        begin = 0
-        count = None
+        with open_file(path, follow=True) as file:
+            if file.read(4) == _LLM_C:
+                raise ConfigError(
+                    f"{where}: this is a file of llm.c. Write its ids without the header of 1,024"
+                    " bytes: tail -c +1025 FILE > NEW.bin"
+                )
     item = np.dtype(dtype).itemsize
     if config.dtype is not None and np.dtype(_typed(config.dtype)) != np.dtype(dtype):
         raise ConfigError(
             f"data.dtype={config.dtype}: {path} says itself that its ids are"
             f" {np.dtype(dtype).name}. Leave it null."
         )
-    if (size - begin) % item or (count is not None and size - begin != count * item):
+    if size % item or (count is not None and size != count * item):
         expected = f"tokens of {item} bytes"
         if count is not None:
-            expected = f"{count:,} tokens, {count * item + begin:,} bytes"
+            expected = f"{count:,} tokens, {count * item:,} bytes"
         raise ConfigError(
             f"{where}: {size:,} bytes; expected {expected}. It was cut short, or added to."
         )
-    ids = np.zeros(0, dtype)
-    if size > begin:
-        ids = np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=begin))
-    facts = known_by(
-        f"tokens {dtype} {begin}", lambda: _look_through(path, np.dtype(dtype), begin), path
-    )
+    ids = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
+    facts = known_by(f"tokens {dtype}", lambda: _look_through(path, np.dtype(dtype)), path)
     return TokenFile(path, ids, *facts)
 
 
@@ -151,11 +137,7 @@ def _typed(name: str) -> str:
     return np.dtype(name).newbyteorder("<").str
 
 
-def _listed(types: dict[int, str]) -> str:
-    return ", ".join(f"{number} ({np.dtype(dtype).name})" for number, dtype in types.items())
-
-
-def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, int, int]:
+def _look_through(path: Path, dtype: np.dtype[Any]) -> tuple[str, int, int]:
     """Compute the digest, the largest and the smallest id of a file, piece by piece.
 
     A mapped file would count as memory of the process.
@@ -165,7 +147,6 @@ def _look_through(path: Path, dtype: np.dtype[Any], begin: int) -> tuple[str, in
     largest = -1
     least = 0
     with open_file(path, follow=True) as file:
-        file.seek(begin)
         while len(piece := np.fromfile(file, dtype, _READ)):
             total.update(piece.data)
             count += len(piece)
@@ -188,7 +169,7 @@ def _megatron(where: str, path: Path) -> tuple[str, int]:
     if version != 1 or code not in _MEGATRON_IDS:
         raise ConfigError(
             f"{where}: version {version}, type {code}. Known are version 1 and the types"
-            f" {_listed(_MEGATRON_IDS)}."
+            f" {', '.join(map(str, _MEGATRON_IDS))}."
         )
     if len(raw) != fixed.size + 12 * sequences + 8 * documents:
         raise ConfigError(

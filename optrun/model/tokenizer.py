@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,27 +149,6 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
         f" {', '.join(file_names)}{beside}. Put the files there, or name another with"
         " model.tokenizer."
     )
-
-
-def warn_of_other_ids(config: ModelConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Warn if the ids of `model.tokenizer` differ from the model's own tokenizer."""
-    if config.tokenizer is None or not isinstance(config, PretrainedConfig):
-        return []
-    try:
-        model_tokenizer = load_tokenizer(replace(config, tokenizer=None))
-    except ConfigError:
-        return []  # the model has none
-    assert model_tokenizer is not None
-    before = model_tokenizer.get_vocab()
-    entries = tokenizer.get_vocab()
-    share = sum(before.get(token) != number for token, number in entries.items()) / len(entries)
-    if share < 0.1:
-        return []
-    return [
-        f"warning: model.tokenizer={config.tokenizer}: {100 * share:.0f} % of its entries have"
-        " another id than in the model's own tokenizer, and their embeddings were trained for"
-        " other tokens"
-    ]
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

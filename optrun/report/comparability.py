@@ -26,7 +26,6 @@ _SOURCE = (
     "revision",
     "eval_split",
     "max_eval_examples",
-    "eval_text_column",
     "label_column",
 )
 _PREPARING = ("data.", "model.", "task.")

@@ -53,8 +53,8 @@ _KEYS = (
 )
 """Keys that every prediction goes by."""
 _INSTEAD_OF = {
-    "text_column": ("eval_text_column", "messages_column"),
-    "messages_column": ("text_column", "eval_text_column", "target_column"),
+    "text_column": ("messages_column",),
+    "messages_column": ("text_column", "target_column"),
 }
 """Key to the columns of the run that it replaces."""
 _FIRST = "optrun predict RUN_DIR data.eval=FILE out=FILE"

@@ -38,7 +38,6 @@ from optrun.model.tokenizer import (
     load_tokenizer,
     saved_tokenizer,
     train_tokenizer,
-    warn_of_other_ids,
 )
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize, scale_initial_weights
@@ -212,7 +211,6 @@ def prepare(
             expect_apart(model, key)
     notes = [
         *cached,
-        *warn_of_other_ids(config.model, tokenizer),
         *source.notes,
         *task.notes,
         *notes,

@@ -47,22 +47,6 @@ def scheme_of(labels: Sequence[str]) -> str | None:
     return next((name for name, allowed in SCHEMES.items() if prefixes <= allowed), None)
 
 
-def continuations(labels: Sequence[str]) -> list[int]:
-    """Map each class to the class of a word's later pieces.
-
-    Itself, but `I-...` for `B-...` if there is one.
-
-    Example:
-        >>> continuations(["B-LOC", "I-LOC", "O"])
-        [1, 1, 2]
-    """
-    number = {label: index for index, label in enumerate(labels)}
-    return [
-        number.get("I-" + label.removeprefix("B-"), index) if label.startswith("B-") else index
-        for index, label in enumerate(labels)
-    ]
-
-
 def entities(labels: Sequence[str]) -> list[Entity]:
     """Find the entities of one text.
 

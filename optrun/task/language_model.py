@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class LanguageModel(Task):
     """A task on texts alone, joined and cut into blocks or one an example."""
 
-    columns = ("text_column", "eval_text_column")
+    columns = ("text_column",)
     separator: int | None = None
     """Id after each document, which begins as the tokenizer begins a text; None: the special tokens
     of the tokenizer stand around each."""

@@ -30,7 +30,7 @@ class Seq2SeqLm(Task):
         ConfigError: A missing column, a row without a target, a tokenizer without a padding token.
     """
 
-    columns = ("text_column", "eval_text_column", "target_column")
+    columns = ("text_column", "target_column")
     text_kind = TextKind.SEQ2SEQ
     predictor = "optrun.runner.prediction.generation:TextToText"
 

@@ -44,7 +44,6 @@ class SequenceClassification(Task):
 
     columns = (
         "text_column",
-        "eval_text_column",
         "text_pair_column",
         "label_column",
         "label_columns",

@@ -57,7 +57,7 @@ class Sft(ChatTask):
             nothing is left.
     """
 
-    columns = ("messages_column", "text_column", "eval_text_column", "target_column")
+    columns = ("messages_column", "text_column", "target_column")
     predictor = "optrun.runner.prediction.generation:ChatAnswers"
     chunks_loss = True
 

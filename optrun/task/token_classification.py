@@ -46,16 +46,14 @@ Row = tuple[list[str], list[int]]
 class TokenClassification(Task):
     """Lists of words to lists of labels.
 
-    The first piece of a word carries its label; the others have none, unless
-    `task.label_all_pieces` says so for training. Evaluation always looks at first pieces, so that
-    its numbers compare.
+    The first piece of a word carries its label; the others have none.
 
     Raises:
         ConfigError: No lists, lists of unequal length, a label unseen in training, a tokenizer that
             does not say which piece belongs to which word.
     """
 
-    columns = ("text_column", "eval_text_column", "label_column")
+    columns = ("text_column", "label_column")
     reads_words = True
     predictor = "optrun.runner.prediction.forward_pass:WordLabels"
 
@@ -110,9 +108,7 @@ class TokenClassification(Task):
         seed: int | None,
     ) -> ExampleSource:
         """Read one example for each row with a word."""
-        everywhere = self.config.label_all_pieces and split is source.train
-        continued = entities.continuations(self.labels) if everywhere else None
-        encoder, key = self._encoder(tokenizer, continued)
+        encoder, key = self._encoder(tokenizer)
         names = _labels_column(source, split)
         words_name = words_column(source, split, names)
         labels = self.lists.pop(split)
@@ -141,7 +137,7 @@ class TokenClassification(Task):
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
         labelled = _labelled(examples)
         cut = int(sizes[chosen_rows].sum()) - labelled
-        if continued is None and cut > 0:
+        if cut > 0:
             self.notes.append(
                 f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have"
                 " no piece"
@@ -152,9 +148,7 @@ class TokenClassification(Task):
             )
         return examples
 
-    def _encoder(
-        self, tokenizer: PreTrainedTokenizerBase, continued: list[int] | None
-    ) -> tuple[Encoder, str]:
+    def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
         """Return an encoder of words with class numbers, and a digest of its settings."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
@@ -162,12 +156,12 @@ class TokenClassification(Task):
             longest = self.max_length if cut else None
             encoding = tokenized(tokenizer, texts, longest, is_split_into_words=True)
             labels = [
-                _piece_labels(encoding.word_ids(index), numbers, continued)
+                _piece_labels(encoding.word_ids(index), numbers)
                 for index, (_, numbers) in enumerate(batch)
             ]
             return {**inputs_in(encoding), "labels": labels}
 
-        return encoder, rows_key(tokenizer, "words", self.max_length, str(continued))
+        return encoder, rows_key(tokenizer, "words", self.max_length)
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class."""
@@ -278,25 +272,19 @@ def _labelled(examples: Examples) -> int:
     return known_by(key_of("labelled-1", examples.origin), count)
 
 
-def _piece_labels(
-    words: list[int | None], numbers: list[int], continued: list[int] | None
-) -> list[int]:
-    """Return the label of each piece.
+def _piece_labels(words: list[int | None], numbers: list[int]) -> list[int]:
+    """Return the label of each piece: that of its word for the first one, else none.
 
     Args:
         words: Which word each piece is of; None: of none.
         numbers: The class of each word.
-        continued: The class of a word's later pieces, by the class of the word; None: they carry
-            none.
     """
     labels = []
     before = None
     for word in words:
-        if word is None:
+        if word is None or word == before:
             labels.append(IGNORED)
-        elif word != before:
-            labels.append(numbers[word])
         else:
-            labels.append(IGNORED if continued is None else continued[numbers[word]])
+            labels.append(numbers[word])
         before = word
     return labels

@@ -139,26 +139,6 @@ def test_a_folder_without_its_tokenizer_trains_nothing(
         assert "model.tokenizer" in said
 
 
-def test_another_tokenizer_of_the_same_size_is_told(
-    pretrained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = shutil.copytree(pretrained, pretrained.parent / "other")
-    values = json.loads((other / "tokenizer.json").read_text())
-    vocabulary = values["model"]["vocab"]
-    special = {token["content"] for token in values["added_tokens"]}
-    plain = [token for token in vocabulary if token not in special]
-    ids = [vocabulary[token] for token in plain]
-    vocabulary.update(zip(plain, [*ids[1:], ids[0]], strict=True))
-    (other / "tokenizer.json").write_text(json.dumps(values))
-    capsys.readouterr()
-    named = ["model=pretrained", f"model.path={pretrained}", f"model.tokenizer={other}"]
-    assert optrun(*words(*named), "hydra.run.dir=run") == 0
-    assert (
-        "% of its entries have another id than in the model's own tokenizer"
-        in capsys.readouterr().out
-    )
-
-
 def test_explain_looks_at_named_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert optrun("explain", *words(*TINY_BERT)) == 0
     said = capsys.readouterr().out

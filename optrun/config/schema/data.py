@@ -101,8 +101,6 @@ class ColumnsConfig(DataConfig):
 
     text_column: str | None = None
     """Texts; lists of words for token_classification."""
-    eval_text_column: str | None = None
-    """Only where the evaluation split calls the text otherwise."""
     text_pair_column: str | None = None
     """Second text of an example."""
     messages_column: str | None = None
@@ -387,7 +385,7 @@ class MixtureConfig(DataConfig):
 class TokensConfig(PathsConfig):
     """Token ids from another program.
 
-    NanoGPT's, llm.c's or Megatron's files, mapped from disk.
+    NanoGPT's or Megatron's files, mapped from disk.
     """
 
     OF_TOKENS = True

@@ -193,9 +193,6 @@ class TokenClassificationConfig(ClassesConfig):
         "print([(word, model.config.id2label[found[place]]) for word, place in zip(words, first)])",
     )
 
-    label_all_pieces: bool
-    """False: only the first piece of a word carries its label."""
-
 
 @dataclass(kw_only=True)
 class EmbeddingConfig(TaskConfig):

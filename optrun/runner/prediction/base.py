@@ -45,7 +45,7 @@ class Predictor(ABC):
         generation: `generation.KEY`.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column")
+    columns: ClassVar[tuple[str, ...]] = ("text_column",)
     generates: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
 

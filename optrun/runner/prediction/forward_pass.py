@@ -26,7 +26,7 @@ TOKENS = 5
 class TextClasses(Predictor):
     """Texts, or pairs of texts, to a label, several labels, or a number."""
 
-    columns: ClassVar[tuple[str, ...]] = ("text_column", "eval_text_column", "text_pair_column")
+    columns: ClassVar[tuple[str, ...]] = ("text_column", "text_pair_column")
 
     def encode(self) -> list[Inputs]:
         """Encode as in training."""

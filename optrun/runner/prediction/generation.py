@@ -108,7 +108,7 @@ class TextGeneration(Predictor):
         They stand in the column that is named, else in `prompt`, else in the only one of texts.
         """
         columns = self.source.columns
-        is_named = columns is not None and (columns.text_column or columns.eval_text_column)
+        is_named = columns is not None and columns.text_column
         usual = "prompt" in self.split.rows.column_names
         column = "prompt" if usual and not is_named else self.text_column()
         start, _ = ids_around_text(self.tokenizer)

@@ -162,20 +162,6 @@ def test_the_first_piece_carries_the_label(
     assert any("whole entities" in note for note in task.notes)
 
 
-def test_all_pieces_in_training_only(make_source: Make, make_task: Make, tokenizer: Make) -> None:
-    rows = {"tokens": [["unbelievable", "cat"]], "labels": [["B-X", "O"]]}
-    more = {"tokens": [*rows["tokens"], ["Bob"]], "labels": [*rows["labels"], ["I-X"]]}
-    task = make_task("token_classification", make_source(more, rows), label_all_pieces=True)
-    owners = tokenizer("pair")(rows["tokens"][0], is_split_into_words=True).word_ids()
-    made = [
-        task.labels[number]
-        for number, owner in zip(task.train[0]["labels"], owners, strict=True)
-        if owner == 0
-    ]
-    assert made == ["B-X"] + ["I-X"] * (owners.count(0) - 1)
-    assert (task.eval[0]["labels"] != IGNORED).sum() == 2
-
-
 def test_declared_label_lists(make_source: Make, make_task: Make) -> None:
     features = Features(
         {

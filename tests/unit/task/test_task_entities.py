@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optrun.task.class_table import ClassFigures, table_of_entities
-from optrun.task.entities import continuations, count_entities, entities, scheme_of
+from optrun.task.entities import count_entities, entities, scheme_of
 from tests.reference.record_entities import FILE, PREFIXES, drawn_entities, written
 
 labels = st.lists(st.sampled_from(["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]), max_size=12)
@@ -120,7 +120,3 @@ def test_a_sentence_has_the_entities_it_was_written_with(scheme: str) -> None:
 )
 def test_schemes(labels: str, scheme: str | None) -> None:
     assert scheme_of(labels.split()) == scheme
-
-
-def test_continuations() -> None:
-    assert continuations(["O", "B-X", "I-X", "B-Y"]) == [0, 2, 2, 3]
