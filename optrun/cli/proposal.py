@@ -208,7 +208,6 @@ def _say_rows(source: Source, draft: _Draft, say: Say) -> Roles | None:
         ConfigError: It is not sure what the rows are for, and no task was named.
     """
     from optrun.data.column_roles import roles_of, undecoded
-    from optrun.data.row_advice import labelled_lines
 
     rows = undecoded(source.train.rows)
     evaluated = sum(len(split.rows) for split in source.eval_sets.values())
@@ -229,9 +228,6 @@ def _say_rows(source: Source, draft: _Draft, say: Say) -> Roles | None:
     for row in rows.select(range(min(3, len(rows)))):
         cells = [shorten(str(value), _CELL_WIDTH, placeholder=" ...") for value in row.values()]
         say("example", " | ".join(cells))
-    advice = labelled_lines(rows.select(range(min(1000, len(rows)))))
-    if "look like" in advice:
-        say("doubt", advice)
     return roles
 
 

@@ -1,13 +1,12 @@
 """Advice for rows without texts in columns.
 
-Nested cells, chats, one object for a whole file, labels inside of lines.
+Nested cells, chats, one object for a whole file, lines without a table.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +15,8 @@ from optrun.base.errors import ConfigError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Json = Mapping[str, object]
 USUAL_TEXTS = ("text", "sentence", "content")
 _CHAT = ({"role", "content"}, {"from", "value"})
-_WITH_DETAIL = "LABEL:DETAIL text"
-_AT_COLON = r"s/: */\t/"
-_LINES = (
-    # what every line looks like, how that is called, what makes a table of it
-    (re.compile(r"__label__(\S+) +\S"), "__label__NAME text", r"s/^__label__\([^ ]*\) */\1\t/"),
-    (re.compile(r"([A-Za-z][\w-]*:\w+) \S"), _WITH_DETAIL, r"s/ /\t/"),
-    (re.compile(r"([A-Za-z][\w-]*): *\S"), "LABEL:text", _AT_COLON),
-    (re.compile(r"([^\t]{1,40})\t\S"), "LABEL, a tab, text", ""),
-)
 _FEW = 9
 """Lines that may have as many commas each by chance."""
 _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
@@ -102,8 +91,8 @@ def _cell(value: object) -> str:
 
 
 def _advice(name: str, value: object) -> str:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        if any(keys <= set(value[0]) for keys in _CHAT):
+    if _are_objects(value):
+        if _is_chat(value):
             return (
                 f"{name} holds chats, which task=sft reads. For another task write each as one"
                 f" text, for instance with tokenizer.apply_chat_template(row[{name!r}],"
@@ -123,7 +112,7 @@ def _advice(name: str, value: object) -> str:
 
 
 def labelled_lines(rows: Dataset) -> str:
-    """Explain how to read lines of text with a label in front; empty if there is none."""
+    """Say what lines of text lack to be a table; empty if they are one."""
     lines = _lines(rows)
     if not lines:
         return ""
@@ -132,21 +121,6 @@ def labelled_lines(rows: Dataset) -> str:
             f"Its lines are a word and a tag each (CoNLL): {lines[0][:40]!r}. data.format=conll"
             " reads them."
         )
-    for pattern, form, command in _LINES:
-        matches = [pattern.match(line) for line in lines]
-        labels = [match[1] for match in matches if match is not None]
-        if len(labels) == len(lines) and len(set(labels)) < len(labels):
-            table = f"sed '{command}' FILE" if command else "cat FILE"
-            # TREC's `DESC:manner How ...` and a text glued to its label look alike: a person has to
-            # say which it is.
-            hint = ""
-            if form == _WITH_DETAIL:
-                hint = f" If the label ends at the colon: sed '{_AT_COLON}'."
-            return (
-                f"Its lines look like {form}: {lines[0][:40]!r}. Make a table of them, here with"
-                " the label "
-                rf"{labels[0]!r}: (printf 'label\ttext\n'; {table}) > NEW.tsv.{hint}"
-            )
     return "These are texts alone: give a table (csv, tsv, jsonl, parquet) with a column for each."
 
 
@@ -194,64 +168,30 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
         rows: The one row that was read from it.
 
     Raises:
-        ConfigError: With the place of the rows in it, and the command that takes them out.
+        ConfigError: With the form in which rows are read.
     """
     row = rows[0]
     if any(isinstance(row.get(name), str) for name in USUAL_TEXTS):
         return  # one document, with something beside it
-    message = _rows_inside(row, path)
-    if message is not None:
-        raise ConfigError(f"{key}={path}: the file is one JSON object. {message}")
-
-
-def _rows_inside(row: Json, path: Path) -> str | None:
-    name = shlex.quote(str(path))
-    new = shlex.quote(str(path.with_suffix(".jsonl")))
-    if new == name:
-        new = shlex.quote(str(path.with_name(f"{path.stem}-rows.jsonl")))
-    values: list[Any] = list(row.values())
-    by_column = (
-        f"It has one {'list' if isinstance(values[0], list) else 'object'} for each column"
-        f' ({_some(row)}), where rows are read: python -c "import pandas;'
-        f" pandas.read_json({str(path)!r}).to_json({new!r}, orient='records', lines=True)\""
-    )
-    if all(
-        isinstance(value, list) and len(value) == len(values[0]) > 1 for value in values
-    ) and not any(isinstance(cell, dict) for value in values for cell in value):
-        return by_column
-    if len(values) > 1 and all(
-        isinstance(value, dict) and value.keys() == values[0].keys() for value in values
-    ):
-        if all(inner.isdigit() for inner in values[0]):
-            return by_column
-        return (
-            f"It has one object for each row ({_some(values[0])}). Take them out: jq -c '.[]'"
-            f" {name} > {new}"
+    values = list(row.values())
+    if any(map(_is_chat, values)):
+        return
+    is_table = all(isinstance(value, list | dict) for value in values)
+    if is_table or any(map(_are_objects, values)):
+        raise ConfigError(
+            f"{key}={path}: the file is one JSON object ({_some(row)}), and its rows stand inside."
+            " Write them as jsonl, one object a line, such as with"
+            f" jq -c '.{next(iter(row))}[]' FILE > NEW.jsonl"
         )
-    inner_rows = _list_of_objects(row)
-    if inner_rows is None:
-        return None
-    keys, objects = inner_rows
-    if any(chat <= set(objects[0]) for chat in _CHAT):
-        return None  # one chat: the message about its column says more
-    return (
-        f"Its key {'.'.join(keys)!r} holds a list of {len(objects):,} objects"
-        f" ({_some(objects[0])}): the rows. Take them out: jq -c '.{'.'.join(keys)}[]' {name} >"
-        f" {new}"
-    )
 
 
-def _list_of_objects(value: Json, depth: int = 3) -> tuple[list[str], list[Json]] | None:
-    """Find the longest list of objects and the keys to it."""
-    candidates: list[tuple[list[str], list[Json]]] = []
-    for key, inner in value.items():
-        if isinstance(inner, list) and inner and isinstance(inner[0], dict):
-            candidates.append(([key], inner))
-        elif isinstance(inner, dict) and depth:
-            deeper = _list_of_objects(inner, depth - 1)
-            if deeper is not None:
-                candidates.append(([key, *deeper[0]], deeper[1]))
-    return max(candidates, key=lambda candidate: len(candidate[1]), default=None)
+def _are_objects(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _is_chat(value: Any) -> bool:
+    """Tell whether a cell is a list of turns."""
+    return _are_objects(value) and any(keys <= set(value[0]) for keys in _CHAT)
 
 
 def _some(names: Iterable[object]) -> str:

@@ -167,9 +167,10 @@ def _megatron(where: str, path: Path) -> tuple[str, int]:
         )
     _, version, code, sequences, documents = fixed.unpack_from(raw)
     if version != 1 or code not in _MEGATRON_IDS:
+        types = [f"{known} ({np.dtype(kind).name})" for known, kind in _MEGATRON_IDS.items()]
         raise ConfigError(
             f"{where}: version {version}, type {code}. Known are version 1 and the types"
-            f" {', '.join(map(str, _MEGATRON_IDS))}."
+            f" {', '.join(types)}."
         )
     if len(raw) != fixed.size + 12 * sequences + 8 * documents:
         raise ConfigError(

@@ -284,12 +284,6 @@ def test_a_link_to_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert f"data.train={name}: a link to /no/such/file.csv, where there is nothing" in said
 
 
-def test_labels_inside_of_lines_are_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "a.txt").write_text("__label__good a b c d\n__label__bad e f g h\n" * 9)
-    said, _ = started(capsys, "a.txt")
-    assert "Its lines look like __label__NAME text" in said
-
-
 def test_an_image_that_cannot_be_decoded(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 

@@ -102,48 +102,23 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         "a.json",
         json.dumps({"data": ROWS}),
         [
-            "one JSON object",
-            "'data'",
-            "12 objects (text, label)",
-            "jq -c '.data[]' a.json > a.jsonl",
+            "one JSON object (data)",
+            "jq -c '.data[]'",
         ],
-    ),
-    (
-        "rows under a key, with others beside it",
-        TEXTS,
-        "a.json",
-        json.dumps({"version": "1", "data": ROWS}, indent=2),
-        ["one JSON object", "'data'", "jq -c '.data[]'"],
-    ),
-    (
-        "rows two keys deep",
-        CLASSIFY,
-        "a.json",
-        json.dumps({"result": {"rows": ROWS}}),
-        ["'result.rows'", "jq -c '.result.rows[]'"],
     ),
     (
         "a list for each column",
         CLASSIFY,
         "a.json",
         json.dumps({key: [row[key] for row in ROWS] for key in ("text", "label")}),
-        ["one list for each column (text, label)", "orient='records', lines=True"],
-    ),
-    (
-        "columns of a data frame",
-        CLASSIFY,
-        "a.json",
-        json.dumps(
-            {key: {str(at): row[key] for at, row in enumerate(ROWS)} for key in ("text", "label")}
-        ),
-        ["one object for each column (text, label)", "orient='records', lines=True"],
+        ["one JSON object (text, label)", "one object a line"],
     ),
     (
         "an object for each row",
         CLASSIFY,
         "a.json",
         json.dumps({f"id{at}": row for at, row in enumerate(ROWS)}),
-        ["one object for each row (text, label)", "jq -c '.[]'"],
+        ["one JSON object (id0, id1, id2", "one object a line"],
     ),
     (
         "rows that are lists",
@@ -234,39 +209,11 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
     ),
     # Lines with something in them.
     (
-        "LABEL:text",
-        CLASSIFY,
-        "a.txt",
-        numbered("{label}:{text}"),
-        ["data.label_column", "LABEL:text", "'DESC:", r"sed 's/: */\t/'"],
-    ),
-    (
-        "LABEL:detail text",
-        CLASSIFY,
-        "a.txt",
-        numbered("{label}:fine {text}"),
-        ["LABEL:DETAIL text", r"sed 's/ /\t/'"],
-    ),
-    (
-        "LABEL:text that looks like LABEL:detail text",
-        CLASSIFY,
-        "a.txt",
-        numbered("{label}:good {text}"),
-        ["with the label 'DESC:good'", r"If the label ends at the colon: sed 's/: */\t/'"],
-    ),
-    (
         "__label__ text",
         CLASSIFY,
         "a.txt",
         numbered("__label__{label} {text}"),
-        ["__label__NAME text", "NEW.tsv"],
-    ),
-    (
-        "a label, a tab, a text, as .txt",
-        CLASSIFY,
-        "a.txt",
-        numbered("{label}\t{text}"),
-        ["a tab, text", "NEW.tsv"],
+        ["data.label_column", "give a table"],
     ),
     (
         "texts alone",
