@@ -1,9 +1,8 @@
 """The command line's `key=value`, checked by name before Hydra composes anything."""
 
 import copy
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,6 @@ from optrun.config.keys import (
 )
 from optrun.config.literal import parse_token, quote_path
 from optrun.config.schema.optimizer_base import refuse_few_bits
-from optrun.config.schema.run import RunConfig
 from optrun.config.types import expected_type, in_yaml
 
 SEARCH = "search."
@@ -47,10 +45,11 @@ def parse(tokens: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parse_token(token))
         except HydraException as error:
-            near = next((reading for reading in _readings(token) if _fits(reading)), None)
-            hint = f" Did you mean {shlex.quote(near)}?" if near else ""
+            key, _, value = token.partition("=")
+            text = shlex.quote(f"{key.strip()}={quoted(value)}")
             raise ConfigError(
-                f"{token!r} cannot be read: {_unreadable(error, token)}.{hint}"
+                f"{token!r} cannot be read: expected key=value without blanks. A list is"
+                f" {key.strip()}=[A,B], a mapping {{KEY:VALUE}}, a text with other signs {text}."
             ) from error
         if not parsed[-1].key_or_group:
             raise ConfigError(f"{token!r}: expected key=value, and there is no key.")
@@ -62,78 +61,10 @@ def parse(tokens: Sequence[str]) -> list[Override]:
     return parsed
 
 
-_SAID = (
-    (r"\w+ while evaluating '.*': (.*)", r"\1"),
-    (r".* input '<EOF>'.*", "it ends too early"),
-    (r"(?:extraneous|mismatched) input (.+?) expecting.*", r"unexpected \1"),
-    (r"no viable alternative at input (.*)", r"it makes no sense from \1 on"),
-    (r"missing (\w+) at (.*)", r"unexpected \2"),
-)
-"""What Hydra's parser says, and how a person would."""
-
-
-def _unreadable(error: HydraException, token: str) -> str:
-    """Take the message of Hydra's parser out of its frame, without the names of its grammar."""
-    lines = [
-        line
-        for line in str(error).splitlines()
-        if not line.startswith(("Error parsing override", "See https://"))
-    ]
-    if lines and lines[0].startswith("LexerNoViableAlt"):
-        at = next((line.index("^") for line in lines if not line.strip(" ^")), 0) - len(
-            "LexerNoViableAltException: "
-        )
-        return f"unexpected {token[at : at + 1]!r} at character {at + 1}"
-    for pattern, template in _SAID:
-        match = re.fullmatch(pattern, lines[0]) if lines else None
-        if match is not None:
-            return match.expand(template)
-    return "Hydra's grammar does not have it"
-
-
-def _readings(token: str) -> Iterator[str]:
-    """Yield readable versions of an unreadable token, the likeliest first."""
-    key, _, value = token.partition("=")
-    key = key.strip(" \"'")
-    value = value.strip()
-    yield f"{key}={value}"
-    if value != "," and (value[:1] in "([{" or value.endswith(",")):
-        inner = ",".join(piece for piece in re.split(r"[,;\s]+", value.strip("()[] ")) if piece)
-        yield f"{key}=[{inner}]" if value[:1] in "([" else f"{key}={inner}"
-        yield key + "=" + re.sub(r",\s*}$", "}", value)
-    yield f"{key}={quoted(value)}"
-    if value[:1] == "[":
-        yield f"{key}=[{','.join(map(quoted, value.strip('[] ').split(',')))}]"
-
-
 def quoted(text: str) -> str:
     """Quote a text for Hydra's grammar."""
     mark = "'" if '"' in text and "'" not in text else '"'
     return quote_path(text, mark)
-
-
-def _fits(token: str) -> bool:
-    """Tell whether a token can be read and fits a key of the choices, value included."""
-    try:
-        override = parse_token(token)
-    except HydraException:
-        return False
-    if not override.key_or_group:
-        return False
-    group, _, name = override.key_or_group.partition(".")
-    if not name and group in store.GROUPS:
-        return set(values_of(override)) <= set(store.GROUPS[group])
-    schemas = [RunConfig] if group not in store.GROUPS else list(store.GROUPS[group].values())
-    owners = [schema for schema in schemas if (name or group) in schema.__dataclass_fields__]
-    return not owners or any(_takes(schema, name or group, override) for schema in owners)
-
-
-def _takes(schema: type[object], name: str, override: Override) -> bool:
-    try:
-        assign(OmegaConf.structured(schema), name, plain_value(_typed_values(override)[0]))
-    except (ConfigError, HydraException):
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -362,13 +293,10 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
             raise ConfigError(
                 f"{key}={text}: an interval is searched. Add -m hydra/sweeper=optuna."
             )
-        readings = [f"{key}=[{text}]", f"{key}={quoted(text)}"]
-        reading = next((token for token in readings if _fits(token)), None)
-        hint = (
-            f", or write one value as {shlex.quote(reading)}" if reading and "(" not in text else ""
-        )
         raise ConfigError(
-            f"{key}={text}: several values are a sweep. Add -m to run one job for each{hint}."
+            f"{key}={text}: several values are a sweep. Add -m to run one job for each. One value"
+            f" is {shlex.quote(f'{key}=[{text}]')}, or as a text"
+            f" {shlex.quote(f'{key}={quoted(text)}')}."
         )
 
 

@@ -14,7 +14,7 @@ from tests.running import optrun
 
 ADVISED = {
     "optimizer.betas=0.9,0.99": "optimizer.betas=[0.9,0.99]",
-    "lr =1e-3": "lr=1e-3",
+    "run_name=a(b)": 'run_name="a(b)"',
     "run_name=a=b": 'run_name="a=b"',
     "model=gpt2": "model=pretrained model.path=gpt2",
     "clip=1.0": "clip=global_norm clip.max_norm=1.0",

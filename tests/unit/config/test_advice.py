@@ -69,8 +69,8 @@ FACTS: list[tuple[list[str], list[str]]] = [
         ["param_groups.decay_rate=0.9"],
         ["param_groups.decay_rate", "belongs to param_groups=layerwise"],
     ),
-    (["run_name=[a[1]]"], ["cannot be read", "'[a['", 'run_name="[a[1]]"']),
-    (["lr=foo(1)"], ["cannot be read", "Unknown function 'foo'"]),
+    (["run_name=[a[1]]"], ["cannot be read", 'run_name="[a[1]]"']),
+    (["lr=foo(1)"], ["lr=foo(1)", "cannot be read"]),
     (["optimizer.lr=1e-3"], ["optimizer.lr", "called lr"]),
     (["max_steps=3"], ["max_steps", "training.max_steps"]),
     (["training.max_step=3"], ["training.max_step", "Did you mean training.max_steps?"]),
@@ -160,7 +160,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["training.patience=3"], ["training.early_stopping_patience"]),
     (["lr=None"], ["lr=None", "expected a number"]),
     (["lr=2*1e-3"], ["lr=2*1e-3", "expected a number"]),
-    (["lr=10^-3"], ["unexpected '^'"]),
+    (["lr=10^-3"], ["lr=10^-3", "cannot be read"]),
     (["optimizer.betas=[0.9,0.99,0.999]"], ["two numbers"]),
     (["training.max_steps=-1"], ["1 or more, or null"]),
     (["training.num_train_epochs=0"], ["a number above 0"]),
@@ -213,14 +213,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
 """Words of a line, and what its refusal says."""
 
 ADVISED = {
-    "optimizer.betas=(0.9,0.99)": "optimizer.betas=[0.9,0.99]",
-    "optimizer.betas=[0.9,0.99": "optimizer.betas=[0.9,0.99]",
-    "optimizer.betas=[0.9;0.99]": "optimizer.betas=[0.9,0.99]",
     "optimizer.betas=0.9,0.99": "optimizer.betas=[0.9,0.99]",
-    "model.config={n_layer:1,}": "model.config={n_layer:1}",
-    "lr=1e-3,": "lr=1e-3",
-    "lr =1e-3": "lr=1e-3",
-    ' "lr"=1e-3': "lr=1e-3",
     "run_name=a=b": 'run_name="a=b"',
     "run_name=a(b)": 'run_name="a(b)"',
     "run_name=it's": 'run_name="it\'s"',
@@ -256,7 +249,6 @@ ADVISED = {
     "LR=1e-3": "lr=1e-3",
     "optimizer=Lamb": "optimizer=lamb",
     "optimizer=lamb.yaml": "optimizer=lamb",
-    "optimizer=lamb,": "optimizer=lamb",
     "optimiser=lamb": "optimizer=lamb",
 }
 """A line, and the words that its refusal advises."""
