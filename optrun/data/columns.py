@@ -189,8 +189,10 @@ def missing_names(split: Split) -> str:
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
     """Find the text column, as a key names it, else the only one of texts, else a usual name.
 
+    Rows to evaluate on may call their only column of texts otherwise; a note says so.
+
     Args:
-        source: Carries the names.
+        source: Carries the names and collects notes.
         split: Where the column must be.
         taken: Columns with another meaning.
 
@@ -199,9 +201,18 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     """
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
+    name = source.columns.text_column if source.columns is not None else None
+    others = [other for other in _texts(split.rows) if other not in taken]
+    is_elsewhere = name is not None and same_column(name, split.rows.column_names) is None
+    if is_elsewhere and split is not source.train and len(others) == 1:
+        source.notes.append(
+            f"{split.key} has no column {name!r}: its only text column, {others[0]!r}, is read"
+        )
+        split.columns_read.add(others[0])
+        return others[0]
     column = named(source.columns, "text_column", split)
     if column is None:
-        column = _usual_text(split, taken)
+        column = _usual_text(split, taken, others)
     elif column in taken:
         raise ConfigError(
             f"data.text_column={column}: {split.key} has its labels or targets there, not its"
@@ -211,13 +222,12 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     return column
 
 
-def _usual_text(split: Split, taken: Iterable[str | None]) -> str:
+def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[str]) -> str:
     """Return the only column of texts, else the one with a usual name.
 
     Raises:
         ConfigError: No column of texts, or several.
     """
-    candidates = [name for name in _texts(split.rows) if name not in taken]
     features = split.rows.features
     nested = [name for name in USUAL_TEXTS if name not in taken and is_nested(features.get(name))]
     if len(candidates) == 1 and not nested:

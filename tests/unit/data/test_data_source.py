@@ -77,8 +77,15 @@ def test_a_missing_column_lists_the_columns_there_are() -> None:
         label_column(made, made.train)
 
 
-def test_evaluation_calls_the_text_as_training_does() -> None:
-    made = source({"s": ["a"]}, {"content": ["b"]}, text_column="s")
+def test_evaluation_may_call_its_only_text_otherwise() -> None:
+    made = source(
+        {"sentence": ["a"], "label": ["0"]},
+        {"content": ["b"], "label": ["1"]},
+        text_column="sentence",
+    )
+    assert text_column(made, made.eval_sets[""], taken=("label",)) == "content"
+    assert "its only text column, 'content', is read" in made.notes[0]
+    made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s")
     with pytest.raises(ConfigError, match=r"data.text_column=s: .*called as those of data.train"):
         text_column(made, made.eval_sets[""])
 
