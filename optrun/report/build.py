@@ -37,7 +37,7 @@ from optrun.report.statistics import Judgement
 from optrun.report.sweep_folder import count_looks, dated_folder, tuned_keys
 from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
-from optrun.report.theme import LIGHT, SOFTWARE, to_png
+from optrun.report.theme import INK, SOFTWARE, to_png
 from optrun.report.verdict import SweepVerdict, is_tested, write_verdict
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
@@ -414,8 +414,8 @@ def render(
 
 def _draw(picture: Picture) -> bytes:
     """Draw a picture with its title above it, as a PNG file."""
-    figure = picture.draw(LIGHT)
-    look = {"ha": "left", "fontsize": 12, "color": LIGHT.ink, "fontweight": "bold", "wrap": True}
+    figure = picture.draw()
+    look = {"ha": "left", "fontsize": 12, "color": INK, "fontweight": "bold", "wrap": True}
     figure.suptitle(picture.title, x=0.012, **look)
     return to_png(figure, dpi=160 if figure.get_figwidth() > 8 else 240)
 

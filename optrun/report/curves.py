@@ -15,9 +15,11 @@ from optrun.base.formatting import duration, plain, rate
 from optrun.config.schema.metric import metric_mode
 from optrun.report.runs import Array, Run, load_run
 from optrun.report.theme import (
-    LIGHT,
+    ALARM,
+    INK,
+    MUTED,
+    SERIES,
     Chart,
-    Theme,
     count_axis,
     legend,
     number_axis,
@@ -45,17 +47,16 @@ def draw_curves(run_dir: Path | str) -> Path:
     files = RunDir(run_dir)
     files.metrics.stat()
     run = load_run(files.path)
-    return save_png(curves_figure(run, LIGHT, run_title(run)), files.curves)
+    return save_png(curves_figure(run, run_title(run)), files.curves)
 
 
-def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
+def curves_figure(run: Run, title: str = "") -> Chart:
     """Draw losses over the whole width.
 
     Below them the main evaluation metric and learning rates, where logged.
 
     Args:
         run: What its files say.
-        theme: Colours.
         title: One line above all panels.
     """
     names = run.log.names()
@@ -71,59 +72,41 @@ def curves_figure(run: Run, theme: Theme, title: str = "") -> Chart:
         if any(len(run.series(metric)[0]) > 1 for metric in metrics):
             panels.append((panel_title, metrics))
     rows = min(2, len(panels))
-    figure = Chart(10.0, 2.0 + 2.2 * rows, theme)
+    figure = Chart(10.0, 2.0 + 2.2 * rows)
     if title:
-        figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=theme.ink, fontweight="bold")
+        figure.suptitle(title, x=0.012, ha="left", fontsize=12, color=INK, fontweight="bold")
     columns = max(1, len(panels) - 1)
     grid = figure.add_gridspec(rows, columns, height_ratios=[1.45, *[1] * (rows - 1)])
     for index, (panel_title, metrics) in enumerate(panels):
         cell = grid[0, :] if index == 0 else grid[1, index - 1]
         ax = figure.add_subplot(cell)
-        style_axes(ax, theme, title=panel_title, xlabel="optimizer step")
-        _draw_panel(ax, run, metrics, theme)
+        style_axes(ax, title=panel_title, xlabel="optimizer step")
+        _draw_panel(ax, run, metrics)
     return figure
 
 
 def smooth(values: Array, width: float) -> Array:
-    """Smooth by local linear regression over neighbouring points with Gaussian weights.
+    """Smooth by a local straight line over `4 * width` neighbouring points.
 
-    It does not lag, follows the steep start of a loss curve up to its first point, and steps over
-    values that are not finite.
+    It follows the steep start of a loss curve up to its first point, and steps over values that are
+    not finite.
 
     Args:
         values: Shape (n,).
-        width: Standard deviation of the weights in points; below 0.5 nothing is done.
+        width: In points; below 0.5 nothing is done.
 
     Returns:
         Shape (n,); NaN where the value itself is not finite.
-
-    Source: Fan and Gijbels 1996, Local Polynomial Modelling, section 3.2, with weighted sums s_j =
-    sum_i w_i i^j and t_j = sum_i w_i i^j y_i: estimate (s_2 t_0 - s_1 t_1) / (s_2 s_0 - s_1^2).
     """
-    if width < 0.5 or len(values) < 3:
-        return values
-    reach = min(math.ceil(3 * width), len(values) - 1)
-    offset = np.arange(-reach, reach + 1, dtype=np.float64)
+    from scipy.signal import savgol_filter
+
     finite = np.isfinite(values)
-
-    def moment(terms: Array, power: int) -> Array:
-        # np.convolve flips the kernel: at lag k it multiplies terms[i - k], which has the offset
-        # -k from i.
-        kernel = np.exp(-0.5 * (offset / width) ** 2) * (-offset) ** power
-        return np.convolve(terms, kernel, mode="full")[reach : reach + len(values)]
-
-    ones = finite.astype(np.float64)
-    filled = np.where(finite, values, 0.0)
-    s0 = moment(ones, 0)
-    s1 = moment(ones, 1)
-    s2 = moment(ones, 2)
-    t0 = moment(filled, 0)
-    t1 = moment(filled, 1)
-    determinant = s2 * s0 - s1**2
-    is_single = determinant <= 1e-9  # one point has no slope
-    with np.errstate(invalid="ignore", divide="ignore"):
-        result = np.where(is_single, t0 / s0, (s2 * t0 - s1 * t1) / determinant)
-    return np.where(finite, result, np.nan)
+    if width < 0.5 or finite.sum() < 3:
+        return values
+    places = np.arange(len(values))
+    filled = np.interp(places, places[finite], values[finite])
+    points = min(2 * round(2 * width) + 1, (len(values) - 1) // 2 * 2 + 1)
+    return np.where(finite, savgol_filter(filled, points, polyorder=1), np.nan)
 
 
 def _rates(run: Run) -> list[str]:
@@ -139,7 +122,7 @@ def _rates(run: Run) -> list[str]:
     return sorted(name_of_values.values(), key=lambda name: -float(np.nanmax(run.series(name)[1])))
 
 
-def _draw_panel(ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
+def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
     """Draw metrics of a common scale.
 
     A training loss of many steps is thin, with a thick smoothed line through it. The axis is
@@ -153,21 +136,19 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
         if len(line[0]):
             lines[name] = line
     if not lines:
-        ax.text(
-            0.5, 0.5, "nothing logged yet", transform=ax.transAxes, ha="center", color=theme.muted
-        )
+        ax.text(0.5, 0.5, "nothing logged yet", transform=ax.transAxes, ha="center", color=MUTED)
         return
     steps = np.concatenate([steps_of_line for steps_of_line, _ in lines.values()])
     values = np.concatenate([values_of_line for _, values_of_line in lines.values()])
     finite = values[np.isfinite(values)]
     positive = finite[finite > 0]
     log = len(positive) > 2 and bool(finite.max() > 30 * np.median(positive))
-    _draw_lines(ax, lines, theme, log=log)
+    _draw_lines(ax, lines, log=log)
     judged = next((name for name in lines if name.startswith("eval/")), "")
     best = run.best(judged, metric_mode(judged)) if judged else None
     if best is not None:
         value, step = best
-        colour = theme.series[list(lines).index(judged) % len(theme.series)]
+        colour = SERIES[list(lines).index(judged) % len(SERIES)]
         ring(ax, step, value, colour, label=f"best {value:.4g} at step {step:,}")
     number_axis(ax, list(positive if log else finite), log=log)
     if log:
@@ -175,23 +156,21 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str], theme: Theme) -> None:
         lowest = float(np.min(positive))
         ax.set_ylim(bottom=max(lowest, float(np.median(positive)) / 1e3))
     count_axis(ax)
-    _mark_steps_not_finite(ax, steps[~np.isfinite(values)], theme)
-    _mark_resumes(ax, run, theme)
+    _mark_steps_not_finite(ax, steps[~np.isfinite(values)])
+    _mark_resumes(ax, run)
     if len(lines) <= _LEGEND_LIMIT:
-        legend(ax, theme)
+        legend(ax)
 
 
-def _draw_lines(
-    ax: Axes, lines: Mapping[str, tuple[Array, Array]], theme: Theme, *, log: bool
-) -> None:
+def _draw_lines(ax: Axes, lines: Mapping[str, tuple[Array, Array]], *, log: bool) -> None:
     """Draw each metric as one line, a long training loss smoothed."""
     for index, (name, (x, y)) in enumerate(lines.items()):
         style: dict[str, Any] = {"linewidth": 1.7, "label": name}
         if len(lines) > _LEGEND_LIMIT:  # shades of one colour, from the first to the last
-            style["color"] = theme.series[0]
+            style["color"] = SERIES[0]
             style["alpha"] = 1 - 0.75 * index / len(lines)
         else:
-            style["color"] = theme.series[index % len(theme.series)]
+            style["color"] = SERIES[index % len(SERIES)]
             style["alpha"] = 1.0
         if log:
             y = np.where(y > 0, y, np.nan)
@@ -202,7 +181,7 @@ def _draw_lines(
             ax.plot(x, y, marker="o" if len(y) < 40 else None, markersize=4.0, **style)
 
 
-def _mark_steps_not_finite(ax: Axes, steps: Array, theme: Theme) -> None:
+def _mark_steps_not_finite(ax: Axes, steps: Array) -> None:
     """Mark steps of NaN or infinite values with crosses on the upper edge."""
     if len(steps) == 0:
         return
@@ -214,18 +193,18 @@ def _mark_steps_not_finite(ax: Axes, steps: Array, theme: Theme) -> None:
         linewidth=0,
         markersize=6,
         markeredgewidth=1.6,
-        color=theme.alarm,
+        color=ALARM,
         label=f"not finite ({len(steps)})",
         clip_on=False,
     )
 
 
-def _mark_resumes(ax: Axes, run: Run, theme: Theme) -> None:
+def _mark_resumes(ax: Axes, run: Run) -> None:
     """Mark the step of each resume with a dotted line; one of them is in the legend."""
     for index, step in enumerate(sorted({*run.of_resumes("from_step", int)})):
         ax.axvline(
             step,
-            color=theme.muted,
+            color=MUTED,
             linestyle=":",
             linewidth=1.1,
             label=None if index else "resumed",

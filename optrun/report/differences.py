@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from optrun.report.picture import WIDTH, find_reach, short_name, style_of
 from optrun.report.statistics import Comparison, Scores
-from optrun.report.theme import Chart, Theme, style_axes
+from optrun.report.theme import INK, MUTED, PAPER, Chart, style_axes
 
 LINES = 16
 """So many contenders have a line each; more are in the table."""
@@ -60,9 +60,7 @@ def differences(
     return lines[:LINES]
 
 
-def draw_differences(
-    lines: Sequence[Difference], metric: str, mode: str, matters: float, theme: Theme
-) -> Chart:
+def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matters: float) -> Chart:
     """Draw one line per contender, best on top.
 
     The mean a dot, the interval a bar, the seeds small dots.
@@ -72,75 +70,66 @@ def draw_differences(
         metric: What differs.
         mode: "min" or "max".
         matters: The smallest difference that counts, a band around 0; NaN: none is known.
-        theme: Colours.
     """
     better = "lower" if mode == "min" else "higher"
     label = f"{metric} minus that of {short_name(lines[0].versus.reference)} ({better} is better)"
-    figure = Chart(WIDTH, 0.95 + 0.4 * len(lines), theme)
+    figure = Chart(WIDTH, 0.95 + 0.4 * len(lines))
     ax = figure.add_subplot()
-    style_axes(ax, theme, xlabel=label)
+    style_axes(ax, xlabel=label)
     ax.grid(False, axis="y")
     ax.xaxis.set_major_locator(MaxNLocator(6))
     ax.set(yticks=[], ylim=(-len(lines) + 0.55, 0.7), xlim=_limits(lines, matters))
     ax.spines["left"].set_visible(False)
-    ax.axvline(0, color=theme.muted, linewidth=1.0, zorder=1)
+    ax.axvline(0, color=MUTED, linewidth=1.0, zorder=1)
     if math.isfinite(matters):
-        ax.axvspan(-matters, matters, color=theme.muted, alpha=0.13, linewidth=0, zorder=0)
+        ax.axvspan(-matters, matters, color=MUTED, alpha=0.13, linewidth=0, zorder=0)
     for index, line in enumerate(lines):
-        _draw_line(ax, index, line, theme)
+        _draw_line(ax, index, line)
     return figure
 
 
-def _write_above(ax: Axes, x: float, index: int, text: str, theme: Theme) -> None:
+def _write_above(ax: Axes, x: float, index: int, text: str) -> None:
     """Write small text above a line.
 
     The name on the left (0), the verdict on the right (1).
     """
-    box = {"facecolor": theme.paper, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-    side, colour, size = ("right", theme.muted, 7.5) if x else ("left", theme.ink, 8.5)
+    box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+    side, colour, size = ("right", MUTED, 7.5) if x else ("left", INK, 8.5)
     look: dict[str, Any] = {"ha": side, "va": "center", "color": colour, "fontsize": size}
     ax.text(x, 0.33 - index, text, bbox=box, transform=ax.get_yaxis_transform(), **look)
 
 
 def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
     """Choose x limits around the intervals, without a few far ones."""
-    spans = sorted(
-        line.versus.high - line.versus.low for line in lines if not math.isnan(line.versus.low)
-    )
-    room = matters if math.isfinite(matters) else 0.0
-    far = find_reach(
-        (abs(line.versus.difference) for line in lines), max([room, *spans[len(spans) // 2 :][:1]])
-    )
-    near_lines = [line for line in lines if abs(line.versus.difference) <= far]
-    ends = [-room, room, 0.0, *(line.versus.difference for line in near_lines)]
-    ends += [
-        end
-        for line in near_lines
-        for end in (line.versus.low, line.versus.high, *line.seeds.values())
-    ]
-    most = find_reach(map(abs, ends), far)
-    low, high = (pick(end for end in ends if abs(end) <= most) for pick in (min, max))
+    ends = [0.0]
+    for line in lines:
+        ends += [line.versus.difference, *line.seeds.values()]
+        if not math.isnan(line.versus.low):
+            ends += [line.versus.low, line.versus.high]
+    far = find_reach(map(abs, ends), matters if math.isfinite(matters) else 0.0)
+    low = max(min(ends), -far)
+    high = min(max(ends), far)
     margin = 0.07 * (high - low) or 0.01
     return low - margin, high + margin
 
 
-def _draw_line(ax: Axes, index: int, line: Difference, theme: Theme) -> None:
+def _draw_line(ax: Axes, index: int, line: Difference) -> None:
     """Draw the mean, its interval and the seeds of one contender, with name and verdict above."""
     versus = line.versus
     verdict = str(versus.verdict)
     left, right = ax.get_xlim()
-    style = style_of(theme, line.series, linewidth=0)
+    style = style_of(line.series, linewidth=0)
     is_out = verdict.startswith(("ruled out", "worse"))
     x = min(max(versus.difference, left), right)
     look: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4}
     if x != versus.difference:
         look["marker"] = ">" if x == right else "<"
-        _write_value(ax, x, -index, versus.difference, theme)
+        _write_value(ax, x, -index, versus.difference)
     elif is_out:
-        look["markerfacecolor"] = theme.paper
+        look["markerfacecolor"] = PAPER
     ax.plot(x, -index, clip_on=False, **(style | look))
-    _write_above(ax, 0.0, index, short_name(versus.name), theme)
-    _write_above(ax, 1.0, index, verdict.partition(",")[0], theme)
+    _write_above(ax, 0.0, index, short_name(versus.name))
+    _write_above(ax, 1.0, index, verdict.partition(",")[0])
     if x == versus.difference and not math.isnan(versus.low):
         bar = [max(versus.low, left), min(versus.high, right)]
         alpha = 0.22 if is_out else 0.42
@@ -155,7 +144,7 @@ def _draw_line(ax: Axes, index: int, line: Difference, theme: Theme) -> None:
             ax.plot(gap, -index - 0.14, **(style | small), alpha=0.8, zorder=3)
 
 
-def _write_value(ax: Axes, x: float, y: float, difference: float, theme: Theme) -> None:
+def _write_value(ax: Axes, x: float, y: float, difference: float) -> None:
     """Write a value from outside the limits beside its arrowhead."""
     is_right = difference > x
     label = ax.annotate(
@@ -166,4 +155,4 @@ def _write_value(ax: Axes, x: float, y: float, difference: float, theme: Theme) 
         ha="right" if is_right else "left",
         va="center",
     )
-    label.set(fontsize=8, color=theme.ink)
+    label.set(fontsize=8, color=INK)

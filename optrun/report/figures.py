@@ -11,7 +11,7 @@ from optrun.report import differences
 from optrun.report.findings import Findings
 from optrun.report.metric_figures import choose_axis, draw_lr_curves, draw_seed_lines, seed_lines
 from optrun.report.picture import Picture, drawn_rows
-from optrun.report.theme import Chart, Theme
+from optrun.report.theme import Chart
 from optrun.report.workloads import Comparison
 
 _WITHIN = ("differences", "metric", "lr")
@@ -60,7 +60,7 @@ def pictures(findings: Findings) -> list[Picture]:
     )
     drawn = verdict_picture(Comparison.of(findings))
 
-    def add(name: str, title: str, caption: str, draw: Callable[[Theme], Chart]) -> None:
+    def add(name: str, title: str, caption: str, draw: Callable[[], Chart]) -> None:
         drawn.append(Picture(name, title, caption + note, draw))
 
     axis = choose_axis(rows)

@@ -25,7 +25,7 @@ from optrun.report.picture import (
     style_of,
 )
 from optrun.report.runs import Array
-from optrun.report.theme import Chart, Theme, count_axis, legend, log_axis
+from optrun.report.theme import Chart, count_axis, legend, log_axis
 
 Axis = Literal["step", "epoch"]
 
@@ -84,18 +84,16 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
     return lines
 
 
-def draw_seed_lines(
-    lines: Sequence[SeedLine], metric: str, mode: str, axis: Axis, theme: Theme
-) -> Chart:
+def draw_seed_lines(lines: Sequence[SeedLine], metric: str, mode: str, axis: Axis) -> Chart:
     """Draw one line for each seed, in the colour of its contender."""
     contenders: dict[int, list[SeedLine]] = defaultdict(list)
     for line in lines:
         contenders[line.series].append(line)
     below = {"step": "optimizer step", "epoch": "passes over the training data"}[axis]
-    figure, ax = panel(theme, len(contenders), below, metric)
+    figure, ax = panel(len(contenders), below, metric)
     for members in contenders.values():
         for position, line in enumerate(members):
-            style = _line_style(line, theme, is_first=position == 0, is_alone=len(members) == 1)
+            style = _line_style(line, is_first=position == 0, is_alone=len(members) == 1)
             ax.plot(line.x, line.y, **style)
     _limit(ax, lines, mode)
     ends = []
@@ -103,16 +101,16 @@ def draw_seed_lines(
         mean = float(np.mean([line.y[-1] for line in members]))
         ends.append((members[0].contender, mean))
     all_values = np.concatenate([line.y for line in lines]).tolist()
-    note_cut_values(ax, theme, mode, ends, all_values)
+    note_cut_values(ax, mode, ends, all_values)
     if axis == "step":
         count_axis(ax)
-    legend(ax, theme, below=figure)
+    legend(ax, below=figure)
     return figure
 
 
-def _line_style(line: SeedLine, theme: Theme, *, is_first: bool, is_alone: bool) -> dict[str, Any]:
+def _line_style(line: SeedLine, *, is_first: bool, is_alone: bool) -> dict[str, Any]:
     """Style a line; the first one of a contender stands in the legend."""
-    style = style_of(theme, line.series)
+    style = style_of(line.series)
     every = max(1, len(line.x) // 8)
     # Markers of two contenders stand at different places: one line may lie on another.
     style["markevery"] = (line.series * every // 8, every)
@@ -128,22 +126,18 @@ def _line_style(line: SeedLine, theme: Theme, *, is_first: bool, is_alone: bool)
 
 
 def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
-    """Show how the lines end, and as much of the steep beginning as fits."""
-    sign = 1.0 if mode == "min" else -1.0
+    """Show how the lines end, and the descent from a quarter of their length on."""
     ends = [float(line.y[-1]) for line in lines]
-    best = min(sign * end for end in ends)
+    values = np.concatenate([line.y for line in lines])
+    best = float(values.min() if mode == "min" else values.max())
     # The first value is that of the untrained model; a quarter later the steep descent is over.
-    quarters = [sign * float(line.y[(len(line.y) + 2) // 4]) for line in lines if len(line.y) > 1]
-    early = float(np.median(quarters)) - best if quarters else 0.0
-    reach = find_reach([sign * end - best for end in ends])
-    least = min(early, max(3 * reach, 0.33 * early))
-    lowest = min(float((sign * line.y).min()) for line in lines)
-    set_limits(ax, ends, mode, least=least, edge=[sign * lowest])
+    quarter = float(np.median([line.y[(len(line.y) + 2) // 4] for line in lines]))
+    set_limits(ax, [best, *ends], mode, least=abs(quarter - best))
 
 
-def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) -> Chart:
+def draw_lr_curves(rows: Sequence[Contender], findings: Findings) -> Chart:
     """Draw the final metric against lr, lr logarithmic."""
-    figure, ax = panel(theme, len(rows), "peak learning rate", f"final {findings.metric}")
+    figure, ax = panel(len(rows), "peak learning rate", f"final {findings.metric}")
     log_axis(ax, "x", [lr for row in rows for lr in row.lr_curve.tried])
     ax.margins(x=0.05)
     bests = [(row.name, row.lr_curve.best.mean) for row in rows if row.lr_curve.best is not None]
@@ -155,21 +149,21 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings, theme: Theme) 
             all_means += [point.mean for point in row.lr_curve.points.values()]
         reach = find_reach(abs(mean - best) for mean in means)
         set_limits(ax, all_means, findings.mode, least=1.3 * reach)
-        note_cut_values(ax, theme, findings.mode, bests, ())
+        note_cut_values(ax, findings.mode, bests, ())
     # Many learning rates come from a search, whose neighbours differ in other settings, too: a
     # line through them would show that noise.
     width = 1.4 if max(len(row.lr_curve.points) for row in rows) <= _CROWDED else 0.0
     for series, row in enumerate(rows):
         dots = _lr_dots(ax, row)
-        colour = style_of(theme, series)["color"]
+        colour = style_of(series)["color"]
         for dot in dots:
             finished = row.lr_curve.points[dot.x].finished if math.isfinite(dot.y) else []
             if finished:
                 ends = [min(finished), max(finished)]
                 look = {"linewidth": 1.1, "alpha": 0.7, "color": colour}
                 ax.plot([dot.x, dot.x], ends, **look)
-        draw_dots(ax, series, row.name, dots, findings.mode, theme, width)
-    legend(ax, theme, below=figure)
+        draw_dots(ax, series, row.name, dots, findings.mode, width)
+    legend(ax, below=figure)
     return figure
 
 

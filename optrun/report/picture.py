@@ -15,15 +15,7 @@ from matplotlib.axes import Axes
 from optrun.base.formatting import number
 from optrun.report.configurations import Contender
 from optrun.report.table import format_metric, list_names
-from optrun.report.theme import (
-    MARKERS,
-    Chart,
-    Theme,
-    above,
-    number_axis,
-    ring,
-    style_axes,
-)
+from optrun.report.theme import MARKERS, MUTED, SERIES, Chart, above, number_axis, ring, style_axes
 
 SHOWN = 8
 """More contenders than this cannot be told apart by colour; the best are drawn, the table has all.
@@ -39,13 +31,13 @@ _NAME_LENGTH = 34
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure, to be drawn under any theme."""
+    """One figure."""
 
     name: str
     """For file names and anchors."""
     title: str
     caption: str
-    draw: Callable[[Theme], Chart]
+    draw: Callable[[], Chart]
 
 
 def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
@@ -61,24 +53,24 @@ def short_name(text: str) -> str:
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
 
 
-def style_of(theme: Theme, series: int, **more: object) -> dict[str, Any]:
+def style_of(series: int, **more: object) -> dict[str, Any]:
     """Give a contender its colour and marker.
 
     Those beyond the first `SHOWN` have no colour of their own.
     """
-    colour = theme.muted
+    colour = MUTED
     marker = "o"
     if series < SHOWN:
-        colour = theme.series[series]
+        colour = SERIES[series]
         marker = MARKERS[series]
     return {"color": colour, "marker": marker, "markersize": 4.5, **more}
 
 
-def panel(theme: Theme, lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
+def panel(lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
     """Begin a picture with room for a legend of so many lines below it."""
-    figure = Chart(WIDTH, 3.3 + 0.17 * lines, theme)
+    figure = Chart(WIDTH, 3.3 + 0.17 * lines)
     ax = figure.add_subplot()
-    style_axes(ax, theme, xlabel=xlabel, ylabel=ylabel)
+    style_axes(ax, xlabel=xlabel, ylabel=ylabel)
     return figure, ax
 
 
@@ -107,9 +99,7 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
     return far
 
 
-def set_limits(
-    ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0, edge: Sequence[float] = ()
-) -> None:
+def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0) -> None:
     """Limit y by `reach`.
 
     Args:
@@ -117,7 +107,6 @@ def set_limits(
         values: What should be seen; see `reach`.
         mode: "min" or "max".
         least: Distance from the best that is seen in any case.
-        edge: More that is seen on the better side, such as the best seeds.
     """
     sign = 1.0 if mode == "min" else -1.0
     finite = [sign * value for value in values if math.isfinite(value)]
@@ -125,7 +114,6 @@ def set_limits(
         return
     best = min(finite)
     far = best + (find_reach([value - best for value in finite], least) or 0.02 * abs(best) or 0.01)
-    best = min([best, *(sign * value for value in edge if math.isfinite(value))])
     margin = 0.07 * (far - best)
     low, high = sorted((sign * (best - margin), sign * (far + margin)))
     number_axis(ax, [low, high])
@@ -133,13 +121,12 @@ def set_limits(
 
 
 def note_cut_values(
-    ax: Axes, theme: Theme, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]
+    ax: Axes, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]
 ) -> None:
     """Note above the picture the contenders or values outside its limits.
 
     Args:
         ax: Its limits are set.
-        theme: Colours.
         mode: "min": what may be missing are high values; "max": low ones.
         ends: Name and result of each contender.
         values: Everything that was drawn.
@@ -159,7 +146,7 @@ def note_cut_values(
         text = f"cut off: values above {number(high, 3)}"
     else:
         text = f"cut off: values below {number(low, 3)}"
-    above(ax, theme, text, 1, 3, fontsize=7.5)
+    above(ax, text, 1, 3, fontsize=7.5)
 
 
 @dataclass(frozen=True)
@@ -178,7 +165,6 @@ def draw_dots(
     label: str,
     dots: Sequence[Dot],
     mode: str,
-    theme: Theme,
     width: float = 0.0,
 ) -> None:
     """Draw the outcomes of a contender.
@@ -192,10 +178,9 @@ def draw_dots(
         dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a
             value further out.
         mode: "min" or "max".
-        theme: Colours.
         width: Of the line that joins them.
     """
-    style = style_of(theme, series, linewidth=0)
+    style = style_of(series, linewidth=0)
     worse_edge, arrowhead = (0.985, "^") if mode == "min" else (0.015, "v")
     finite_dots = [dot for dot in dots if math.isfinite(dot.y)]
     look = style | {"linewidth": width, "label": short_name(label)}

@@ -9,7 +9,6 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +33,17 @@ SOFTWARE = "optrun report"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 """One per colour, so that no line is told by its colour alone."""
 
-SERIES_LIGHT = (
+INK = "#1b1f24"
+"""Titles and axis labels."""
+MUTED = "#5b6470"
+"""Tick labels, notes, reference lines."""
+GRID = "#d9dde3"
+"""Grid lines and axes."""
+PAPER = "#ffffff"
+"""Behind everything."""
+ALARM = "#c4162a"
+"""What went wrong: values that are not finite."""
+SERIES = (
     "#0067a5",
     "#d1510a",
     "#00856a",
@@ -44,34 +53,7 @@ SERIES_LIGHT = (
     "#7a4a1e",
     "#5a6270",
 )
-
-
-@dataclass(frozen=True)
-class Theme:
-    """The colours of one way to look at a picture."""
-
-    ink: str
-    """Titles and axis labels."""
-    muted: str
-    """Tick labels, notes, reference lines."""
-    grid: str
-    """Grid lines and axes."""
-    paper: str
-    """Behind everything."""
-    alarm: str
-    """What went wrong: values that are not finite."""
-    series: tuple[str, ...]
-    """One colour per compared thing, in order."""
-
-
-LIGHT = Theme(
-    ink="#1b1f24",
-    muted="#5b6470",
-    grid="#d9dde3",
-    paper="#ffffff",
-    alarm="#c4162a",
-    series=SERIES_LIGHT,
-)
+"""One colour per compared thing, in order."""
 
 
 class Chart(Figure):
@@ -80,18 +62,16 @@ class Chart(Figure):
     Args:
         width: Inches.
         height: Likewise.
-        theme: Its colours.
     """
 
-    def __init__(self, width: float, height: float, theme: Theme) -> None:
+    def __init__(self, width: float, height: float) -> None:
         self.engine = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12, wspace=0.03, hspace=0.04)
-        super().__init__(figsize=(width, height), layout=self.engine, facecolor=theme.paper)
+        super().__init__(figsize=(width, height), layout=self.engine, facecolor=PAPER)
         FigureCanvasAgg(self)
 
 
 def style_axes(
     ax: Axes,
-    theme: Theme,
     *,
     title: str = "",
     subtitle: str = "",
@@ -104,22 +84,22 @@ def style_axes(
     """
     ax.set_facecolor("none")
     ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(theme.grid)
-    ax.grid(True, color=theme.grid, linewidth=0.6)
+    ax.spines[["left", "bottom"]].set_color(GRID)
+    ax.grid(True, color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
-    ax.tick_params(colors=theme.muted, labelsize=8.5, length=3, color=theme.grid, which="both")
+    ax.tick_params(colors=MUTED, labelsize=8.5, length=3, color=GRID, which="both")
     ax.tick_params(length=0, which="minor")
     if title:
         pad = 22 if subtitle else 9
-        ax.set_title(title, loc="left", fontsize=10.5, color=theme.ink, fontweight="bold", pad=pad)
+        ax.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=pad)
     if subtitle:
-        above(ax, theme, subtitle, 0, 9, fontsize=8.5)
-    ax.set_xlabel(xlabel, fontsize=9, color=theme.muted)
-    ax.set_ylabel(ylabel, fontsize=9, color=theme.muted)
+        above(ax, subtitle, 0, 9, fontsize=8.5)
+    ax.set_xlabel(xlabel, fontsize=9, color=MUTED)
+    ax.set_ylabel(ylabel, fontsize=9, color=MUTED)
     ax.margins(x=0.02)
 
 
-def above(ax: Axes, theme: Theme, text: str, x: int, points: int, *, fontsize: float) -> None:
+def above(ax: Axes, text: str, x: int, points: int, *, fontsize: float) -> None:
     """Write above the axes, flush with their left (0) or right (1) end, so many points higher."""
     side = "right" if x else "left"
     ax.annotate(
@@ -129,7 +109,7 @@ def above(ax: Axes, theme: Theme, text: str, x: int, points: int, *, fontsize: f
         xytext=(0, points),
         textcoords="offset points",
         fontsize=fontsize,
-        color=theme.muted,
+        color=MUTED,
         ha=side,
         va="bottom",
     )
@@ -152,7 +132,7 @@ def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None)
     )
 
 
-def legend(ax: Axes, theme: Theme, *, below: Chart | None = None) -> None:
+def legend(ax: Axes, *, below: Chart | None = None) -> None:
     """Add a legend without a box, over paper.
 
     With `below` it stands under the panels of this figure, in as many columns as its longest label
@@ -161,14 +141,14 @@ def legend(ax: Axes, theme: Theme, *, below: Chart | None = None) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
-    look = {"fontsize": 8.5, "borderaxespad": 0.3, "handlelength": 1.8, "labelcolor": theme.ink}
+    look = {"fontsize": 8.5, "borderaxespad": 0.3, "handlelength": 1.8, "labelcolor": INK}
     if below is None:
         box = ax.legend(handles, labels, loc="best", **look)
     else:
         below.engine.set(h_pad=0.05)  # that of stacked panels leaves a gap above the legend
         columns = _legend_columns(max(map(len, labels)))
         box = below.legend(handles, labels, loc="outside lower left", ncols=columns, **look)
-    box.get_frame().set(facecolor=theme.paper, edgecolor="none", alpha=0.85)
+    box.get_frame().set(facecolor=PAPER, edgecolor="none", alpha=0.85)
 
 
 def _legend_columns(longest: int) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from optrun.report.findings import analyse_runs
 from optrun.report.metric_figures import choose_axis, draw_seed_lines, seed_lines
 from optrun.report.runs import load_runs
-from optrun.report.theme import LIGHT
 
 
 def test_the_untrained_value_does_not_squeeze_how_few_evaluations_end(
@@ -32,7 +31,7 @@ def test_the_untrained_value_does_not_squeeze_how_few_evaluations_end(
         (run / "metrics.jsonl").write_text("\n".join([before, *lines]) + "\n")
     rows = analyse_runs(load_runs([tmp_path])).rows
     lines = seed_lines(rows, "eval/loss", "step")
-    (ax,) = draw_seed_lines(lines, "eval/loss", "min", "step", LIGHT).axes
+    (ax,) = draw_seed_lines(lines, "eval/loss", "min", "step").axes
     low, high = ax.get_ylim()
     assert low < 2.5
     assert 2.52 < high < 4.0

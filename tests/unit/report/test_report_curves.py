@@ -15,7 +15,6 @@ from optrun.config.schema.metric import MetricConfig
 from optrun.report.curves import curves_figure, draw_curves, run_title, smooth
 from optrun.report.findings import choose_metric
 from optrun.report.runs import load_run, load_runs
-from optrun.report.theme import LIGHT
 
 
 def _look(path: Path) -> np.ndarray:
@@ -129,6 +128,6 @@ def test_one_point_is_no_curve_and_a_title_names_model_and_file(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in kept))
     run = load_run(folder)
     assert run_title(run).startswith("MiniLM on reviews.csv")
-    titles = [ax.get_title(loc="left") for ax in curves_figure(run, LIGHT).axes]
+    titles = [ax.get_title(loc="left") for ax in curves_figure(run).axes]
     assert "Loss" in titles
     assert "Evaluation" not in titles

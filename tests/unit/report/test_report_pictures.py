@@ -18,7 +18,7 @@ from optrun.report.figures import pictures
 from optrun.report.findings import analyse_runs
 from optrun.report.picture import Picture, find_reach
 from optrun.report.runs import load_runs
-from optrun.report.theme import LIGHT, to_png
+from optrun.report.theme import SERIES, to_png
 from tests.unit.report.conftest import BEST_LR
 
 MakeRun = Callable[..., Path]
@@ -51,7 +51,7 @@ def _drawn(found: list[Picture]) -> dict[str, Picture]:
 
 def test_differences_are_drawn_as_they_were_computed() -> None:
     found = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], sgd=[2.56, 2.66])
-    (ax,) = draw_differences(found, "eval/loss", "min", 0.02, LIGHT).axes
+    (ax,) = draw_differences(found, "eval/loss", "min", 0.02).axes
     dots = [line for line in ax.get_lines() if line.get_markersize() == 7.5]
     assert [float(dot.get_xdata()[0]) for dot in dots] == [
         0.0,
@@ -75,9 +75,7 @@ def test_differences_are_drawn_as_they_were_computed() -> None:
 def test_one_bad_contender_stands_at_the_border_with_its_value() -> None:
     close = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], lion=[2.51, 2.63])
     with_bad = _found(lamb=[2.5, 2.6], adamw=[2.52, 2.61], lion=[2.51, 2.63], sgd=[3.1, 3.2])
-    limits = [
-        draw_differences(found, "eval/loss", "min", math.nan, LIGHT) for found in (close, with_bad)
-    ]
+    limits = [draw_differences(found, "eval/loss", "min", math.nan) for found in (close, with_bad)]
     narrow, same = (figure.axes[0].get_xlim() for figure in limits)
     assert same == pytest.approx(narrow)
     words = [text.get_text() for text in limits[1].axes[0].texts]
@@ -85,9 +83,7 @@ def test_one_bad_contender_stands_at_the_border_with_its_value() -> None:
 
 
 def test_of_two_contenders_both_are_inside() -> None:
-    figure = draw_differences(
-        _found(lamb=[2.5, 2.6], sgd=[3.1, 3.2]), "eval/loss", "min", 0.001, LIGHT
-    )
+    figure = draw_differences(_found(lamb=[2.5, 2.6], sgd=[3.1, 3.2]), "eval/loss", "min", 0.001)
     assert figure.axes[0].get_xlim()[1] > 0.6
 
 
@@ -102,7 +98,7 @@ def test_the_nearer_half_is_always_inside() -> None:
 def test_more_contenders_than_lines() -> None:
     found = _found(**{f"c{number}": [2.5 + number / 100] for number in range(LINES + 6)})
     assert len(found) == LINES
-    draw_differences(found, "eval/loss", "min", math.nan, LIGHT)
+    draw_differences(found, "eval/loss", "min", math.nan)
 
 
 def test_a_bad_contender_is_named_above_curves_and_basins(
@@ -123,7 +119,7 @@ def test_a_bad_contender_is_named_above_curves_and_basins(
     found = analyse_runs(load_runs([tmp_path]))
     assert found.rows[-1].name == "sgd"
     for name in ("metric", "lr"):
-        (ax,) = _drawn(pictures(found))[name].draw(LIGHT).axes
+        (ax,) = _drawn(pictures(found))[name].draw().axes
         assert ax.get_ylim()[1] < 4.0, name
         assert any(text.get_text().startswith("↑ sgd ") for text in ax.texts), name
 
@@ -141,10 +137,10 @@ def test_every_seed_has_a_line_in_the_colour_of_its_contender(
             eval_every=10,
         )
     picture = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))["metric"]
-    (ax,) = picture.draw(LIGHT).axes
+    (ax,) = picture.draw().axes
     colours = [line.get_color() for line in ax.get_lines()]
-    assert colours == [LIGHT.series[at // 2] for at in range(8)]
-    (box,) = picture.draw(LIGHT).legends
+    assert colours == [SERIES[at // 2] for at in range(8)]
+    (box,) = picture.draw().legends
     assert len(box.get_texts()) == 4
 
 
@@ -163,7 +159,7 @@ def test_equal_scores_are_drawn(tmp_path: Path, make_run: MakeRun) -> None:
         )
     drawn = _drawn(pictures(analyse_runs(load_runs([tmp_path]))))
     for name in ("differences", "lr", "metric"):
-        assert to_png(drawn[name].draw(LIGHT)).startswith(b"\x89PNG")
+        assert to_png(drawn[name].draw()).startswith(b"\x89PNG")
 
 
 def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRun) -> None:
@@ -180,7 +176,7 @@ def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRu
                 **lost,
             )
     found = analyse_runs(load_runs([tmp_path]))
-    figure = _drawn(pictures(found))["lr"].draw(LIGHT)
+    figure = _drawn(pictures(found))["lr"].draw()
     crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
     assert sorted(float(line.get_xdata()[0]) for line in crosses) == [1e-3, 2e-3, 2e-3, 2e-3]
     (box,) = figure.legends
@@ -207,9 +203,9 @@ def test_the_worse_side_is_cut(tmp_path: Path, make_run: MakeRun, mode: str) -> 
     found = analyse_runs(load_runs([tmp_path]))
     assert found.rows[-1].name == "sgd"
     drawn = _drawn(pictures(found))
-    (ax,) = drawn["metric"].draw(LIGHT).axes
+    (ax,) = drawn["metric"].draw().axes
     assert any(text.get_text().startswith(("↑ sgd", "↓ sgd")[mode == "max"]) for text in ax.texts)
-    (ax,) = drawn["differences"].draw(LIGHT).axes
+    (ax,) = drawn["differences"].draw().axes
     left, right = ax.get_xlim()
     assert (right < 0.4) if mode == "min" else (left > -0.1)
     marker = {"min": ">", "max": "<"}[mode]
