@@ -15,7 +15,8 @@ from optrun.data.token_blocks import TokenBlocks
 from optrun.task.base import TextKind, in_one_row, pad, pad_inputs
 from optrun.task.evaluation import IGNORED
 from optrun.task.generation import continued
-from optrun.task.language_model import LanguageModel, ids_around_text
+from optrun.task.language_model import LanguageModel
+from optrun.task.tokens import prompt_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -124,6 +125,5 @@ class CausalLm(LanguageModel):
         """Sample a continuation of the prompt, if there is one."""
         if not self.prompt or not self.config.sample_tokens:
             return None
-        begin, _ = ids_around_text(tokenizer)
-        ids = begin + tokenizer(self.prompt, add_special_tokens=False)["input_ids"]
+        (ids,) = prompt_ids(tokenizer, [self.prompt])
         return self.prompt, continued(model, tokenizer, ids, self.config.sample_tokens, seed=seed)

@@ -14,7 +14,7 @@ from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
 from optrun.task.chat_template import OTHER_TEMPLATE, ChatTemplate, Span, TemplateFailed, shared
-from optrun.task.tokens import begin_of_text, encoded, tokenized, tokenizer_key
+from optrun.task.tokens import encoded, ids_around_text, prompt_ids, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +50,7 @@ class ChatEncoder:
         )
         written = "" if template is None else template.key()
         return digest(
-            "sft-2", tokenizer_key(self.tokenizer), written, settings, str(self.max_length)
+            "sft-3", tokenizer_key(self.tokenizer), written, settings, str(self.max_length)
         )
 
     def __call__(self, batch: list[Chat | Plain], cut: bool) -> dict[str, list[Any]]:
@@ -64,19 +64,14 @@ class ChatEncoder:
 
     def _plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
         end = self.tokenizer.eos_token or ""
-        begin = begin_of_text(self.tokenizer)
-        prompts_of_rows = [row.prompt.removeprefix(begin) for row in batch]
-        texts = [
-            row.completion if row.completion.endswith(end) else row.completion + end
-            for row in batch
-        ]
-        row_ids = self._ids(
-            [prompt + text for prompt, text in zip(prompts_of_rows, texts, strict=True)],
-            special=True,
-        )
+        rows = [f"{row.prompt}{row.completion.removesuffix(end)}{end}" for row in batch]
+        row_ids = prompt_ids(self.tokenizer, rows)
+        if not end:  # the tokenizer may have another token behind a text, such as [SEP]
+            _, after = ids_around_text(self.tokenizer)
+            row_ids = [ids + after for ids in row_ids]
         targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if self.config.completion_only_loss is not False:
-            prompts = self._ids(prompts_of_rows, special=True)
+            prompts = prompt_ids(self.tokenizer, [row.prompt for row in batch])
             for mask, row, prompt in zip(targets, row_ids, prompts, strict=True):
                 mask[: shared(prompt, row)] = 0
         return row_ids, targets
@@ -104,17 +99,15 @@ class ChatEncoder:
         if spans:
             row_ids, targets = self._encode_with_spans(texts, spans)
         else:
-            row_ids = self._ids(texts, special=False)
+            row_ids = self._ids(texts)
             targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if prompts:
-            for mask, row, prompt in zip(
-                targets, row_ids, self._ids(prompts, special=False), strict=True
-            ):
+            for mask, row, prompt in zip(targets, row_ids, self._ids(prompts), strict=True):
                 mask[: shared(prompt, row)] = 0
         return row_ids, targets
 
-    def _ids(self, texts: list[str], *, special: bool) -> list[list[int]]:
-        return encoded(self.tokenizer, texts, None, add_special_tokens=special)["input_ids"]
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        return encoded(self.tokenizer, texts, None, add_special_tokens=False)["input_ids"]
 
     def _encode_with_spans(
         self, texts: list[str], spans: list[list[Span]]

@@ -20,7 +20,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.task.base import Task
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.tokens import begin_of_text, ids_below, tokenized, tokenizer_key
+from optrun.task.tokens import begin_of_text, ids_around_text, ids_below, tokenized, tokenizer_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -154,20 +154,6 @@ def _without_ends(text: Any, begin: str, end: str) -> Any:
     if not isinstance(text, str):  # a long one, encoded in pieces
         return text
     return text.removeprefix(begin).removesuffix(end) if end else text.removeprefix(begin)
-
-
-def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """List a tokenizer's ids before and after a text, such as Llama's `<s>`.
-
-    GPT-2's puts none.
-
-    A model that has never seen a text without them predicts badly where they are missing.
-    """
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    ids: list[int] = tokenizer("a")["input_ids"]
-    starts = range(len(ids) - len(plain) + 1)
-    begin = next((start for start in starts if ids[start : start + len(plain)] == plain), 0)
-    return ids[:begin], ids[begin + len(plain) :]
 
 
 def _whole_rows(

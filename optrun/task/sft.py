@@ -36,7 +36,7 @@ from optrun.task.chat_task import ChatTask, marked_text, reason_for_no_target, r
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
 from optrun.task.evaluation import IGNORED, MetricAccumulator
 from optrun.task.generation import continued
-from optrun.task.tokens import encoded
+from optrun.task.tokens import encoded, prompt_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -337,11 +337,8 @@ class Sft(ChatTask):
         sample = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
         for row in self._rows(sample):
             if isinstance(row, Plain):
-                yield (
-                    encoded(tokenizer, [row.prompt], None)["input_ids"][0],
-                    row.prompt,
-                    row.completion,
-                )
+                (ids,) = prompt_ids(tokenizer, [row.prompt])
+                yield ids, row.prompt, row.completion
                 continue
             assert self.template is not None
             turns, answer = row.until_answer()

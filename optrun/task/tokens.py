@@ -48,6 +48,32 @@ def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.bos_token) if puts_begin else ""
 
 
+def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """List a tokenizer's ids before and after a text, such as Llama's `<s>`.
+
+    GPT-2's puts none.
+
+    A model that has never seen a text without them predicts badly where they are missing.
+    """
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer("a")["input_ids"]
+    starts = range(len(ids) - len(plain) + 1)
+    begin = next((start for start in starts if ids[start : start + len(plain)] == plain), 0)
+    return ids[:begin], ids[begin + len(plain) :]
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[list[int]]:
+    """Encode texts that are to be continued: begun as any text, and not ended.
+
+    Behind an end-of-text token, which some tokenizers add to every text, a model writes nothing.
+    """
+    start, _ = ids_around_text(tokenizer)
+    begin = begin_of_text(tokenizer)
+    texts_alone = [prompt.removeprefix(begin) for prompt in prompts]
+    rows = encoded(tokenizer, texts_alone, None, add_special_tokens=False)["input_ids"]
+    return [start + ids for ids in rows]
+
+
 def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the tokenizer's largest id plus one."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)

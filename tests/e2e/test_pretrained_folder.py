@@ -332,6 +332,31 @@ def test_a_template_that_ends_no_answer_is_refused(capsys: pytest.CaptureFixture
     assert "writes nothing behind an answer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("task", ["causal_lm", "sft"])
+def test_a_tokenizer_that_ends_every_text_ends_no_prompt(task: str) -> None:
+    """Behind the end nothing is written; a row of training ends once."""
+    from tokenizers import processors
+
+    model = save("decoder", "llama", "AutoModelForCausalLM", eos_token_id=5, bos_token_id=None)
+    tokenizer = tokenizer_of("decoder")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|end|>", special_tokens=[("<|end|>", 5)]
+    )
+    tokenizer.save_pretrained("base")
+    rows = [{"prompt": sentence(n), "completion": f" {sentence(n + 1)}"} for n in range(8)]
+    if task == "causal_lm":
+        rows = [{"text": f"{row['prompt']}{row['completion']}"} for row in rows]
+    write_rows(Path("rows.jsonl"), rows)
+    train(f"task={task}", "task.packing=false", "data.max_length=64")
+    write_rows(Path("asked.jsonl"), [{"prompt": sentence(n)} for n in range(4)])
+    assert optrun("predict", "run", "data.eval=asked.jsonl", "out=out.jsonl") == 0
+    for number, row in enumerate(read_rows(Path("out.jsonl"))):
+        ids = tokenizer(sentence(number), add_special_tokens=False, return_tensors="pt")
+        written = model.generate(**ids, do_sample=False, max_new_tokens=64)[0]
+        text = tokenizer.decode(written[ids.input_ids.shape[1] :], skip_special_tokens=True)
+        assert row["generation"] == text != ""
+
+
 # Experts
 # ------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from optrun.runner.prediction.base import Inputs, Predictor, Values
 from optrun.task.base import pad_inputs
 from optrun.task.chat_encoder import row_name
 from optrun.task.chat_template import TemplateFailed, no_template, use_template
-from optrun.task.language_model import ids_around_text
-from optrun.task.tokens import begin_of_text
+from optrun.task.tokens import prompt_ids
 
 DEFAULT_TOKENS = 64
 """`generation.max_new_tokens` where neither the model nor the task says how long a text may be."""
@@ -111,14 +110,11 @@ class TextGeneration(Predictor):
         is_named = columns is not None and columns.text_column
         usual = "prompt" in self.split.rows.column_names
         column = "prompt" if usual and not is_named else self.text_column()
-        start, _ = ids_around_text(self.tokenizer)
-        begin = begin_of_text(self.tokenizer)
-        prompts = [text.removeprefix(begin) for text in texts(self.split, column)]
-        encoding = self.tokenizer(prompts, add_special_tokens=False, verbose=False)
+        prompts = prompt_ids(self.tokenizer, texts(self.split, column))
         # An empty prompt is the beginning of a text: what stood between documents in training.
         usual_begins = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
         empty = [token for token in usual_begins if token is not None][:1]
-        return [start + ids or empty for ids in encoding["input_ids"]]
+        return [ids or empty for ids in prompts]
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Continue a batch of prompts, padded on the left if there is no encoder."""
@@ -164,11 +160,10 @@ class ChatAnswers(TextGeneration):
         """
         template = use_template(self.tokenizer, None)
         columns = question_columns(self.source, self.split, getattr(self.task, "layout", None))
-        begin = begin_of_text(self.tokenizer)
         prompts = []
         for row in questions(self.split, columns, template.roles if template else ROLES):
             if isinstance(row, str):
-                prompts.append(self.tokenizer(row.removeprefix(begin), verbose=False)["input_ids"])
+                prompts += prompt_ids(self.tokenizer, [row])
                 continue
             if template is None:
                 raise no_template(f"{self.split.key} has conversations")

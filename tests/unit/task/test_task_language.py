@@ -25,9 +25,8 @@ from optrun.data.randomness import generator
 from optrun.data.source import Source
 from optrun.task import Task
 from optrun.task.evaluation import IGNORED, TokenMetrics
-from optrun.task.language_model import ids_around_text
 from optrun.task.seq2seq_lm import Seq2SeqLm
-from optrun.task.tokens import tokenizer_key
+from optrun.task.tokens import ids_around_text, tokenizer_key
 
 TEXTS = [
     "the cat sat on a mat",

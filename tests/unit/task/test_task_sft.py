@@ -674,3 +674,30 @@ def test_a_row_that_has_the_begin_already_begins_once(
     ]
     assert ids[0] == ids[1]
     assert ids[0].count(bpe.bos_token_id) == 1
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sft", "preference"])
+def test_a_row_ends_once_where_the_tokenizer_ends_every_text(
+    make_source: Make, make_task: Make, bpe: Any, task: str
+) -> None:
+    from tokenizers import processors
+
+    end = bpe.eos_token
+    rows = {
+        "causal_lm": {"text": ["the cat"]},
+        "sft": {"prompt": ["the"], "completion": [" cat"]},
+        "preference": {"prompt": ["the"], "chosen": [" cat"], "rejected": [" mat"]},
+    }[task]
+    options = {"packing": False} if task == "causal_lm" else {}
+
+    def ids_of(rows: Any) -> list[int]:
+        task_of_rows = make_task(task, make_source(rows, max_length=50), bpe, **options)
+        return list(task_of_rows.train[0]["input_ids"])
+
+    usual = ids_of(rows)
+    bpe.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"$A {end}", special_tokens=[(end, bpe.eos_token_id)]
+    )
+    name = {"causal_lm": "text", "sft": "completion", "preference": "chosen"}[task]
+    assert ids_of(rows) == ids_of({**rows, name: [rows[name][0] + end]}) == usual
+    assert usual.count(bpe.eos_token_id) == 1
