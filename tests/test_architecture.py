@@ -251,7 +251,6 @@ OTHER_DOORS = {
     # Descriptors to write, to lock and to flush; none of their bytes is believed.
     "artifacts/atomic.py": "writes",
     "artifacts/lock.py": "locks",
-    "sweeper/pool.py": "locks",
     "sweeper/search.py": "a study of Optuna's",
     "data/images.py": "an image in memory",
     "training/signals.py": "the null device",
@@ -272,7 +271,6 @@ OTHER_DOORS = {
     "optimizer/round_trip.py": "state in memory, through JSON and back",
     "testing.py": "state in memory, through JSON and back",
     "data/cached_arrays.py": "arrays of the cache, whose seal was checked",
-    "sweeper/devices.py": "what a process that it started printed",
     # Files that came with Python or with optrun.
     "data/stdlib.py": "the standard library",
     "optimizer/kernels/build.py": "optrun's own source",

@@ -40,10 +40,9 @@ from optrun.runner.forks.command_line import Forks
 from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand, is_sweep
 from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
-from optrun.sweeper.devices import KEY, Device, find_devices, job_devices, refuse_misplaced
+from optrun.sweeper.devices import KEY, find_devices, job_devices, refuse_misplaced
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir, clean
-from optrun.sweeper.pool import DevicePool
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import View, short
 from optrun.sweeper.workers import Workers
@@ -219,7 +218,6 @@ def _run(
     if search is not None:
         refuse_unjudged(judged)
     devices = _devices(options, judged, str(cfg.hydra.runtime.choices["hydra/launcher"]))
-    pool = DevicePool(devices)
     folder = _folder(cfg)
     directory = SweepDir(folder)
     directory.prepare()
@@ -235,7 +233,7 @@ def _run(
             directory,
             plan.command,
             options,
-            Workers(pool, directory.log),
+            Workers(devices, directory.log),
             view,
             stop,
             tuned=plan.tuned,
@@ -273,7 +271,7 @@ def _run(
     )
 
 
-def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[Device]:
+def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> list[str]:
     """Find the devices of the sweep; none unless it asks for some.
 
     Raises:
@@ -296,12 +294,12 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
 
 
 def _tell_devices(
-    devices: list[Device], jobs: list[jobs_of.Job], options: SweeperConfig, view: View
+    devices: list[str], jobs: list[jobs_of.Job], options: SweeperConfig, view: View
 ) -> None:
     """Print the devices of the sweep, and a note about idle ones."""
     if not devices:
         return
-    view.note(f"devices: {', '.join(f'{device.visible} ({device.uuid})' for device in devices)}")
+    view.note(f"devices: {', '.join(devices)}")
     if isinstance(options, OptunaConfig):
         widest = max(job_devices(job.values, len(devices)) for job in jobs)
         if options.n_jobs * widest < len(devices):

@@ -1,8 +1,7 @@
-"""`python -m optrun.cli.sweep_worker LOCK ...`: the process in which a sweep's jobs run."""
+"""`python -m optrun.cli.sweep_worker`: the process in which a sweep's jobs run."""
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from optrun.config.schema.distributed import RanksConfig
@@ -50,4 +49,4 @@ if __name__ == "__main__":
         sweep_worker,  # by its name: launchers send the function to other processes
     )
 
-    serve([int(number) for number in sys.argv[1:]], sweep_worker.train_job)
+    serve(sweep_worker.train_job)

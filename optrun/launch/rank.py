@@ -47,7 +47,6 @@ from optrun.distributed.verdict import LostRankError, RankEnd, error_of, is_lost
 from optrun.distributed.watchdog import Watchdog
 from optrun.launch.payload import Payload
 from optrun.launch.rank_checks import refuse_shared_device
-from optrun.sweeper.pool import hold_as_rank
 
 if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
@@ -393,7 +392,6 @@ def main() -> int:
     Returns:
         The exit code; the starting process says what it stands for.
     """
-    hold_as_rank(os.environ)  # of a sweep over devices
     heartbeats, payload_file = map(Path, sys.argv[1:])
     own_launch = launched(os.environ)
     assert own_launch is not None, "started by optrun alone"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import signal
@@ -88,7 +87,6 @@ class Driver:
         self._launches = 0
         self._unbegun = 0
         """Launches in a row that came back without a job begun."""
-        self._waits = False
         self._told_of_stop = False
         self._signalled = False
         self._killed = False
@@ -176,7 +174,6 @@ class Driver:
                     break
                 self._ask_to_stop()
             elif not self._open and not any(map(self._wanted, goals)):
-                self.workers.pool.stop_waiting()
                 return
             elif self._start(goals):
                 continue
@@ -253,27 +250,19 @@ class Driver:
 
     def _start(self, goals: Sequence[Goal]) -> bool:
         """Start a launch if a job is waiting and its devices are free."""
-        missing = math.inf
-        for batch in self._batches(goals, self._at_work):
-            devices = max(self.workers.devices_of(job.values) for job, _ in batch)
-            if devices >= missing:
-                continue
-            server = self.workers.take(devices, wait=not self._open)
+        at_work = self._at_work
+        for batch in self._batches(goals, at_work):
+            count = max(self.workers.devices_of(job.values) for job, _ in batch)
+            server = self.workers.take(count, busy=self._devices_of_others(at_work))
             if server is not None:
-                self._waits = False
                 self._send(server, batch)
                 return True
-            missing = devices
-            if missing <= 1:
-                break
-        if missing == math.inf:
-            self.workers.pool.stop_waiting()
-        elif not self._open and not self._waits:
-            holders = self.workers.pool.holders()
-            if holders:
-                self._waits = True  # the note comes once
-                self.view.note(f"waiting for devices in use by others: {holders}")
         return False
+
+    def _devices_of_others(self, at_work: set[str]) -> set[str]:
+        """Find the devices of jobs that workers of a sweep that was killed still save."""
+        rows = [row for row in self.board.running if row.job.name not in at_work]
+        return {device for row in rows for device in row.record.devices}
 
     def _batches(self, goals: Sequence[Goal], at_work: set[str]) -> Iterator[Sequence[Goal]]:
         """Yield jobs of one launch each.
@@ -320,7 +309,7 @@ class Driver:
             jobs={row.job.name: list(row.job.overrides) for row in batch},
             stop_at={job.name: stop_at for job, stop_at in goals if stop_at is not None},
             retry={row.job.name: row.retry for row in batch if row.retry is not None},
-            devices=server.lease.visible,
+            devices=server.devices,
         )
         spec.write_text(json.dumps(asdict(launch)), encoding="utf-8")
         self._open.append(_OpenLaunch(server, batch, spec, list(map(self._mark, batch))))
@@ -348,7 +337,7 @@ class Driver:
         self._account(launch.batch, why)
         has_begun = launch.before != list(map(self._mark, launch.batch))
         self._unbegun = 0 if has_begun else self._unbegun + 1
-        pinned = ",".join(launch.server.lease.visible)
+        pinned = ",".join(launch.server.devices)
         self.workers.give_back(
             launch.server,
             fresh=any(self.sweep.state(row.job.name).status == "failed" for row in launch.batch),

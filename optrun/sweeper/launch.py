@@ -27,9 +27,8 @@ from optrun.config.literal import quote_path
 from optrun.config.overrides import is_hydra
 from optrun.config.registry.plugins import load_again
 from optrun.sweeper.command import Launch, SweepCommand
-from optrun.sweeper.devices import refuse_unseen
+from optrun.sweeper.devices import VISIBLE, refuse_unseen
 from optrun.sweeper.folder import SweepDir
-from optrun.sweeper.pool import Lease, adopt
 from optrun.sweeper.stop import end_family
 
 if TYPE_CHECKING:
@@ -43,27 +42,29 @@ class Server:
 
     Args:
         log: Takes what it prints.
-        lease: Devices that it has for itself, and whose locks it inherits; none: it is not pinned.
+        devices: Those that it sees, as `CUDA_VISIBLE_DEVICES` names them; none: it is not pinned.
     """
 
     module = "optrun.cli.sweep_worker"
     """What it runs: it brings what trains a job, which stands above this floor."""
 
-    def __init__(self, log: Path, lease: Lease) -> None:
+    def __init__(self, log: Path, devices: Sequence[str]) -> None:
         self.log = log
-        self.lease = lease
+        self.devices = list(devices)
         self._process = self._start()
         self._answer = Path()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        environment = dict(os.environ)
+        if self.devices:
+            environment[VISIBLE] = ",".join(self.devices)  # there before torch is imported
         with self.log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", self.module, *map(str, self.lease.descriptors)],
+                [sys.executable, "-m", self.module],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
-                env={**os.environ, **self.lease.environment},  # there before torch is imported
-                pass_fds=self.lease.descriptors,
+                env=environment,
                 process_group=0,  # setpgid: the terminal sends SIGINT to its foreground group alone
             )
 
@@ -214,14 +215,12 @@ def _follow(stop: Path) -> threading.Event:
     return over
 
 
-def serve(locks: Sequence[int], train_run: TrainRun) -> None:
+def serve(train_run: TrainRun) -> None:
     """Run launches, one path a line, until there are no more.
 
     Args:
-        locks: Open files that this process inherited and keeps as long as it lives.
         train_run: Trains a job.
     """
-    adopt(locks)
     for line in sys.stdin:
         spec = Path(line.rstrip("\n"))
         code = main(spec, train_run)

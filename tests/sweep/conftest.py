@@ -60,8 +60,6 @@ def prepare(monkeypatch: pytest.MonkeyPatch, folder: Path, text: Path) -> None:
 
 
 @pytest.fixture
-def locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The machine's locks in a folder of the test; no variable of the tester's."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def no_devices_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of the tester's."""
     monkeypatch.delenv(VISIBLE, raising=False)
-    return tmp_path / "state" / "optrun" / "devices"

@@ -5,7 +5,6 @@ Launches forked from this process, which has torch loaded, instead of started an
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import json
@@ -14,7 +13,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +24,6 @@ from optrun.cli.sweep_worker import train_job
 from optrun.config import store
 from optrun.sweeper import launch
 from optrun.sweeper.devices import VISIBLE
-from optrun.sweeper.pool import Lease, adopt, lock_dir
 from tests.running import TINY_GPT, optrun, records, summary, tensors
 
 STEPS = 8
@@ -88,9 +86,9 @@ class ForkServer:
     launches: ClassVar[list[int]] = []
     train_run: ClassVar[Any] = staticmethod(train_job)
 
-    def __init__(self, log: Path, lease: Lease) -> None:
+    def __init__(self, log: Path, devices: Sequence[str]) -> None:
         self.log = log
-        self.lease = lease
+        self.devices = list(devices)
         self.pid = 0
         self._code: int | None = None
 
@@ -100,18 +98,9 @@ class ForkServer:
         self.pid = fork(lambda: self._work(spec), self.log)
 
     def _work(self, spec: Path) -> int:
-        """As the process that `launch.Server` starts.
-
-        With its devices' locks alone, and with their names.
-        """
-        if self.lease.devices:
-            for open_file in list(Path("/proc/self/fd").iterdir()):
-                with contextlib.suppress(OSError):
-                    own = int(open_file.name) in self.lease.descriptors
-                    if not own and open_file.readlink().parent == lock_dir():
-                        os.close(int(open_file.name))
-            adopt(self.lease.descriptors)
-            os.environ[VISIBLE] = ",".join(self.lease.visible)
+        """As the process that `launch.Server` starts, with the names of its devices."""
+        if self.devices:
+            os.environ[VISIBLE] = ",".join(self.devices)
         return launch.main(spec, self.train_run)
 
     def code(self) -> int | None:

@@ -15,13 +15,10 @@ from optrun.cli import sweep_worker
 from optrun.sweeper import devices, launch
 
 if __name__ == "__main__":
-    if all(argument.isdecimal() for argument in sys.argv[1:]):  # the locks of a worker
+    if not sys.argv[1:]:  # a worker
         launch.refuse_unseen = lambda visible: None
-        launch.serve(
-            [int(argument) for argument in sys.argv[1:]],
-            sweep_worker.train_job,
-        )
+        launch.serve(sweep_worker.train_job)
     else:
-        devices._ask_torch = lambda visible: ["aaaa-0", "bbbb-1"]
+        devices.visible_devices = lambda: ["0", "1"]
         launch.Server.module = "tests.sweep.simulated"
         sys.exit(cli.run(sys.argv[1:]))
