@@ -60,7 +60,6 @@ ALLOWED: dict[str, set[str]] = {
         "distributed",
         "optimizer",
         "runner",
-        "sweeper",
         "training",
     },
     "cli": {
