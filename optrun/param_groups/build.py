@@ -18,7 +18,6 @@ from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.choice import choice
 from optrun.config.schema.param_groups import (
     SCHEMAS,
-    Dialect,
     LayerwiseConfig,
     ParamGroupsConfig,
     StandardConfig,
@@ -29,7 +28,6 @@ from optrun.param_groups.layer_map import (
     Place,
     as_begun,
     scale_of,
-    with_final_norm,
 )
 from optrun.param_groups.name_dict import places_of_names
 from optrun.param_groups.order import Uses, look_at_uses
@@ -123,10 +121,7 @@ def build_param_groups(
     scales: Mapping[str, float] = {}
     if isinstance(config, LayerwiseConfig):
         positions = _find_places(config, layers, started_groups)
-        scales = {
-            name: max(scale_of(place, config.decay_rate, config.dialect.value), config.min_scale)
-            for name, place in positions.items()
-        }
+        scales = {name: scale_of(place, config.decay_rate) for name, place in positions.items()}
     sentences += _note_kept_layers(positions)
     roles |= dict.fromkeys(layers.heads(), HEAD)
     roles |= {name: group["role"] for name, group in started_groups.items()}
@@ -142,7 +137,7 @@ def build_param_groups(
         place = positions.get(name)
         ratio = loraplus_lr_ratio if loraplus_lr_ratio is not None and is_lora_b(name) else 1.0
         scale = float(rule.get("lr_scale", scales.get(name, 1.0) * ratio))
-        if _freezes(config, rule, scale):
+        if rule.get("freeze"):
             param.requires_grad_(False)
         if not param.requires_grad:
             continue
@@ -174,14 +169,6 @@ def _started_groups(
         if "layer" in group:
             groups |= {name: group for name in group["param_names"] if name in params}
     return groups
-
-
-def _freezes(config: ParamGroupsConfig, rule: Group, scale: float) -> bool:
-    """Tell whether a parameter is taken out of training."""
-    if rule.get("freeze"):
-        return True
-    lowest = getattr(config, "no_opt_scale", None) or 0.0
-    return "lr" not in rule and scale < lowest
 
 
 def _note_kept_layers(positions: Mapping[str, Place]) -> list[str]:
@@ -259,8 +246,6 @@ def _find_places(
     if config.name_dict is not None:
         return places_of_names(layers.params, config.name_dict, n_layers=config.n_layers)
     positions = layers.places(config.n_layers)
-    if config.dialect is Dialect.timm:
-        positions = with_final_norm(positions, layers.roles)
     for name, group in started_groups.items():
         positions[name] = as_begun(positions[name], group["layer_id"], group["layer"])
     return positions

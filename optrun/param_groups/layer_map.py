@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Uses
-from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX, NORM
+from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX
 from optrun.param_groups.stacks import Stack, find_stacks, stacks_of
 from optrun.param_groups.tree import inside, pieces_of, tree_of, upwards
 
@@ -44,31 +44,16 @@ class Place:
     why: str
 
 
-def scale_of(place: Place, decay_rate: float, dialect: str) -> float:
-    """Return the factor on the learning rate at a place.
+def scale_of(place: Place, decay_rate: float) -> float:
+    """Return the factor on the learning rate at a place: decay_rate ** (n_layers + 1 - layer).
 
-    Source: paddle, beit, timm: decay_rate ** (n_layers + 1 - layer), PaddleNLP and Bao et al. 2022,
-        arXiv:2106.08254.
-    electra: Clark et al. 2020, arXiv:2003.10555, where the head counts one layer more. xlnet: Yang
-    et al. 2019, arXiv:1906.08237, where the top block keeps the full rate; embeddings, which it
-    leaves alone, go with the lowest.
+    Source: PaddleNLP; Bao et al. 2022, arXiv:2106.08254 (BEiT).
 
     Example:
-        >>> [scale_of(Place(layer, 2, "", ""), 0.5, "paddle") for layer in (3, 2, 1, 0)]
+        >>> [scale_of(Place(layer, 2, "", ""), 0.5) for layer in (3, 2, 1, 0)]
         [1.0, 0.5, 0.25, 0.125]
-        >>> [scale_of(Place(layer, 2, "", ""), 0.5, "electra") for layer in (3, 2, 1, 0)]
-        [1.0, 0.25, 0.125, 0.0625]
-        >>> [scale_of(Place(layer, 2, "", ""), 0.5, "xlnet") for layer in (3, 2, 1, 0)]
-        [1.0, 1.0, 0.5, 0.5]
     """
-    power = place.n_layers + 1 - place.layer_id
-    if power == 0:
-        return 1.0
-    if dialect == "electra":
-        power += 1
-    elif dialect == "xlnet":
-        power = min(power, place.n_layers) - 1
-    return float(decay_rate**power)
+    return float(decay_rate ** (place.n_layers + 1 - place.layer_id))
 
 
 def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
@@ -88,34 +73,6 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
 def place_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Place:
     """Make the place of a layer, under its label."""
     return Place(layer_id, n_layers, label_of(layer_id, n_layers, tower), why)
-
-
-def with_final_norm(places: Mapping[str, Place], roles: Mapping[str, str]) -> dict[str, Place]:
-    """Put the norm above the blocks into the top block, as timm.
-
-    timm's function is `group_matcher`.
-
-    Args:
-        places: Of every parameter, read from the module tree.
-        roles: Role of each. A norm inside a head, by its name, stays there.
-
-    Example:
-        >>> head = Place(3, 2, "head", ABOVE)
-        >>> places = {"ln_f.weight": head, "ln_f.bias": head, "lm_head.weight": head}
-        >>> roles = {"ln_f.weight": "norm", "ln_f.bias": "bias", "lm_head.weight": "matrix"}
-        >>> {name: place.layer_id for name, place in with_final_norm(places, roles).items()}
-        {'ln_f.weight': 2, 'ln_f.bias': 2, 'lm_head.weight': 3}
-    """
-    norms = {name.rpartition(".")[0] for name, role in roles.items() if role == NORM}
-    moved = dict(places)
-    for name, place in places.items():
-        module = name.rpartition(".")[0]
-        in_head = any(_HEAD_NAME.search(piece) for piece in module.split("."))
-        if place.why == ABOVE and module in norms and not in_head:
-            moved[name] = place_at(
-                place.n_layers, place.n_layers, "the norm above the blocks, as timm"
-            )
-    return moved
 
 
 def as_begun(place: Place, layer_id: int, label: str) -> Place:

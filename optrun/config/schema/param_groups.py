@@ -2,13 +2,12 @@
 
 import difflib
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema import optimizer
 from optrun.config.schema.checks import Checked, expect, expect_pattern, expecting
-from optrun.config.schema.ranges import Count, Positive, Share, not_negative
+from optrun.config.schema.ranges import Count, Positive, not_negative
 
 GROUPING_KEYS = {
     "lr_scale": "number of 0 or more; times the base lr, in place of the layer's own",
@@ -20,22 +19,6 @@ GROUPING_KEYS = {
     "optimizer": "name of another optimizer that steps these parameters",
 }
 """What a rule may say besides `pattern` and the hyper-parameters of the optimizer."""
-
-
-class Dialect(Enum):
-    """Powers of the decay rate, by whose code. n: depth; blocks count from 0."""
-
-    paddle = "paddle"
-    """Head 0, block i n - i, embeddings n + 1."""
-    beit = "beit"
-    """The same; what BEiT does."""
-    timm = "timm"
-    """The same, with the norm that follows the blocks in the top one."""
-    electra = "electra"
-    """Head 0, block i n + 1 - i, embeddings n + 2."""
-    xlnet = "xlnet"
-    """Head 0, block i n - 1 - i, so that the top block keeps the full rate; embeddings as the
-    lowest block."""
 
 
 @dataclass(kw_only=True)
@@ -75,7 +58,6 @@ class LayerwiseConfig(StandardConfig):
 
     decay_rate: Positive
     """The factor; 1 keeps all layers alike."""
-    dialect: Dialect
     name_dict: Any
     """A mapping (not typed as one, since Hydra cannot put a mapping in the place of a typed null):
     parameter name, or a regular expression searched in it, -> where it belongs: a block number from
@@ -83,10 +65,6 @@ class LayerwiseConfig(StandardConfig):
     the first bracket. Null: read from the module tree."""
     n_layers: Count | None
     """Depth to count from; null: as found."""
-    min_scale: Share
-    """No layer's scale is less."""
-    no_opt_scale: Share | None
-    """Layers with a smaller scale do not train, unless a rule gives them an lr; null: all train."""
 
     def __post_init__(self) -> None:
         """Refuse an empty name_dict and invalid entries."""

@@ -346,15 +346,6 @@ def test_configurations_are_checked() -> None:
         ({"decay_rate": 0.0}, "param_groups.decay_rate=0.0: expected a number above 0"),
         ({"n_layers": 0}, "param_groups.n_layers=0"),
         (
-            {"dialect": "bert"},
-            "param_groups.dialect=bert: expected one of paddle, beit, timm, electra, xlnet",
-        ),
-        ({"min_scale": 1.5}, "param_groups.min_scale=1.5: expected a number from 0 to 1"),
-        (
-            {"no_opt_scale": -0.1},
-            "param_groups.no_opt_scale=-0.1: expected a number from 0 to 1, or null",
-        ),
-        (
             {"decay_rat": 0.5},
             (
                 "param_groups.decay_rat: param_groups=layerwise has no such key. Did you mean"

@@ -21,87 +21,13 @@ from tests.group_models import bert, by_name, on_meta
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("dialect", "head", "blocks", "embeddings"),
-    [
-        ("paddle", 1.0, [0.125, 0.25, 0.5], 0.0625),
-        ("beit", 1.0, [0.125, 0.25, 0.5], 0.0625),
-        ("timm", 1.0, [0.125, 0.25, 0.5], 0.0625),
-        ("electra", 1.0, [0.0625, 0.125, 0.25], 0.03125),
-        ("xlnet", 1.0, [0.25, 0.5, 1.0], 0.25),
-    ],
-)
-def test_dialects(dialect: str, head: float, blocks: list[float], embeddings: float) -> None:
-    lr = by_name(
-        build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, dialect=dialect), "lr"
-    )
-    assert lr["classifier.weight"] == lr["bert.pooler.dense.bias"] == head
-    assert [lr[f"bert.encoder.layer.{layer}.output.dense.weight"] for layer in range(3)] == blocks
-    assert (
-        lr["bert.embeddings.word_embeddings.weight"]
-        == lr["bert.embeddings.LayerNorm.bias"]
-        == embeddings
-    )
-
-
-def test_timm_puts_the_final_norm_into_the_top_block() -> None:
-    """timm 1.0, vision_transformer.py: group_matcher has (r'^norm', MATCH_PREV_GROUP).
-
-    BEiT's own leaves it above.
-    """
-    for dialect, scale in (("beit", 1.0), ("timm", 0.5)):
-        lr = by_name(
-            build_param_groups(
-                on_meta("vit"), "layerwise", lr=1.0, decay_rate=0.5, dialect=dialect
-            ),
-            "lr",
-        )
-        final = [name for name in lr if name.startswith("layernorm.") or ".layernorm." in name]
-        assert {lr[name] for name in final} == {scale}, final
-    lr = by_name(
-        build_param_groups(on_meta("gpt2"), "layerwise", lr=1.0, decay_rate=0.5, dialect="timm"),
-        "lr",
-    )
-    assert [lr[name] for name in lr if "ln_f" in name] == [0.5, 0.5]
-    head = by_name(
-        build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, dialect="timm"), "lr"
-    )
-    assert head["classifier.weight"] == 1.0
-
-
-def test_scales_have_a_floor_and_small_ones_do_not_train() -> None:
-    """timm's `min_scale` and `no_opt_scale`.
-
-    Max(min_scale, decay^k), and frozen where that is below no_opt_scale.
-    """
-    lr = by_name(
-        build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5, min_scale=0.2), "lr"
-    )
-    assert (
-        lr["bert.embeddings.word_embeddings.weight"]
-        == lr["bert.encoder.layer.0.output.dense.weight"]
-        == 0.2
-    )
-    assert lr["bert.encoder.layer.1.output.dense.weight"] == 0.25
-    model = bert()
-    rule = {"pattern": "word_embeddings", "lr_scale": 0.3}
-    lr = by_name(
-        build_param_groups(
-            model, "layerwise", lr=1.0, decay_rate=0.5, no_opt_scale=0.2, rules=[rule]
-        ),
-        "lr",
-    )
-    assert lr["bert.embeddings.word_embeddings.weight"] == 0.3
-    assert "bert.embeddings.LayerNorm.bias" not in lr
-    assert "bert.encoder.layer.0.output.dense.weight" not in lr
-    assert lr["bert.encoder.layer.1.output.dense.weight"] == 0.25
-    assert not dict(model.named_parameters())[
-        "bert.encoder.layer.0.output.dense.weight"
-    ].requires_grad
-    floor = build_param_groups(
-        bert(), "layerwise", lr=1.0, decay_rate=0.5, no_opt_scale=0.2, min_scale=0.2
-    )
-    assert min(group["lr"] for group in floor) == 0.2
+def test_scales() -> None:
+    lr = by_name(build_param_groups(bert(), "layerwise", lr=1.0, decay_rate=0.5), "lr")
+    blocks = [lr[f"bert.encoder.layer.{layer}.output.dense.weight"] for layer in range(3)]
+    assert lr["classifier.weight"] == lr["bert.pooler.dense.bias"] == 1.0
+    assert blocks == [0.125, 0.25, 0.5]
+    assert lr["bert.embeddings.word_embeddings.weight"] == 0.0625
+    assert lr["bert.embeddings.LayerNorm.bias"] == 0.0625
 
 
 def test_layers_are_numbered_and_named() -> None:
