@@ -22,7 +22,7 @@ from ratios import cells, over
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 16
-CHATS = ["-cn", "sft_tiny", "task.samples=0"]
+CHATS = ["-cn", "sft_tiny", "task.sample_tokens=0"]
 TEXT = ["task.sample_tokens=0"]
 ALONE = [
     "training.eval_steps=100000",

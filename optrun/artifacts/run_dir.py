@@ -15,7 +15,6 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 CURVES = "curves.png"
-SAMPLES = "samples.jsonl"
 CHECKPOINTS = "checkpoints"
 MODEL = "model"
 TOKENIZER = "tokenizer"
@@ -95,8 +94,6 @@ class RunDir:
     """Status, best and last metrics, versions, hardware."""
     curves = _Inside(CURVES)
     """The picture of the run."""
-    samples = _Inside(SAMPLES)
-    """What the model answered at each evaluation, a JSON object each."""
     checkpoints = _Inside(CHECKPOINTS)
     """Folder of checkpoints."""
     best = _Inside(CHECKPOINTS, BEST)
@@ -185,7 +182,7 @@ class RunDir:
 
 
 _WRITTEN = (
-    *(CONFIG, METRICS, SUMMARY, SAMPLES, TRACKING, CURVES, LOG, LOGS, LOCK, HYDRA),
+    *(CONFIG, METRICS, SUMMARY, TRACKING, CURVES, LOG, LOGS, LOCK, HYDRA),
     *(CHECKPOINTS, MODEL, TOKENIZER, "nonfinite", "tensorboard"),
     *("report*.html", "report*.md", "report*.csv", "report-*.png"),
 )

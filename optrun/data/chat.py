@@ -65,17 +65,13 @@ class Chat:
     last_alone: bool = False
     """Whether nothing but its last turn is learnt."""
 
-    def until_answer(self) -> tuple[list[Message], str | None]:
-        """Return the turns to answer, and the text of the answer; None: the last turn asks."""
-        prompt_turns = self.given
-        if prompt_turns is None:
-            prompt_turns = len(self.turns)
-            if self.turns[-1]["role"] == ASSISTANT:
-                prompt_turns -= 1
-        answer = None
-        if prompt_turns < len(self.turns):
-            answer = str(self.turns[prompt_turns]["content"])
-        return self.turns[:prompt_turns], answer
+    def until_answer(self) -> list[Message]:
+        """Return the turns to answer."""
+        if self.given is not None:
+            return self.turns[: self.given]
+        if self.turns[-1]["role"] == ASSISTANT:
+            return self.turns[:-1]
+        return self.turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +307,7 @@ def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: in
         raise Unreadable("has no turn to answer.")
     turns = _with_system(turns, cells)
     prompt_turns = len(turns) if columns.layout is ChatLayout.prompt_completion else None
-    turns = Chat(turns, prompt_turns, None, row).until_answer()[0]
+    turns = Chat(turns, prompt_turns, None, row).until_answer()
     if not turns:
         raise Unreadable("begins with its only answer: there is nothing to answer.")
     return Chat(turns, None, _tools(cells.get(_TOOLS)), row)

@@ -275,9 +275,6 @@ def _open_sections(report: Report) -> list[Section]:
         sections = [first, Section("The choice that was confirmed", table, note)]
     if len(comparison.runs) == 1:
         sections.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
-        answers = tables.answers_table(comparison.runs[0])
-        if answers is not None:
-            sections.append(Section("Answers", answers))
     elif comparison.several:
         sections.append(Section("Workloads", tables.workloads_table(comparison)))
         for workload in comparison.workloads:

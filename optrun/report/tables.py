@@ -10,8 +10,6 @@ from statistics import mean, median
 from typing import TypeVar
 
 from optrun.artifacts.forks import Fork
-from optrun.artifacts.run_dir import RunDir
-from optrun.artifacts.samples import SampleLine, read_samples
 from optrun.base.formatting import duration, plain, rate, size
 from optrun.config.schema.metric import metric_mode
 from optrun.report.comparability import shorten_paths
@@ -208,24 +206,6 @@ def metrics_table(run: Run) -> Table:
         ("best", True, lambda name: _best(run, name, metric_mode(name))),
     ]
     return tabulate([name for name in run.log.names() if name.startswith("eval/")], columns)
-
-
-def answers_table(run: Run) -> Table | None:
-    """Tabulate the answers of the last evaluation; None without prompts."""
-    lines = read_samples(RunDir(run.path).samples)
-    if not lines:
-        return None
-    columns: list[Column[SampleLine]] = [
-        ("step", True, lambda line: str(line.step)),
-        ("prompt", False, lambda line: plain(line.prompt)),
-        (
-            "the row says",
-            False,
-            lambda line: NONE if line.reference is None else plain(line.reference),
-        ),
-        ("the model answered", False, lambda line: plain(line.generated)),
-    ]
-    return tabulate([line for line in lines if line.step == lines[-1].step], columns)
 
 
 def runs_csv(comparison: Comparison) -> str:

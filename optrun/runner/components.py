@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,8 @@ from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled
 from optrun.runner.resume.restore import go_back, stop_request
 from optrun.runner.run_start import RunStart
-from optrun.runner.samples import SampleWriter
 from optrun.runner.snapshot import Snapshots
 from optrun.runner.summary import SummaryCallback
-from optrun.task.base import Answer
 from optrun.training.callback import HOOKS, Callback, TrainingContext
 from optrun.training.checkpointing import Bystander, CheckpointManager
 from optrun.training.divergence import Divergence
@@ -33,7 +31,7 @@ from optrun.training.state import RandomStates, TrainState
 from optrun.training.trackers import Tracker, build_tracker
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 
 class TrackerCallback(Callback):
@@ -60,7 +58,6 @@ def build_loop(
     assembled: Assembled,
     snapshot: Snapshot | None,
     stop_at: int | None,
-    answers: Callable[[PreTrainedModel], Iterable[Answer]] | None = None,
 ) -> Loop:
     """Build the training loop with its components.
 
@@ -69,7 +66,6 @@ def build_loop(
         assembled: What is trained.
         snapshot: Of the checkpoint that training goes on from; None: from the start.
         stop_at: Pause after this many optimizer steps.
-        answers: Asks the model after each evaluation; None: nobody does.
 
     Raises:
         ConfigError: A tracker or a callback cannot start.
@@ -86,7 +82,7 @@ def build_loop(
         metrics_log = MetricsLogger(
             run.metrics, storage_policy(config.checkpoint.on_storage_error, note)
         )
-        components = _writers(run_start, setup, metrics_log, answers)
+        components = _writers(run_start, setup, metrics_log)
         sync = metrics_log.sync
         if config.training.profile is not None:
             from optrun.training.profiler import Profiler
@@ -181,7 +177,6 @@ def _writers(
     run_start: RunStart,
     setup: TrainingSetup,
     metrics_log: MetricsLogger,
-    answers: Callable[[PreTrainedModel], Iterable[Answer]] | None,
 ) -> list[Callback]:
     """List the components for lines: log, display, tracker, summary.
 
@@ -197,10 +192,8 @@ def _writers(
         start=setup.state.global_step,
         note=note,
     )
-    refused = storage_policy(config.checkpoint.on_storage_error, note)
     return [
         metrics_log,
-        *([] if answers is None else [SampleWriter(run_start.run, answers, refused)]),
         run_start.display,
         TrackerCallback(tracker),
         SummaryCallback(run_start.summary, metrics_log.refused),

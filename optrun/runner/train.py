@@ -45,7 +45,6 @@ from optrun.runner.resume.global_batch import requested_changes
 from optrun.runner.run_start import RunStart
 from optrun.runner.size_warnings import checkpoint_bytes, size_warnings, space_warning
 from optrun.runner.summary import Summary
-from optrun.task.base import Answer
 from optrun.task.data_check import data_check
 from optrun.training.device import pick_device
 from optrun.training.display import Display
@@ -204,7 +203,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
         note(line)
     if world.is_main:
         _begin(run_start, prepared, assembled, resume)
-    loop = build_loop(run_start, assembled, snapshot, stop_at, _answers(prepared, note))
+    loop = build_loop(run_start, assembled, snapshot, stop_at)
     if snapshot is not None:
         RandomStates.unpack(snapshot.metadata.random, device).restore()
         snapshot.model, snapshot.optimizer = {}, {}  # they are in use as copies
@@ -231,29 +230,6 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
         )
     summary.finish(end)
     return Outcome(run_start.run, summary.values, sample)
-
-
-def _answers(
-    prepared: Prepared, note: Callable[[str], None]
-) -> Callable[[PreTrainedModel], Iterator[Answer]] | None:
-    """Make what asks the model at each evaluation.
-
-    None if the task wants no samples, or no rank has it whole.
-    """
-    if not getattr(prepared.task.config, "samples", 0):
-        return None
-    if is_sharded(prepared.model):
-        note(
-            "task.samples: no rank has the whole model with distributed=fsdp; no samples are"
-            " written"
-        )
-        return None
-
-    def answers(model: PreTrainedModel) -> Iterator[Answer]:
-        with plain_attention(model):
-            yield from prepared.task.answers(model, prepared.tokenizer)
-
-    return answers
 
 
 def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None) -> Prepared:

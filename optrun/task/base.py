@@ -60,17 +60,6 @@ class ModelNeeds:
     """Positions it must have room for."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a model makes of a row."""
-
-    prompt: str
-    """As the model reads it."""
-    reference: str | None
-    """What the row says; None: nothing."""
-    generated: str
-
-
 class Task(ABC):
     """Rows to examples, and a model's outputs to a loss and metrics.
 
@@ -396,13 +385,6 @@ class Task(ABC):
         """
         del model, tokenizer, seed
         return None
-
-    def answers(self, model: PreTrainedModel, tokenizer: Any) -> Iterator[Answer]:  # noqa: ARG002
-        """Yield the model's answers to some evaluation rows, decoded greedily.
-
-        Random states stay as they were.
-        """
-        return iter(())
 
     def shown(self, tokenizer: Any) -> str | None:  # noqa: ARG002
         """Show a training example as a person reads it, its targets marked.

@@ -30,7 +30,7 @@ from optrun.data.packing import SIZES, Packed
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
-from optrun.task.base import Answer, in_one_row, pad, pad_inputs
+from optrun.task.base import in_one_row, pad, pad_inputs
 from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritable_row_error
 from optrun.task.chat_task import ChatTask, marked_text, reason_for_no_target, row_kind
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
@@ -71,7 +71,7 @@ class Sft(ChatTask):
         self.use_template(tokenizer)
         self.columns_of: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
-        self.asked: list[tuple[list[int], str, str | None]] = []
+        self.asked: tuple[list[int], str] | None = None
         for split in source.splits:
             self.columns_of[split.key] = chat_columns(source, split, self.config.layout)
             first = next(self._rows(split), None) if len(split.rows) else None
@@ -201,8 +201,8 @@ class Sft(ChatTask):
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})
-        if split is not source.train and not self.asked:
-            self.asked = list(self._questions(part, tokenizer))
+        if split is not source.train and self.asked is None:
+            self.asked = self._question(part, tokenizer)
         settings = (
             "sft",
             str(self.columns_of[split.key]),
@@ -329,39 +329,19 @@ class Sft(ChatTask):
     # For people
     # ----------------------------------------------------------------------------------------------
 
-    def _questions(
-        self, split: Split, tokenizer: PreTrainedTokenizerBase
-    ) -> Iterator[tuple[list[int], str, str | None]]:
-        """Yield ids, text and answer of some rows, spread evenly over a split."""
-        count = min(self.config.samples, len(split.rows))
-        sample = split.take(np.arange(count, dtype=np.int64) * len(split.rows) // max(count, 1))
-        for row in self._rows(sample):
-            if isinstance(row, Plain):
-                (ids,) = prompt_ids(tokenizer, [row.prompt])
-                yield ids, row.prompt, row.completion
-                continue
-            assert self.template is not None
-            turns, answer = row.until_answer()
-            try:
-                text = self.template.text(turns, row.tools, opening=True)
-            except TemplateFailed as error:
-                raise unwritable_row_error(self.template, sample, row, error) from error
-            (ids,) = encoded(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
-            yield ids, text, answer
-
-    def answers(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-    ) -> Iterator[Answer]:
-        """Yield the most probable continuations of the first `task.samples` chosen rows."""
-        for ids, text, reference in self.asked:
-            generated = continued(
-                model,
-                tokenizer,
-                ids,
-                self.config.sample_tokens,
-                ends=ending_ids(tokenizer, self.end),
-            )
-            yield Answer(text, reference, generated)
+    def _question(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], str]:
+        """Return ids and text of the first row up to its last answer."""
+        row = next(self._rows(split))
+        if isinstance(row, Plain):
+            (ids,) = prompt_ids(tokenizer, [row.prompt])
+            return ids, row.prompt
+        assert self.template is not None
+        try:
+            text = self.template.text(row.until_answer(), row.tools, opening=True)
+        except TemplateFailed as error:
+            raise unwritable_row_error(self.template, split, row, error) from error
+        (ids,) = encoded(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
+        return ids, text
 
     def sample(
         self,
@@ -370,9 +350,12 @@ class Sft(ChatTask):
         *,
         seed: int,  # noqa: ARG002
     ) -> tuple[str, str] | None:
-        """Return the first of the answers."""
-        first = next(self.answers(model, tokenizer), None)
-        return None if first is None else (first.prompt, first.generated)
+        """Answer the first evaluation row with the most probable tokens."""
+        if self.asked is None or not self.config.sample_tokens:
+            return None
+        ids, text = self.asked
+        ends = ending_ids(tokenizer, self.end)
+        return text, continued(model, tokenizer, ids, self.config.sample_tokens, ends=ends)
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """Show the first training row with its targets between « and ».

@@ -33,7 +33,7 @@ CHATS = [
         "data.max_length=64",
         "task.chat_template=chatml",
         "task.assistant_only_loss=true",
-        "task.samples=0",
+        "task.sample_tokens=0",
     ),
 ]
 CASES = {

@@ -36,7 +36,7 @@ LINE = [
     "model.config.n_head=2",
     "training.num_train_epochs=2",
     "training.per_device_train_batch_size=4",
-    "task.samples=0",
+    "task.sample_tokens=0",
     "checkpoint=none",
 ]
 

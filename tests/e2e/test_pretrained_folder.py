@@ -496,7 +496,7 @@ TASK_WORDS = {
     "regression": ["task=sequence_classification", "task.problem_type=regression"],
     "masked_lm": ["task=masked_lm", "task.packing=false"],
     "causal_lm": ["task=causal_lm", "task.packing=false", "task.sample_tokens=0"],
-    "sft": ["task=sft", "task.samples=0"],
+    "sft": ["task=sft", "task.sample_tokens=0"],
     "embedding of a decoder": ["task=embedding"],
     "image_classification": ["task=image_classification", "data.image_column=image"],
 }

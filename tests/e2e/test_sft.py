@@ -23,7 +23,6 @@ SMALL = [
     "task.chat_template=chatml",
     "task.assistant_only_loss=true",
     "task.sample_tokens=3",
-    "task.samples=2",
     "scheduler=constant",
     "training.logging_steps=1",
     "training.per_device_train_batch_size=2",
@@ -49,10 +48,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said_in(folder: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(folder) / "samples.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 @pytest.mark.usefixtures("no_pictures")
 def test_a_packed_run_goes_on_where_it_stopped(
@@ -72,13 +67,7 @@ def test_a_packed_run_goes_on_where_it_stopped(
     assert tensors(Path("cut"), 4) == tensors(Path("straight"), 4)
     assert [record["step"] for record in records(Path("cut"))] == [1, 2, 3, 4]
     assert {"eval/loss", "eval/accuracy", "eval/perplexity"} <= set(records(Path("straight"))[-1])
-    assert [line["step"] for line in said_in("straight")] == [2, 2, 4, 4]
-    assert said_in("cut") == said_in("straight")
-    assert all(
-        line["prompt"].endswith("<|im_start|>assistant\n") and line["reference"]
-        for line in said_in("straight")
-    )
-    capsys.readouterr()
+    assert "<|im_start|>assistant" in capsys.readouterr().out, "an answer after training"
 
     saved = AutoTokenizer.from_pretrained("straight/model")
     assert (
@@ -91,9 +80,6 @@ def test_a_packed_run_goes_on_where_it_stopped(
     assert optrun("evaluate", "straight") == 0
     assert optrun("verify", "straight") == 0
     assert optrun("report", "straight") == 0
-    last = said_in("straight")[-1]
-    assert last["reference"] in Path("straight/report.md").read_text()
-    assert ">Answers</h2>" in Path("straight/report.html").read_text()
 
 
 def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
@@ -129,12 +115,7 @@ def test_a_stream_of_chats_goes_on_and_is_answered(place: Path) -> None:
     answers = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
     assert [line["messages"] for line in answers] == [row["messages"] for row in asked]
     assert optrun(*predict, "data.eval=chats.jsonl", "out=whole.jsonl") == 0
-    whole = [
-        json.loads(line)["generation"] for line in Path("whole.jsonl").read_text().splitlines()
-    ]
-    kept = [line["generated"] for line in said_in("straight") if line["step"] == 3]
-    assert len(whole) == 24
-    assert [whole[0], whole[12]] == kept, "the rows of task.samples=2 are spread over the set"
+    assert len(Path("whole.jsonl").read_text().splitlines()) == 24
 
 
 @pytest.mark.slow
@@ -207,7 +188,7 @@ GOOD = [{"messages": [USER, BOT]}] * 6
         ),
         (GOOD, ["task.layout=alpaca"], ["task.layout=alpaca", "instruction"]),
         (GOOD, ["task.layout=chat"], ["task.layout", "chat"]),
-        (GOOD, ["task.samples=-1"], ["task.samples=-1"]),
+        (GOOD, ["task.sample_tokens=-1"], ["task.sample_tokens=-1"]),
         (GOOD, ["task.max_length=64"], ["data.max_length"]),
         (
             GOOD,
@@ -267,4 +248,3 @@ def test_the_recipe_learns_from_the_standard_library(place: Path) -> None:
     model = ["model.config.n_layer=1", "model.config.n_embd=32", "model.config.n_head=2"]
     assert optrun("-cn", "sft_tiny", *words, *model, "hydra.run.dir=run") == 0
     assert summary(Path("run"))["config_name"] == "sft_tiny"
-    assert said_in("run")

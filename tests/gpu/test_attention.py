@@ -116,5 +116,4 @@ def test_a_packed_run(implementation: str, tmp_path: Path, monkeypatch: pytest.M
     for name in ("sdpa", implementation):
         assert optrun(*words, f"model.attn_implementation={name}", f"hydra.run.dir={name}") == 0
         losses[name] = [record["train/loss"] for record in records(Path(name))]
-        assert (tmp_path / name / "samples.jsonl").read_text()
     assert losses[implementation] == pytest.approx(losses["sdpa"], rel=2e-2)

@@ -145,7 +145,7 @@ def test_chats_and_preferences_go_on_from_one_start(place: Path) -> None:
         "training.max_steps=2",
         "data.max_train_examples=32",
         "data.max_eval_examples=8",
-        "task.samples=0",
+        "task.sample_tokens=0",
     ]
     shape = ["model.config.n_layer=1", "model.config.n_embd=32", "model.config.n_head=2"]
     assert optrun("-cn", "sft_tiny", *words, *shape, "hydra.run.dir=start") == 0

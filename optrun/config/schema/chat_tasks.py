@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Annotated, ClassVar
 
-from optrun.config.schema.ranges import NotNegative, Positive, WholeNumber, at_least, number
+from optrun.config.schema.ranges import NotNegative, Positive, WholeNumber, number
 from optrun.config.schema.task_base import TaskConfig
 
 ChatLayout = StrEnum("ChatLayout", ["messages", "prompt_completion", "alpaca", "sharegpt"])
@@ -47,10 +47,8 @@ class SftConfig(TaskConfig):
     overlong_rows: OverlongRows
     """Rows of which no target is left within data.max_length: refuse the data, or leave them out
     and say how many."""
-    samples: WholeNumber
-    """Rows of the first evaluation set that are answered at each evaluation, into samples.jsonl."""
-    sample_tokens: Annotated[int, at_least(1, "; task.samples=0: no answers")]
-    """Tokens of each answer, at most."""
+    sample_tokens: WholeNumber
+    """Tokens, at most, of the answer that is shown after training; 0: none."""
 
     @property
     def joins_documents(self) -> bool:

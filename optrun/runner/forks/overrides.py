@@ -33,7 +33,7 @@ _EITHER = {
 """Of two lengths of a run one is given."""
 _PLACE = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
 _BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
-_HARMLESS = ("task.prompt", "task.samples", "task.sample_tokens", "task.metrics")
+_HARMLESS = ("task.prompt", "task.sample_tokens", "task.metrics")
 
 
 def names_fork(token: str) -> bool:

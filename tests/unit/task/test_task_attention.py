@@ -113,7 +113,7 @@ def using(kind: str, implementation: str) -> Any:
 def tasks(source: Make, task: Make, bpe: Any, name: str) -> tuple[Any, Any]:
     """The same documents, one by one and in blocks."""
     if name == "sft":
-        options = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
+        options = {"chat_template": "chatml", "assistant_only_loss": True, "sample_tokens": 0}
         rows = {"messages": CHATS * 3}
         alone = task("sft", source(rows, max_length=150), bpe, **options)
         return alone, task("sft", source(rows, max_length=150), bpe, packing=True, **options)

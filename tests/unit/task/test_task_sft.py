@@ -66,7 +66,7 @@ def bpe(tokenizer: Make) -> Any:
 
 def test_chatml_by_its_marks(make_source: Make, make_task: Make, bpe: Any) -> None:
     rows = {"messages": [CHATS[1]]}
-    options = {"chat_template": "chatml", "samples": 0}
+    options = {"chat_template": "chatml"}
     task = make_task(
         "sft", make_source(rows, max_length=200), bpe, assistant_only_loss=True, **options
     )
@@ -95,7 +95,6 @@ def test_marks_of_our_templates_are_what_is_generated(
         bpe,
         chat_template=name,
         assistant_only_loss=True,
-        samples=0,
     )
     text, spans = task.template.answers(chat)
     assert [text[begin:end].strip()[:5] for begin, end in spans] == ["the c", "a dog"]
@@ -154,7 +153,6 @@ def test_tools_and_calls(make_source: Make, make_task: Make, bpe: Any) -> None:
         bpe,
         chat_template="chatml",
         assistant_only_loss=True,
-        samples=0,
     )
     call_text, answer = learnt(task, bpe)
     assert (
@@ -173,7 +171,6 @@ def test_by_prefix(make_source: Make, make_task: Make, bpe: Any, tmp_path: Path)
         bpe,
         chat_template=str(file),
         assistant_only_loss=True,
-        samples=0,
     )
     assert learnt(task, bpe) == ["yes<|im_end|>", "unbelievable things<|im_end|>"]
     assert any("by prefix" in note for note in task.notes)
@@ -200,7 +197,7 @@ def test_completions(
         "completion": [[{"role": "assistant", "content": "the cat"}]],
     }
     task = make_task(
-        "sft", make_source(rows, max_length=200), bpe, chat_template="chatml", samples=0, **options
+        "sft", make_source(rows, max_length=200), bpe, chat_template="chatml", **options
     )
     assert learnt(task, bpe) == expected
 
@@ -215,7 +212,7 @@ def test_a_prompt_is_asked_as_it_was_learnt(make_source: Make, make_task: Make, 
         "completion": [[{"role": "assistant", "content": "the cat"}]],
     }
     source = make_source(rows, max_length=200)
-    task = make_task("sft", source, bpe, chat_template="chatml", samples=0)
+    task = make_task("sft", source, bpe, chat_template="chatml")
     (asked,) = questions(source.train, question_columns(source, source.train, None))
     assert isinstance(asked, Chat)
     assert task.shown(bpe).partition("«")[0] == task.template.text(asked.turns, opening=True)
@@ -223,15 +220,12 @@ def test_a_prompt_is_asked_as_it_was_learnt(make_source: Make, make_task: Make, 
 
 def test_plain_completions_end(make_source: Make, make_task: Make, bpe: Any) -> None:
     rows = {"prompt": ["the cat", "a"], "completion": [" sat on a mat", " dog<|im_end|>"]}
-    task = make_task("sft", make_source(rows, max_length=200), bpe, samples=2)
+    task = make_task("sft", make_source(rows, max_length=200), bpe)
     assert learnt(task, bpe) == [" sat on a mat<|im_end|>"]
     assert bpe.decode(task.train[1]["input_ids"]) == "a dog<|im_end|>", (
         "what ends is not ended again"
     )
-    assert [asked[1:] for asked in task.asked] == [
-        ("the cat", " sat on a mat"),
-        ("a", " dog<|im_end|>"),
-    ]
+    assert task.asked[1] == "the cat"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -239,7 +233,7 @@ def test_packed_rows_are_what_they_are_alone(
     make_source: Make, make_task: Make, bpe: Any, kind: str
 ) -> None:
     rows = {"messages": CHATS * 3}
-    options = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
+    options = {"chat_template": "chatml", "assistant_only_loss": True}
     alone = make_task("sft", make_source(rows, max_length=150), bpe, **options)
     packed = make_task("sft", make_source(rows, max_length=150), bpe, packing=True, **options)
     assert 1 < len(packed.train) < len(alone.train) / 2
@@ -270,7 +264,6 @@ def test_a_padded_batch_is_its_rows(make_source: Make, make_task: Make, bpe: Any
         make_source({"messages": CHATS}, max_length=150),
         bpe,
         chat_template="chatml",
-        samples=0,
     )
     batch = task.collate([task.train[index] for index in range(3)])
     lengths = task.train.lengths.tolist()
@@ -286,7 +279,6 @@ def test_what_is_cut_is_told(make_source: Make, make_task: Make, bpe: Any) -> No
         bpe,
         chat_template="chatml",
         assistant_only_loss=True,
-        samples=0,
     )
     assert (task.train.lost > 0).tolist() == [False, True, False]
     packed = make_task(
@@ -295,7 +287,6 @@ def test_what_is_cut_is_told(make_source: Make, make_task: Make, bpe: Any) -> No
         bpe,
         chat_template="chatml",
         assistant_only_loss=True,
-        samples=0,
         packing=True,
     )
     assert (packed.train.documents.lost > 0).tolist() == [False, True, False]
@@ -306,7 +297,7 @@ def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
 ) -> None:
     long = said("the cat sat on a mat " * 5, "yes")
     rows = {"messages": [CHATS[0], long, CHATS[2]]}
-    options = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
+    options = {"chat_template": "chatml", "assistant_only_loss": True}
     with pytest.raises(ConfigError) as refused:
         make_task("sft", make_source(rows, max_length=40), bpe, **options)
     for fact in ("data.max_length=40", "row 2", "task.overlong_rows=drop"):
@@ -392,19 +383,17 @@ def test_a_tokenizer_with_the_marks_of_chatml_is_used_with_it(
 ) -> None:
     """As those that are made here are; another one is asked for a template."""
     source = make_source({"messages": CHATS}, max_length=200)
-    task = make_task("sft", source, bpe, assistant_only_loss=True, samples=0)
+    task = make_task("sft", source, bpe, assistant_only_loss=True)
     assert learnt(task, bpe) == ["the cat<|im_end|>"]
     assert any("chatml" in note for note in task.notes)
     assert "im_start" in bpe.chat_template
     with pytest.raises(ConfigError) as refused:
-        make_task("sft", source, tokenizer("stream"), samples=0)
+        make_task("sft", source, tokenizer("stream"))
     for fact in ("task.chat_template=null", "conversations", "chatml", "zephyr", "FILE.jinja"):
         assert fact in str(refused.value)
     plain = tokenizer("chat")
     plain.chat_template = None
-    make_task(
-        "sft", make_source({"prompt": ["a"], "completion": ["b"]}, max_length=200), plain, samples=0
-    )
+    make_task("sft", make_source({"prompt": ["a"], "completion": ["b"]}, max_length=200), plain)
     assert plain.chat_template is None
 
 
@@ -416,7 +405,7 @@ def test_answers_that_later_turns_change_are_examples_of_their_own(
     options = {
         "chat_template": str(tmp_path / "own.jinja"),
         "assistant_only_loss": True,
-        "samples": 0,
+        "sample_tokens": 0,
     }
     task = make_task("sft", make_source({"messages": CHATS}, max_length=200), bpe, **options)
     assert len(task.train) == 4
@@ -444,7 +433,7 @@ def test_rows_that_are_too_short_are_refused_whatever_else_is_cut(
     with pytest.raises(
         ConfigError, match=r"row 2 has no token to learn: too short\. Leave such rows out"
     ):
-        make_task("sft", make_source(rows, max_length=12), bpe, overlong_rows="drop", samples=0)
+        make_task("sft", make_source(rows, max_length=12), bpe, overlong_rows="drop")
 
 
 @pytest.mark.parametrize(
@@ -464,13 +453,11 @@ def test_a_row_that_the_template_does_not_write_is_refused_with_others(
         (tmp_path / "own.jinja").write_text(options["chat_template"])
         options = options | {"chat_template": str(tmp_path / "own.jinja")}
     with pytest.raises(ConfigError, match=r"task\.chat_template=alpaca\|chatml.*jinja") as refused:
-        make_task(
-            "sft", make_source({"messages": [turns]}, max_length=200), bpe, samples=0, **options
-        )
+        make_task("sft", make_source({"messages": [turns]}, max_length=200), bpe, **options)
     assert "row 1 of data.train" in str(refused.value)
 
 
-def test_answers_are_repeatable_and_leave_no_trace(
+def test_a_sample_is_repeatable_and_leaves_no_trace(
     make_source: Make, make_task: Make, bpe: Any
 ) -> None:
     task = make_task(
@@ -478,23 +465,21 @@ def test_answers_are_repeatable_and_leave_no_trace(
         make_source({"messages": CHATS}, max_length=150),
         bpe,
         chat_template="chatml",
-        samples=2,
         sample_tokens=5,
     )
     model = decoder("gpt2").float().train()
     before = torch.get_rng_state()
-    first, second = list(task.answers(model, bpe)), list(task.answers(model, bpe))
+    first, second = task.sample(model, bpe, seed=0), task.sample(model, bpe, seed=1)
     assert first == second
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
-    assert [answer.reference for answer in first] == ["the cat", "unbelievable things"]
-    assert first[1].prompt.endswith("<|im_start|>user\nwhy?<|im_end|>\n<|im_start|>assistant\n")
+    assert first[0].endswith("<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_of_a_mixture_of_packed_chats_one_row_is_shown(
     make_source: Make, make_task: Make, bpe: Any
 ) -> None:
-    options = {"chat_template": "chatml", "samples": 0}
+    options = {"chat_template": "chatml"}
     alone = make_task("sft", make_source({"messages": CHATS}, max_length=150), bpe, **options)
     mixed = make_task(
         "sft", make_source({"messages": CHATS}, max_length=150), bpe, packing=True, **options
@@ -508,7 +493,7 @@ def test_of_a_mixture_of_packed_chats_one_row_is_shown(
 def test_limits_pick_rows_before_they_are_packed(
     make_source: Make, make_task: Make, bpe: Any
 ) -> None:
-    options = {"chat_template": "chatml", "samples": 0}
+    options = {"chat_template": "chatml"}
     few = make_source({"messages": CHATS * 4}, max_length=150, max_train_examples=5)
     packed = make_task("sft", few, bpe, packing=True, **options)
     alone = make_task(
@@ -542,7 +527,7 @@ def test_arguments_of_calls_are_written_once(
     call = {"type": "function", "function": {"name": "weather", "arguments": arguments}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
     chat = [{"role": "user", "content": "Hi"}, answer]
-    task = make_task("sft", make_source({"messages": [chat]}, max_length=200), bpe, samples=0)
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=200), bpe)
     assert '<weather {"city": "Paris"}>' in bpe.decode(task.train[0]["input_ids"])
 
 
@@ -554,9 +539,9 @@ def test_what_a_template_does_not_write_is_refused(
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "b", key: value}]
     bpe.chat_template = UNMARKED
     with pytest.raises(ConfigError, match=f"does not read {key}"):
-        make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe, samples=0)
+        make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe)
     chat = [{"role": "user", "content": "Hi", "name": "Bob"}, {"role": "assistant", "content": "b"}]
-    task = make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe, samples=0)
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe)
     assert [note for note in task.notes if "does not read name" in note]
 
 
@@ -576,9 +561,9 @@ def test_a_word_in_a_template_writes_no_key(
     bpe.chat_template = UNMARKED + named
     if key != "name":
         with pytest.raises(ConfigError, match=f"does not read {key}"):
-            make_task("sft", source, bpe, samples=0)
+            make_task("sft", source, bpe)
     else:
-        task = make_task("sft", source, bpe, samples=0)
+        task = make_task("sft", source, bpe)
         assert [note for note in task.notes if "does not read name" in note]
 
 
@@ -591,7 +576,7 @@ def test_reasoning_that_a_later_turn_hides_is_read(
     )
     ask, answer = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "b"}
     chat = [ask, {**answer, "reasoning_content": "the cat"}, ask, answer]
-    task = make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe, samples=0)
+    task = make_task("sft", make_source({"messages": [chat]}, max_length=99), bpe)
     assert not [note for note in task.notes if "does not read" in note]
 
 
@@ -617,9 +602,7 @@ def test_what_a_row_says_beside_its_turns(
     make_source: Make, make_task: Make, bpe: Any, case: str
 ) -> None:
     row = {name: [value] for name, value in HONOURED[case].items()}
-    task = make_task(
-        "sft", make_source(row, max_length=200), bpe, chat_template="chatml", samples=0
-    )
+    task = make_task("sft", make_source(row, max_length=200), bpe, chat_template="chatml")
     text = bpe.decode(task.train[0]["input_ids"])
     begin = {"history": "user\nParis<|im_end|>\n<|im_start|>assistant\nBerlin", "weight": "user"}
     assert text.startswith("<|im_start|>" + begin.get(case, "system\nBob<|im_end|>"))
@@ -645,7 +628,7 @@ def test_what_a_row_says_and_nobody_reads_is_refused(
 ) -> None:
     row = {name: [value] for name, value in REFUSED[said].items()}
     with pytest.raises(ConfigError, match=f"row 1 .*{said}"):
-        make_task("sft", make_source(row, max_length=99), bpe, chat_template="chatml", samples=0)
+        make_task("sft", make_source(row, max_length=99), bpe, chat_template="chatml")
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sft", "preference"])

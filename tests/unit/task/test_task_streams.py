@@ -111,7 +111,7 @@ def chat(number: int, *, long: bool = False) -> dict[str, Any]:
     return {"messages": [asked, {"role": "assistant", "content": words(number + 1)}]}
 
 
-CHATS = {"chat_template": "chatml", "assistant_only_loss": True, "samples": 0}
+CHATS = {"chat_template": "chatml", "assistant_only_loss": True, "sample_tokens": 0}
 
 
 def test_chats_without_a_target_are_left_out_of_their_batches(
@@ -194,7 +194,7 @@ def test_texts_that_are_met_later_are_looked_at(
     source = source_of([str(tmp_path / "a.jsonl")], streaming=True, eval=None, eval_fraction=0)
     endless = tokenizer("chat")
     endless.eos_token = None
-    task = make_task("sft", source, endless, samples=0)
+    task = make_task("sft", source, endless, sample_tokens=0)
     with pytest.raises(
         ConfigError, match=r"a\.jsonl: row 100: it has no token to learn: too short\. Leave"
     ):
