@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,6 @@ from optrun.config.request import CommandLine
 if TYPE_CHECKING:
     from optrun.config.hydra_internals import Hydra
     from optrun.config.schema.run import RunConfig
-    from optrun.data.column_roles import Roles
     from optrun.data.source import Source
     from optrun.explain.facts import Facts
 
@@ -72,8 +71,7 @@ class Proposal:
         if steps < self.steps:
             common = without(common, "training.num_train_epochs", "training.max_steps")
             common.append(f"training.max_steps={steps}")
-        rates = sum(grid.count(",") + 1 for grid in self.grids.values())
-        runs = rates * (_SEEDS.count(",") + 1)
+        runs = len(self.grids) * len(_LR_FACTORS) * len(_SEEDS.split(","))
         grids = [f"search.{name}.lr={grid}" for name, grid in self.grids.items()]
         comparison = (
             f"compare {' and '.join(self.grids)}, each with learning rates of its own:"
@@ -116,10 +114,7 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
     if keys["data"] == "tokens":
         draft.add("task=causal_lm")
     else:
-        source = _read_rows(draft, say)
-        roles = _say_rows(source, draft, say)
-        if roles is not None:
-            _add_roles(draft, roles)
+        _add_roles(draft, _read_rows(draft, say), say)
     _add_model(draft, say)
     _add_length(draft)
     _say_facts(draft.explain(), say)
@@ -127,13 +122,13 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
     return Proposal(draft.overrides, _grids(draft), steps)
 
 
+@dataclass
 class _Draft:
     """The command line of a run while it is put together; typed keys win."""
 
-    def __init__(self, hydra: Hydra, typed: list[str]) -> None:
-        self.hydra = hydra
-        self.typed = typed
-        self.proposed: dict[str, str] = {}
+    hydra: Hydra
+    typed: list[str]
+    proposed: dict[str, str] = field(default_factory=dict)
 
     @property
     def overrides(self) -> list[str]:
@@ -149,14 +144,13 @@ class _Draft:
             if not self.is_typed(key):
                 self.proposed[key] = value
 
-    def compose(self, overrides: Sequence[str] | None = None) -> RunConfig:
-        tokens = self.overrides if overrides is None else list(overrides)
-        return compose_request(self.hydra, CommandLine(overrides=tokens)).config
+    def compose(self, overrides: Sequence[str]) -> RunConfig:
+        return compose_request(self.hydra, CommandLine(overrides=list(overrides))).config
 
     def explain(self) -> Facts:
         from optrun.explain.build import explain
 
-        return explain(self.compose())
+        return explain(self.compose(self.overrides))
 
     def load(self) -> Source:
         from optrun.data.build import load_source
@@ -198,11 +192,8 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
     return source
 
 
-def _say_rows(source: Source, draft: _Draft, say: Say) -> Roles | None:
-    """Describe the rows and the roles of their columns.
-
-    Returns:
-        The roles of the columns; None: the user named a task, and they are not known.
+def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
+    """Describe the rows, and add the task and the names of its columns to the draft.
 
     Raises:
         ConfigError: It is not sure what the rows are for, and no task was named.
@@ -211,47 +202,41 @@ def _say_rows(source: Source, draft: _Draft, say: Say) -> Roles | None:
 
     rows = undecoded(source.train.rows)
     evaluated = sum(len(split.rows) for split in source.eval_sets.values())
-    sizes = f"{len(rows):,} to train on, {evaluated:,} to evaluate on"
-    say("rows", sizes, *source.notes)
-    roles = None
+    say("rows", f"{len(rows):,} to train on, {evaluated:,} to evaluate on", *source.notes)
     try:
         roles = roles_of(rows)
-        columns = [
-            f"{column} ({key.removesuffix('_column')})" for key, column in roles.columns.items()
-        ]
-        say("columns", ", ".join(columns))
     except ConfigError as error:
         if not draft.is_typed("task"):
             raise ConfigError(
                 f"{source.train.key}: {error} task=NAME and data.text_column=NAME say it."
             ) from error
+    else:
+        columns = roles.columns.items()
+        say(
+            "columns", ", ".join(f"{name} ({key.removesuffix('_column')})" for key, name in columns)
+        )
+        draft.add(f"task={roles.task}")
+        if f"task={roles.task}" in draft.overrides:
+            if draft.proposed["data"] in ("files", "hub"):
+                named = [(key, name) for key, name in columns if key.endswith("_column")]
+                draft.add(*(f"data.{key}={_quote(name)}" for key, name in named if name != "text"))
+            draft.add(*roles.overrides)
     for row in rows.select(range(min(3, len(rows)))):
         cells = [shorten(str(value), _CELL_WIDTH, placeholder=" ...") for value in row.values()]
         say("example", " | ".join(cells))
-    return roles
 
 
 # The run
 # --------------------------------------------------------------------------------------------------
 
 
-def _add_roles(draft: _Draft, roles: Roles) -> None:
-    """Add the task and the names of its columns to the draft."""
-    draft.add(f"task={roles.task}")
-    if f"task={roles.task}" not in draft.overrides:
-        return
-    for key, column in roles.columns.items():
-        is_key = key.endswith("_column") and draft.proposed["data"] in ("files", "hub")
-        if is_key and column != "text":
-            draft.add(f"data.{key}={_quote(column)}")
-    draft.add(*roles.overrides)
-
-
 def _add_model(draft: _Draft, say: Say) -> None:
     """Add a small model from scratch for the task, unless the user typed one."""
     why = "as it was said"
     if not any(token.startswith(("model=", "model.")) for token in draft.typed):
-        draft.add(*_SCRATCH.get(draft.compose().task.AUTO_CLASS, ["model=bert_tiny"]))
+        draft.add(
+            *_SCRATCH.get(draft.compose(draft.overrides).task.AUTO_CLASS, ["model=bert_tiny"])
+        )
         why = "from scratch (model=pretrained model.path=NAME takes a pretrained one)"
     try:
         facts = draft.explain()
@@ -288,7 +273,7 @@ def _say_facts(facts: Facts, say: Say) -> None:
 
 def _add_epochs(draft: _Draft) -> int:
     """Add the number of epochs, and return the optimizer steps of the run."""
-    config = draft.compose()
+    config = draft.compose(draft.overrides)
     if config.training.max_steps is not None:
         return config.training.max_steps
     steps_of_epoch = max(1, round(draft.explain().steps / config.training.num_train_epochs))
@@ -299,8 +284,7 @@ def _add_epochs(draft: _Draft) -> int:
         draft.add(f"training.num_train_epochs={epochs}")
     if steps_of_epoch < _FEWEST_STEPS:
         draft.add("training.eval_steps=null")
-    epochs_chosen = draft.compose().training.num_train_epochs
-    return max(1, math.ceil(epochs_chosen * steps_of_epoch))
+    return draft.explain().steps
 
 
 def _grids(draft: _Draft) -> dict[str, str]:

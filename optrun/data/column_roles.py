@@ -109,11 +109,10 @@ def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
     """
     reasons = []
     for name, values in columns.items():
-        if name not in roles.columns.values() and any(map(_has_text_inside, values)):
-            reasons.append(f"{name} holds texts in lists or objects, which nothing would read")
-    for name, values in columns.items():
         if values and all(map(_is_json_text, values)):
             reasons.append(f"{name} holds lists or objects written as JSON text")
+        if name not in roles.columns.values() and any(map(_has_text_inside, values)):
+            reasons.append(f"{name} holds texts in lists or objects, which nothing would read")
     if not reasons:
         return
     keys = [f"task={roles.task}"]
@@ -159,23 +158,18 @@ def _tagged(columns: Columns) -> Roles | None:
         if _are_lists(values)
     }
     texts = [name for name in lengths if all(map(_is_text_list, columns[name]))]
-    words_column = next((name for name in (*USUAL_WORDS, *texts) if name in lengths), None)
-    if words_column is None:
-        return None
-    same_length = [
-        name for name in lengths if name != words_column and lengths[name] == lengths[words_column]
-    ]
-    tags = next((name for name in (*_TAGS, *same_length) if name in same_length), None)
-    if tags is None:
-        return None
-    return Roles("token_classification", {"text_column": words_column, "label_column": tags})
+    for words in [name for name in (*USUAL_WORDS, *texts) if name in lengths]:
+        for tags in (*_TAGS, *lengths):
+            if words != tags and lengths[words] == lengths.get(tags):
+                return Roles("token_classification", {"text_column": words, "label_column": tags})
+    return None
 
 
 def _images(columns: Columns, label: str | None) -> Roles | None:
-    images = [name for name, values in columns.items() if values and all(map(_is_image, values))]
-    if not images or label is None:
-        return None
-    return Roles("image_classification", {"image_column": images[0], "label_column": label})
+    for name, values in columns.items():
+        if label is not None and values and all(map(_is_image, values)):
+            return Roles("image_classification", {"image_column": name, "label_column": label})
+    return None
 
 
 def _is_image(value: object) -> bool:
