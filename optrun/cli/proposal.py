@@ -212,9 +212,8 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
             ) from error
     else:
         columns = roles.columns.items()
-        say(
-            "columns", ", ".join(f"{name} ({key.removesuffix('_column')})" for key, name in columns)
-        )
+        described = [f"{name} ({key.removesuffix('_column')})" for key, name in columns]
+        say("columns", ", ".join(described))
         draft.add(f"task={roles.task}")
         if f"task={roles.task}" in draft.overrides:
             if draft.proposed["data"] in ("files", "hub"):
@@ -234,9 +233,8 @@ def _add_model(draft: _Draft, say: Say) -> None:
     """Add a small model from scratch for the task, unless the user typed one."""
     why = "as it was said"
     if not any(token.startswith(("model=", "model.")) for token in draft.typed):
-        draft.add(
-            *_SCRATCH.get(draft.compose(draft.overrides).task.AUTO_CLASS, ["model=bert_tiny"])
-        )
+        task = draft.compose(draft.overrides).task
+        draft.add(*_SCRATCH.get(task.AUTO_CLASS, ["model=bert_tiny"]))
         why = "from scratch (model=pretrained model.path=NAME takes a pretrained one)"
     try:
         facts = draft.explain()

@@ -82,11 +82,9 @@ def roles_of(rows: Dataset) -> Roles:
         or _texts(columns)
     )
     if roles is None:
-        hint = ""
-        if not any(map(_are_texts, columns.values())):
-            hint = " None of them holds texts, which optrun trains on."
         raise ConfigError(
-            f"its columns make no task that optrun knows. {columns_in_words(rows)}{hint}"
+            "its columns make no task that optrun knows: it trains on texts, and on images with"
+            f" labels. {columns_in_words(rows)}"
         )
     if roles.task in _GUESSED:
         _refuse_if_unsure(rows, columns, roles)

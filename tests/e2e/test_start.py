@@ -106,7 +106,7 @@ def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> 
             ["a.csv"],
             ["row 1", "needs quotes", "or the first line does not name"],
         ),
-        ({"a.csv": "1.5,2\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["None of them holds texts"]),
+        ({"a.csv": "1.5,2\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["it trains on texts"]),
         ({"x/README": "a"}, ["x"], ["data.train=x", "a folder"]),
         (
             {"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")},
