@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from optrun.config import registry
+from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.model.attention import device_type
+from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.torch_named import Adam, AdamW
 
 
@@ -25,13 +27,20 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
         if on_step is not None and on_step.__module__ != "optrun.training.callback":
             return f"callbacks.{name}: its on_step is told the loss of each step"
     device = device_type(config.training.device)
-    if device == "cpu" or (device == "cuda" and _is_fused(optimizer)):
+    is_sharded = isinstance(config.distributed, FsdpConfig)
+    if device == "cpu" or (device == "cuda" and _skips_on_cuda(optimizer, is_sharded=is_sharded)):
         return None
-    return f"optimizer={config.optimizer.name}: only torch's fused Adam and AdamW need no wait here"
+    return (
+        f"optimizer={config.optimizer.name}: only torch's fused Adam and AdamW and optrun's Triton"
+        " kernels need no wait here"
+    )
 
 
-def _is_fused(optimizer: Optimizer) -> bool:
-    """Tell whether torch's fused kernels would step all groups on a CUDA device."""
+def _skips_on_cuda(optimizer: Optimizer, *, is_sharded: bool) -> bool:
+    """Tell whether kernels that leave a bad step out would step all groups on a CUDA device."""
+    groups = optimizer.param_groups
+    if isinstance(optimizer, BatchOptimizer):
+        return not is_sharded and all(optimizer.kernel(g, "cuda") == "triton" for g in groups)
     if not isinstance(optimizer, Adam | AdamW):
         return False
-    return not any(group["foreach"] or group["fused"] is False for group in optimizer.param_groups)
+    return not any(group["foreach"] or group["fused"] is False for group in groups)

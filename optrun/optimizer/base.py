@@ -310,7 +310,7 @@ class NamedOptimizer(Optimizer):
     def step_unless(self, found_inf: Tensor) -> None:
         """Take a step that changes no weight and no state if a flag is set, without reading it.
 
-        `group["step"]` is counted in any case: the caller sets it back.
+        Numbers on the host are counted in any case: the caller sets back its `counters`.
 
         Args:
             found_inf: 1.0 if nothing may change, else 0.0; shape (), float32, on the device.
@@ -323,6 +323,15 @@ class NamedOptimizer(Optimizer):
         finally:
             self._counts_unread = False
             del flagged.found_inf
+
+    def counters(self) -> Any:
+        """Return the numbers on the host that a step changes, for `set_counters`."""
+        return [group["step"] for group in self.param_groups]
+
+    def set_counters(self, counters: Any) -> None:
+        """Set the numbers on the host back to what `counters` returned."""
+        for group, step in zip(self.param_groups, counters, strict=True):
+            group["step"] = step
 
     # -- learning rate
     # ----------------------------------------------------------------------------------------------

@@ -87,13 +87,51 @@ class BatchOptimizer(NamedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         ratios_of_batches = []
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
         for batch in self.gather():
+            if found_inf is not None and self._reads_flag(batch):
+                batch.found_inf = found_inf
+            elif found_inf is not None and found_inf.item():
+                continue
             ratios_of_batches.append((batch.names, self._update(batch)))
             batch.done()
         self._ratios = [
             (names, ratios) for names, ratios in ratios_of_batches if ratios is not None
         ]
         return loss
+
+    def _reads_flag(self, batch: Batch) -> bool:
+        device = batch.params[0].device.type
+        return bool(batch.grad_addresses) and self.kernel(batch.options, device) == "triton"
+
+    def skips_on_device(self) -> bool:
+        """Tell whether Triton's kernels, which read the flag, step all groups.
+
+        A step that these kernels cannot take, as over a sparse gradient, waits for the flag.
+        """
+        return all(
+            self.kernel(group, param.device.type) == "triton" and not isinstance(param, DTensor)
+            for group in self.param_groups
+            for param in group["params"]
+        )
+
+    def counters(self) -> Any:
+        """Return the numbers on the host that a step changes, for `set_counters`."""
+        of_params: dict[Tensor, Numbers] = {}
+        for param, state in self.state.items():
+            if state:
+                of_params[param] = {key: state[key] for key in self.COUNTERS}
+        return super().counters(), self._ratios, of_params
+
+    def set_counters(self, counters: Any) -> None:
+        """Set counters back; a parameter that had no state has none again."""
+        of_groups, self._ratios, of_params = counters
+        super().set_counters(of_groups)
+        for param, state in self.state.items():
+            if param in of_params:
+                state.update(of_params[param])
+            else:
+                state.clear()
 
     def gather(self) -> list[Batch]:
         """Gather all parameters with a gradient, and count the step.

@@ -50,6 +50,8 @@ class Batch:
     """Whether a tensor lies where another one is written."""
     tables: dict[str, Any] = field(default_factory=dict)
     """What each kernel keeps of such a batch from step to step."""
+    found_inf: Tensor | None = None
+    """A flag for Triton's kernels, which change nothing if it is set."""
 
     @property
     def lists(self) -> tuple[list[Tensor], ...]:

@@ -6,7 +6,7 @@ started at once, and the loss is read while the next forward pass runs.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Guard:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self._steps_before: list[int] = []
+        self._counters_before: Any = None
 
     @classmethod
     def of(cls, optimizer: Optimizer, device: torch.device) -> Self | None:
@@ -66,10 +66,11 @@ class Guard:
         """
         optimizer = self.optimizer
         assert isinstance(optimizer, NamedOptimizer)
-        self._steps_before = [group["step"] for group in optimizer.param_groups]
+        self._counters_before = optimizer.counters()
         optimizer.step_unless(found_inf)
 
     def take_back(self) -> None:
         """Set the counters on the host back to before the last step, which changed nothing else."""
-        for group, step in zip(self.optimizer.param_groups, self._steps_before, strict=False):
-            group["step"] = step
+        if self._counters_before is not None:
+            assert isinstance(self.optimizer, NamedOptimizer)
+            self.optimizer.set_counters(self._counters_before)

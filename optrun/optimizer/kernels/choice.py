@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ class Formula:
             return self.loop(batch)
         if kernel == "foreach":
             return self.foreach(batch)
-        table = batch.tables.get(kernel)
+        table: Any = batch.tables.get(kernel)
         if table is None:
             table_of = library.Table if kernel == "compiled" else launch.Table
             table = table_of(self.name, batch.lists)
@@ -113,7 +114,9 @@ class Formula:
         row = ROWS[self.name]
         rows = [row(batch.options, numbers) for numbers in batch.rows]
         addresses = batch.grad_addresses or [grad.data_ptr() for grad in batch.grads]
-        return table.step(addresses, rows, batch.row_of)
+        flag = {} if batch.found_inf is None else {"found_inf": batch.found_inf}
+        ratios: Tensor | None = table.step(addresses, rows, batch.row_of, **flag)
+        return ratios
 
 
 def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:

@@ -30,13 +30,15 @@ from optrun.optimizer import (
     ScheduleFreeAdamW,
     Soap,
 )
+from optrun.optimizer.guard import Guard
 from optrun.optimizer.kernels import choice
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
 from optrun.optimizer.kernels.rows import NUMBERS
 from optrun.optimizer.kernels.triton import availability, launch
 from optrun.optimizer.kernels.triton import trial as trials
+from optrun.optimizer.state import named_state
 from tests import triton_stand_in
-from tests.kernel_cases import OWN, OWN_IDS, ends
+from tests.kernel_cases import OWN, OWN_IDS, ends, odd, set_odd_grads
 from tests.optimizer_cases import CASES, Case
 
 INSTALLED = find_spec("triton") is not None
@@ -109,6 +111,36 @@ def test_they_are_the_loop(case: Case, options: Mapping[str, Any], use: Kernel) 
             torch.testing.assert_close(
                 value, truth[name], rtol=tolerance, atol=tolerance, msg=f"{dtype}: {name}"
             )
+
+
+@pytest.mark.parametrize("bad_step", [0, 2])
+@pytest.mark.parametrize(("case", "options"), OWN, ids=OWN_IDS)
+def test_a_step_that_is_left_out_changes_nothing(
+    case: Case, options: Mapping[str, Any], bad_step: int, use: Kernel
+) -> None:
+    """Neither weights, state nor counters, and the steps after it are those without it."""
+    use("triton")
+    ended = []
+    for is_left_out in (False, True):
+        params = odd(torch.float32, long=LONG)
+        optimizer = case.build(params.items(), **options)
+        guard = Guard(optimizer)
+        for step in range(4):
+            if is_left_out and step == bad_step:
+                for param in params.values():
+                    param.grad = torch.full_like(param, float("nan"))
+                guard.step_on_device(torch.ones(()))
+                guard.take_back()
+            set_odd_grads(params, step)
+            guard.step_on_device(torch.zeros(()))
+        tensors, metadata = named_state(optimizer)
+        weights = {name: param.detach() for name, param in params.items()}
+        ended.append(({**weights, **tensors}, metadata))
+    (tensors, metadata), (others, other_metadata) = ended
+    assert metadata == other_metadata
+    assert tensors.keys() == others.keys()
+    for name, value in tensors.items():
+        assert torch.equal(value, others[name]), name
 
 
 @pytest.mark.filterwarnings(

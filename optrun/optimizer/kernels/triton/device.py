@@ -73,12 +73,16 @@ def _pointer(lies_at, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _job(places, rows, numbers, chunks, CHUNK: tl.constexpr):
-    """Return tensor, lies_at, numbers, first element and elements of this program."""
+    """Return tensor, lies_at, numbers, first element and elements of this program.
+
+    A step that is left out has no elements: nothing is stored.
+    """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     lies_at = places + tensor * _PLACES
-    x = numbers + tl.load(rows + tensor) * _NUMBERS
+    x = numbers + 1 + tl.load(rows + tensor) * _NUMBERS
     size = tl.minimum(tl.load(lies_at + _SIZE) - begin, CHUNK)
+    size = tl.where(tl.load(numbers) != 0, 0, size)
     return tensor, lies_at, x, begin, size
 
 
@@ -294,7 +298,7 @@ def set_ratios(
     """Compute the trust ratio of each tensor, from the sums of its chunks."""
     tensor = tl.program_id(0)
     lies_at = places + tensor * _PLACES
-    x = numbers + tl.load(rows + tensor) * _NUMBERS
+    x = numbers + 1 + tl.load(rows + tensor) * _NUMBERS
     chunks = (tl.load(lies_at + _SIZE) + CHUNK - 1) // CHUNK
     first_sum = sums + 2 * tl.load(lies_at + _CHUNKS)
     weights = tl.full((BLOCK,), 0.0, tl.float64)

@@ -52,13 +52,21 @@ class Table:
         self._chunks = _sent(_chunks(sizes, kernels.CHUNK), self._device)
         self._pinned: list[tuple[Tensor, torch.cuda.Event]] = []
 
-    def step(self, grads: list[int], rows: Sequence[Row], row_of: list[int]) -> Tensor | None:
+    def step(
+        self,
+        grads: list[int],
+        rows: Sequence[Row],
+        row_of: list[int],
+        found_inf: Tensor | None = None,
+    ) -> Tensor | None:
         """Take one step over the tensors in place.
 
         Args:
             grads: Addresses of the gradients.
             rows: Numbers that tensors share.
             row_of: Which of `rows` each tensor goes by.
+            found_inf: The kernels read it, and change nothing if it is 1.0; shape (), on the
+                device.
 
         Returns:
             LAMB's ratio of each tensor, shape (n,), in the dtype and on the device of the
@@ -77,11 +85,14 @@ class Table:
         if not self._chunk_count:  # no device launches nothing
             ones = torch.ones(self._count, dtype=self._dtype, device=device)
             return ones if self._formula == "lamb" else None
-        numbers = array("d", chain.from_iterable(row.values() for row in rows))
+        # The kernels read the flag in front of the numbers.
+        numbers = array("d", chain([0.0], *(row.values() for row in rows)))
         message = array("q", chain(grads, row_of))
         message.frombytes(numbers.tobytes())
         with _current(device):
             sent = self._send(message)
+            if found_inf is not None:
+                sent[2 * self._count].view(torch.float64).copy_(found_inf)
             constants = {
                 "REAL": kernels.REALS[self._dtype],
                 "CHUNK": kernels.CHUNK,
@@ -129,7 +140,7 @@ class Table:
         for pinned, copied in self._pinned:
             if copied.query():
                 return pinned, copied
-        longest = self._count * (2 + len(NUMBERS))
+        longest = self._count * (2 + len(NUMBERS)) + 1
         pinned = torch.empty(longest, dtype=torch.int64, device="cpu", pin_memory=True)
         self._pinned.append((pinned, torch.cuda.Event()))
         return self._pinned[-1]
