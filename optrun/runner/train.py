@@ -28,6 +28,7 @@ from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
 from optrun.optimizer.evaluation_weights import averages
 from optrun.runner.assemble import Assembled, assemble
+from optrun.runner.checkpoint_space import checkpoint_bytes, space_warning
 from optrun.runner.components import build_loop
 from optrun.runner.export import publish, whole_model, write_tokenizer
 from optrun.runner.outcome import Outcome
@@ -43,7 +44,6 @@ from optrun.runner.resume.config_diff import refuse_idle
 from optrun.runner.resume.data_position import pinned, pinned_revision
 from optrun.runner.resume.global_batch import requested_changes
 from optrun.runner.run_start import RunStart
-from optrun.runner.size_warnings import checkpoint_bytes, size_warnings, space_warning
 from optrun.runner.summary import Summary
 from optrun.task.data_check import data_check
 from optrun.training.device import pick_device
@@ -193,7 +193,6 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
                 run_start, assembled, mended=resume is not None and bool(resume.notes)
             )
     for line in (
-        *size_warnings(config, device),
         *assembled.notes,
         *opened.set_aside_skipped(),
         *discarded(),

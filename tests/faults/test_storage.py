@@ -43,9 +43,9 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import StorageError
 from optrun.data.loader import BatchLoader
 from optrun.launch.single_run import refuse_used
+from optrun.runner.checkpoint_space import space_warning
 from optrun.runner.console import run_log
 from optrun.runner.export import publish
-from optrun.runner.size_warnings import space_warning
 from optrun.task.base import Task
 from optrun.training.step import TrainStep
 from tests.faults.checkpoints import make_run, snapshot

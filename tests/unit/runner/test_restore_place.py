@@ -13,7 +13,7 @@ import torch
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import CheckpointError, ConfigError
 from optrun.data.loader import EpochPlan
-from optrun.runner import size_warnings as space
+from optrun.runner import checkpoint_space as space
 from optrun.runner.resume import restore as loading
 from optrun.runner.resume.config_diff import changes_since, may_change_data, refuse_idle, table
 from optrun.runner.resume.data_position import (
