@@ -1,4 +1,4 @@
-"""Plot a line out of characters."""
+"""Plot a curve out of characters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rich.text import Text
 
 from optrun.base.formatting import rate
 
-_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-def line_plot(
+def area_plot(
     xs: Sequence[float],
     ys: Sequence[float],
     *,
@@ -22,7 +22,7 @@ def line_plot(
     left_label: str,
     right_label: str,
 ) -> list[Text]:
-    """Plot a line in braille: each character holds two by four dots.
+    """Plot the area below a curve; each character is filled by eighths.
 
     Args:
         xs: Rising.
@@ -36,41 +36,21 @@ def line_plot(
     Returns:
         `height` + 2 lines.
     """
-    ticks = {
-        0: rate(top),
-        height // 2: rate(top * (1 - (height // 2) / (height - 1))),
-        height - 1: "0",
-    }
-    margin = max(len(label) for label in ticks.values()) + 1
+    label = rate(top)
+    margin = len(label) + 1
     columns = max(width - margin - 1, 10)
-    cells = [[0] * columns for _ in range(height)]
-    start = xs[0]
-    end = max(xs[-1], start + 1)
-    before: int | None = None
-    for dot in range(2 * columns):
-        y = _at(xs, ys, start + (end - start) * dot / (2 * columns - 1))
-        row = round((1 - min(max(y / top, 0.0), 1.0)) * (4 * height - 1))
-        low = row if before is None else min(row, before + 1)
-        high = row if before is None else max(row, before - 1)
-        for at in range(low, high + 1):
-            cells[at // 4][dot // 2] |= _DOTS[at % 4][dot % 2]
-        before = row
+    step = max(xs[-1] - xs[0], 1) / (columns - 1)
+    values = [_at(xs, ys, xs[0] + step * column) for column in range(columns)]
+    eighths = [round(8 * height * min(value / top, 1.0)) for value in values]
     lines = []
-    for number, row_cells in enumerate(cells):
-        text = Text(f"{ticks.get(number, ''):>{margin - 1}} ", style="dim", no_wrap=True)
-        text.append("┤" if number in ticks else "│", style="dim")
-        for cell in row_cells:
-            text.append(chr(0x2800 + cell) if cell else " ", style="cyan" if cell else "")
-        lines.append(text)
-    lines.append(Text(f"{'':{margin}}└{'─' * columns}", style="dim", no_wrap=True))
-    room = columns - len(left_label) - len(right_label)
-    lines.append(
-        Text(
-            f"{'':{margin + 1}}{left_label}{'':{max(room, 1)}}{right_label}",
-            style="dim",
-            no_wrap=True,
-        )
-    )
+    for row in range(height):
+        below = 8 * (height - 1 - row)
+        cells = "".join(_BLOCKS[min(max(filled - below, 0), 8)] for filled in eighths)
+        name = {0: label, height - 1: "0"}.get(row, "")
+        lines.append(Text.assemble((f"{name:>{margin - 1}} │", "dim"), (cells, "cyan")))
+    lines.append(Text(f"{'':{margin}}└{'─' * columns}", style="dim"))
+    labels = left_label + right_label.rjust(columns - len(left_label))
+    lines.append(Text(f"{'':{margin + 1}}{labels}", style="dim"))
     return lines
 
 

@@ -78,8 +78,8 @@ def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFact
     at = set(_spread(0, steps - 1))
     turns = [num_warmup_steps_of(config, steps), *named_steps(config)]
     at |= {near for turn in turns for near in (turn - 1, turn, turn + 1) if 0 <= near < steps}
-    # Of one multiplier a step any may be the highest.
-    peak = max(range(steps), key=curve) if _values(config) else _peak(curve, sorted(at))
+    # With one multiplier for each step, any may be the highest.
+    peak = max(range(steps) if _values(config) else sorted(at), key=curve)
     points = sorted(at | {peak})
     return CurveFacts(points, [curve(step) for step in points], curve(peak))
 
@@ -90,16 +90,3 @@ def _spread(first: int, last: int) -> list[int]:
     return sorted(
         {first + round(index * (last - first) / max(count - 1, 1)) for index in range(count)}
     )
-
-
-def _peak(curve: Curve, points: list[int]) -> int:
-    """Find the step with the highest value.
-
-    Around the best of the points, ever closer, until no step is left out.
-    """
-    while True:
-        best = points.index(max(points, key=curve))
-        around = points[max(best - 1, 0) : best + 2]
-        if around[-1] - around[0] < len(around):
-            return points[best]
-        points = sorted({*_spread(around[0], around[-1]), points[best]})

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console, Group, JustifyMethod, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from optrun.base.errors import printable
 from optrun.base.formatting import count, rate, size, span
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, listed
-from optrun.explain.plot import line_plot
+from optrun.explain.plot import area_plot
 from optrun.task.data_check import data_check
 
 ROLE_STYLES = {
@@ -28,8 +26,8 @@ ROLE_STYLES = {
     "vector": "green",
 }
 PLOT_HEIGHT = 9
-FOLDED = 22
-"""Characters from which a name or a reason goes on in the next line, where that keeps a column."""
+NARROW = 100
+"""Characters of a terminal below which a table has no column of counts."""
 
 
 def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None:
@@ -37,10 +35,10 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
 
     Args:
         facts: What to show.
-        console: Where; its width decides which columns there are.
+        console: Where.
         all_tensors: Every tensor rather than every group.
     """
-    table = _fitting(facts, console, all_tensors=all_tensors)
+    table = _table(facts, console.width, all_tensors=all_tensors)
     for part in (_headline(facts), table, _memory(facts), _schedule(facts, console.width)):
         console.print()
         console.print(part)
@@ -88,8 +86,6 @@ def _headline(facts: Facts) -> RenderableType:
         Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"),
     )
     grid.add_row("kernel", printable(facts.kernel))
-    if facts.waits is not None:
-        grid.add_row("waits", printable(f"each step for its loss; {facts.waits}"))
     if facts.options.get("dialect"):
         grid.add_row(
             "dialect",
@@ -165,9 +161,6 @@ class _Column:
     right: bool = False
 
 
-Columns = dict[str, _Column]
-
-
 def _decay_cell(row: GroupFacts) -> Text:
     if not row.weight_decays[1]:
         return Text("–", style="dim")
@@ -182,96 +175,59 @@ def _adapts_cell(row: GroupFacts) -> Text:
     return Text(f"{row.adapted}/{len(row.tensors)}")
 
 
-def _columns(facts: Facts, *, all_tensors: bool, widest: int) -> Columns:
-    """Return the informative columns by name, from left to right.
+def _role_cell(row: GroupFacts) -> Text:
+    return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
+
+
+def _lr_cell(row: GroupFacts) -> Text:
+    return Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red")
+
+
+def _shape_cell(row: GroupFacts) -> Text:
+    return Text("×".join(map(str, row.first.shape)) or "scalar")
+
+
+def _columns(facts: Facts, width: int, *, all_tensors: bool) -> list[_Column]:
+    """Choose the informative columns; the last one may be long.
 
     Args:
         facts: What to show.
+        width: Of the terminal, in characters.
         all_tensors: A row is a tensor, and not a group.
-        widest: Characters from which names and reasons go on in the next line.
     """
 
     def varies(name: str) -> bool:
         return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
 
-    def shape(row: GroupFacts) -> Text:
-        return Text("×".join(map(str, row.first.shape)) or "scalar")
-
-    def tensors(row: GroupFacts) -> Text:
-        return Text(str(len(row.tensors)))
-
-    def role(row: GroupFacts) -> Text:
-        return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
-
-    def own_rule(row: GroupFacts) -> Text:
-        rule = row.first.rule
-        return Text(rule.split(" ")[0] if rule.startswith("rules[") else "", style="dim")
-
-    number = ("shape", shape, "") if all_tensors else ("tensors", tensors, str(len(facts.tensors)))
-    columns: dict[str, _Column | bool] = {
-        "layer": varies("layer") and _Column("layer", lambda row: Text(row.first.layer)),
-        "name": (
-            all_tensors and _Column("tensor", lambda row: Text(_folded(row.first.name, widest)))
-        ),
-        "role": _Column("role", role),
-        "optimizer": (
-            varies("optimizer") and _Column("optimizer", lambda row: Text(row.first.optimizer))
-        ),
-        "lr": _Column(
-            "peak lr",
-            lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
-            right=True,
-        ),
-        "decay": _Column("decay", _decay_cell, right=True),
-        "adapts": (
-            any(tensor.adapted is not None for tensor in facts.tensors)
-            and _Column("adapts", _adapts_cell, right=True)
-        ),
-        "middle": _Column(*number, right=True),
-        "params": _Column(
-            "params", lambda row: Text(count(row.parameters)), count(facts.parameters), right=True
-        ),
-        "state": _Column(
-            "state", lambda row: Text(size(row.state_bytes)), size(facts.state_bytes), right=True
-        ),
-        "rule": (
-            varies("rule")
-            and _Column("rule", lambda row: Text(_folded(row.first.rule, widest), style="dim"))
-        ),
-        "own rule": varies("rule") and _Column("rule", own_rule),
-    }
-    return {name: column for name, column in columns.items() if isinstance(column, _Column)}
-
-
-def _fitting(facts: Facts, console: Console, *, all_tensors: bool) -> Table:
-    """Build the richest table for the width of the console.
-
-    Bars go first, then reasons that are not the user's own.
-    """
-    choices = [{"own rule"}, {"own rule", "rule"}]
-    if any(tensor.rule.startswith("rules[") for tensor in facts.tensors):
-        choices = [{"own rule"}, {"rule"}]
-    if not all_tensors:
-        choices.append(choices[-1] | {"middle"})
-    choices.append(choices[-1] | {"params"})
+    columns = []
+    if varies("layer") and not all_tensors:
+        columns.append(_Column("layer", lambda row: Text(row.first.layer)))
+    columns.append(_Column("role", _role_cell))
+    if varies("optimizer"):
+        columns.append(_Column("optimizer", lambda row: Text(row.first.optimizer)))
+    columns.append(_Column("peak lr", _lr_cell, right=True))
+    columns.append(_Column("decay", _decay_cell, right=True))
+    if any(tensor.adapted is not None for tensor in facts.tensors):
+        columns.append(_Column("adapts", _adapts_cell, right=True))
     if all_tensors:
-        choices.append(choices[-1] | {"layer"})
-    unbounded = console.options.update(width=10_000)
-    longest_name = (
-        max((len(tensor.name) for tensor in facts.tensors), default=0) if all_tensors else FOLDED
-    )
-    for widest in (max(longest_name, FOLDED), FOLDED):
-        for without in choices:
-            table = _table(facts, without, all_tensors=all_tensors, widest=widest)
-            spare = console.width - Measurement.get(console, unbounded, table).maximum
-            if spare >= 0:
-                return _table(facts, without, all_tensors=all_tensors, widest=widest + spare)
-    return _table(facts, choices[-1], all_tensors=all_tensors, widest=max(FOLDED + spare, 10))
+        columns.append(_Column("shape", _shape_cell, right=True))
+    elif width >= NARROW:
+        footer = str(len(facts.tensors))
+        columns.append(_Column("tensors", lambda row: Text(str(len(row.tensors))), footer, True))
+    parameters = count(facts.parameters)
+    columns.append(_Column("params", lambda row: Text(count(row.parameters)), parameters, True))
+    state = size(facts.state_bytes)
+    columns.append(_Column("state", lambda row: Text(size(row.state_bytes)), state, True))
+    if all_tensors:
+        columns.append(_Column("tensor", lambda row: Text(row.first.name)))
+    elif varies("rule"):
+        columns.append(_Column("rule", lambda row: Text(row.first.rule, style="dim")))
+    return columns
 
 
-def _table(facts: Facts, without: Set[str], *, all_tensors: bool, widest: int) -> Table:
-    all_columns = _columns(facts, all_tensors=all_tensors, widest=widest)
-    columns = {name: column for name, column in all_columns.items() if name not in without}
+def _table(facts: Facts, width: int, *, all_tensors: bool) -> Table:
+    """Tabulate the groups, or every tensor; what is too long in the last column goes on below."""
+    columns = _columns(facts, width, all_tensors=all_tensors)
     table = Table(
         box=box.SIMPLE_HEAD,
         show_footer=True,
@@ -279,50 +235,28 @@ def _table(facts: Facts, without: Set[str], *, all_tensors: bool, widest: int) -
         padding=(0, 1, 0, 0),
         header_style="dim",
     )
-    for column in columns.values():
+    for column in columns:
         footer = column.footer if table.columns else "total"
         justify: JustifyMethod = "right" if column.right else "left"
-        table.add_column(column.title, footer, footer_style="bold", justify=justify, no_wrap=True)
-    last: GroupFacts | None = None
-    for group in by_layer(groups_of(facts)):
-        rows = (
-            [GroupFacts(group.index, [tensor]) for tensor in group.tensors]
-            if all_tensors
-            else [group]
+        table.add_column(
+            column.title,
+            footer,
+            footer_style="bold",
+            justify=justify,
+            no_wrap=column is not columns[-1],
+            overflow="fold",
         )
+    before: GroupFacts | None = None
+    for group in by_layer(groups_of(facts)):
+        if before is not None and (all_tensors or before.first.layer != group.first.layer):
+            table.add_section()
+        before = group
+        rows = [group]
+        if all_tensors:
+            rows = [GroupFacts(group.index, [tensor]) for tensor in group.tensors]
         for row in rows:
-            new_layer = last is None or last.first.layer != row.first.layer
-            ends = (
-                all_tensors
-                and "layer" not in columns
-                and last is not None
-                and last.index != row.index
-            )
-            if last is not None and (new_layer or ends):
-                table.add_section()
-            cells = {name: column.cell(row) for name, column in columns.items()}
-            if "layer" in cells:
-                cells["layer"].stylize("bold" if new_layer else "dim")
-            table.add_row(*cells.values())
-            last = row
+            table.add_row(*(column.cell(row) for column in columns))
     return table
-
-
-def _folded(name: str, width: int) -> str:
-    r"""Fold a name into lines of at most `width` characters, before dots and blanks.
-
-    Example:
-        >>> _folded("encoder.layer.11.output", 16)
-        'encoder.layer.11\n.output'
-        >>> _folded("short", 16)
-        'short'
-    """
-    lines = [""]
-    for piece in re.findall(r"[. ]?[^. ]+|[. ]", name):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line[at : at + width] for line in lines for at in range(0, len(line), width))
 
 
 # -- memory and schedule
@@ -359,7 +293,7 @@ def _memory(facts: Facts) -> Table:
 def _schedule(facts: Facts, width: int) -> RenderableType:
     """Plot the lr of a group of scale 1 over the run."""
     curve = facts.curve
-    lines = line_plot(
+    lines = area_plot(
         curve.steps,
         [facts.lr * multiplier for multiplier in curve.multipliers],
         width=min(width, 100),

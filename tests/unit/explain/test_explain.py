@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from rich.text import Text
 
 from optrun import explain as verb
 from optrun.base.errors import ConfigError
@@ -18,7 +17,7 @@ from optrun.config import store
 from optrun.config.schema.run import RunConfig
 from optrun.explain.build import explain
 from optrun.explain.facts import Facts, groups_of
-from optrun.explain.plot import line_plot
+from optrun.explain.plot import area_plot
 from optrun.explain.tables import render
 
 
@@ -342,40 +341,19 @@ def test_what_training_refuses_is_refused(word: str, message: str) -> None:
 
 
 def test_the_plot_is_a_picture_of_its_curve() -> None:
-    lines = line_plot(
+    lines = area_plot(
         [0, 1, 2, 3],
-        [1.0, 1.0, 0.0, 0.0],
+        [1.0, 1.0, 0.0, 0.5],
         width=26,
         height=4,
         top=1.0,
         left_label="a",
         right_label="b",
     )
-    assert all(isinstance(line, Text) for line in lines)
     plain = [line.plain for line in lines]
     assert {len(line) for line in plain} == {26}
-    assert plain[0].startswith("  1 ┤⠉⠉⠉⠉") or plain[0].lstrip().startswith("1 ┤⠉⠉⠉⠉")
-    assert plain[3].rstrip().endswith("⣀⣀⣀⣀")
+    assert plain[0].startswith("  1 │█████") or plain[0].lstrip().startswith("1 │█████")
+    assert plain[3].startswith("0 │█████")
+    assert plain[3].endswith("   █")
+    assert plain[1].endswith(" ")
     assert plain[5].split() == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ((), None),
-        (("training.precision=fp16",), None),
-        (("training.profile=2",), "training.profile"),
-        (("distributed=ddp", "training.nproc_per_node=2"), None),
-        (("training.device=cuda", "optimizer=adamw"), None),
-        (("training.device=cuda", "optimizer=lamb"), "optimizer=lamb: only torch's fused Adam"),
-        (("training.device=cuda", "optimizer=adamw", "optimizer.foreach=true"), "optimizer=adamw"),
-    ],
-)
-def test_why_a_step_waits_for_its_loss(words: tuple[str, ...], reason: str | None) -> None:
-    facts = _facts(*words)
-    text = " ".join(_shown(facts, 200))
-    if reason is None:
-        assert facts.waits is None
-        assert "each step for its loss" not in text
-    else:
-        assert f"each step for its loss; {reason}" in text
