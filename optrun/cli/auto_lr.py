@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from omegaconf import DictConfig
 from rich.console import Console
@@ -54,7 +53,7 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     remaining = command_line.without("lr", "lr_from")
     _, cfg = compose_line(hydra, remaining)
     values = saved.plain(store.without_hydra(cfg))
-    lr_of_sweep, sentence = find_lr_for_run(Path(sweep), values, _base_of(values))
+    lr_of_sweep, sentence = find_lr_for_run(sweep, values, _base_of(values))
     tokens = [*remaining.overrides, f"lr={rate(lr_of_sweep)}"]
     return replace(command_line, overrides=tokens), sentence
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from optrun.base.errors import EXIT_DONE, ConfigError
 from optrun.cli.parser import VerbArguments, VerbParser
 
@@ -66,7 +64,7 @@ def run(arguments: VerbArguments) -> int:
     except ConfigError as error:
         raise ConfigError(f"optrun report {error}") from error
     report(
-        [Path(path) for path in arguments.positional],
+        arguments.positional,
         out=arguments.out,
         baseline=typed.get("baseline"),
         metric=typed.get("metric"),

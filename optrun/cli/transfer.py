@@ -5,7 +5,6 @@ The learning rate for a size that was not swept, from sweeps at smaller ones.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, ConfigError
@@ -45,8 +44,7 @@ def run(arguments: VerbArguments) -> int:
     from optrun.report.table import Table, to_rich
 
     target = _parse_target(arguments.key_values.get("to", ""))
-    folders = [Path(path) for path in arguments.positional]
-    prediction = predict(folders, target, arguments.key_values.get("metric"))
+    prediction = predict(arguments.positional, target, arguments.key_values.get("metric"))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for answer in prediction.answers:
         best = f"lr {rate(answer.lr.value)} (90 % interval {answer.lr.interval()})"

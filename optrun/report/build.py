@@ -84,7 +84,7 @@ class Report:
 
 
 def report(
-    dirs: Sequence[Path],
+    directories: Sequence[Path | str],
     *,
     out: Path | None = None,
     baseline: str | None = None,
@@ -97,7 +97,7 @@ def report(
     """Compare the runs at or beneath some directories.
 
     Args:
-        dirs: Runs, sweeps, or folders of them.
+        directories: Runs, sweeps, or folders of them.
         out: Where to write; default: the directory; of several, or of a run that others lie
             beneath, `outputs/reports/` and date and time. Made where missing. Another metric,
             baseline or key than the sweep's own stands in the names of the files.
@@ -120,7 +120,7 @@ def report(
             person's own in the way.
         StorageError: A file cannot be written.
     """
-    dirs = [locate(str(directory)).runs_folder for directory in dirs]
+    dirs = [locate(str(directory)).runs_folder for directory in directories]
     planned = find_plans(dirs)
     runs = require_runs(dirs, beside=planned)
     typed: Question = {"baseline": baseline, "metric": metric, "by": by, "matters": matters}

@@ -95,7 +95,7 @@ def write_size(values: Mapping[str, float]) -> str:
 
 
 def predict(
-    dirs: Sequence[Path], target: Mapping[str, float], metric: str | None = None
+    dirs: Sequence[Path | str], target: Mapping[str, float], metric: str | None = None
 ) -> Prediction:
     """Predict the learning rate of a size from sweeps over lr at others.
 
@@ -133,7 +133,7 @@ def predict(
 
 
 def find_lr_for_run(
-    folder: Path, config: Mapping[str, object], base: Mapping[str, object] | None = None
+    folder: Path | str, config: Mapping[str, object], base: Mapping[str, object] | None = None
 ) -> tuple[float, str]:
     """Find the lr for a new run.
 
@@ -188,7 +188,7 @@ def _answer_for_run(runs: list[Run], config: Mapping[str, object]) -> Answer:
     return _answer(_find_contenders(runs, target, metric, mode)[0], target, mode)
 
 
-def _load_sweeps(dirs: Sequence[Path]) -> list[Run]:
+def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
     """Read the runs of sweeps whose configuration is known, without their confirmations."""
     folders = [locate(str(directory)).runs_folder for directory in dirs]
     runs = [run for run in require_runs(folders, beside=find_plans(folders)) if run.described]
