@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import xxhash
 
-from optrun.data.progress import Progress, progress
+from optrun.data.progress import progress
 
 _BATCH = 1000
 _CHARACTERS = 1 << 21
@@ -19,19 +18,6 @@ _CHARACTERS = 1 << 21
 
 MAKERS = ("tokenizers", "transformers", "jinja2")
 """Packages that decide which ids a text or a chat has."""
-
-
-class LongRow(Protocol):
-    """The ids of a long text, piece by piece."""
-
-    @property
-    def characters(self) -> int:
-        """Of the text."""
-        ...
-
-    def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield pieces in order, each with the number of characters encoded by then."""
-        ...
 
 
 Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
@@ -82,56 +68,28 @@ def write_ids(
             for name, rows in encoder(batch, True).items():
                 if name not in files:
                     files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))
-                sizes = _write(list(rows), files[name], dtype, bar if name == "input_ids" else None)
+                sizes = _write(rows, files[name], dtype)
             lengths.append(sizes)
             lost.append(_lost(batch, sizes, encoder, longest))
             raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
             hashes.append(
                 np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch))
             )
-            bar.done(sum(map(size_of, batch)))
+            bar.done(sum(map(size_of, batch)), tokens=int(sizes.sum()))
     np.save(folder / "offsets.npy", np.cumsum(np.concatenate(lengths)))
     np.save(folder / "lost.npy", np.concatenate(lost))
     np.save(folder / "hashes.npy", np.concatenate(hashes))
 
 
-def _write(
-    rows: list[LongRow | Sequence[int]], file: BinaryIO, dtype: str, bar: Progress | None
-) -> np.ndarray:
+def _write(rows: Iterable[Sequence[int]], file: BinaryIO, dtype: str) -> np.ndarray:
     """Write ids of texts to a file.
 
     Returns:
         How many each has; shape (texts,), int64.
     """
-    sizes = np.zeros(len(rows), dtype=np.int64)
-    item = np.dtype(dtype).itemsize
-    none = np.zeros(0, dtype=dtype)
-    short = [none]  # ids of texts that are in memory and not in the file yet
-    before = 0  # characters of the long texts that are done
-    for number, row in enumerate(rows):
-        if isinstance(
-            row, Sequence | np.ndarray
-        ):  # a test for the protocol takes as long as a short row's ids
-            short.append(np.asarray(row, dtype=dtype))
-            sizes[number] = len(short[-1])
-            continue
-        np.concatenate(short).tofile(file)
-        short = [none]
-        file.flush()
-        begin = file.seek(0, os.SEEK_END)
-        for piece, characters in row.pieces():
-            piece.astype(dtype).tofile(file)
-            if bar is not None:
-                bar.tokens(len(piece))
-                bar.ahead(before + characters)
-        file.flush()
-        before += row.characters
-        sizes[number] = (file.seek(0, os.SEEK_END) - begin) // item
-    joined = np.concatenate(short)
-    joined.tofile(file)
-    if bar is not None:
-        bar.tokens(len(joined))
-    return sizes
+    arrays = [np.asarray(row, dtype=dtype) for row in rows]
+    np.concatenate(arrays).tofile(file)
+    return np.array(list(map(len, arrays)), dtype=np.int64)
 
 
 def _lost(

@@ -259,7 +259,7 @@ def encode(
         texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to
             hash them, once to encode them. Their `repr` must say all of them.
         encoder: Makes the ids; asked again, for whole ones, where a text fills `longest`: what was
-            cut is then known. A row may be a `LongRow`.
+            cut is then known.
         key: Digest of tokenizer and settings.
         longest: Tokens after which it cuts; None: it does not.
         content: Digest of what decides the texts: their hash is remembered by it. None: it is made

@@ -101,11 +101,11 @@ def _json(reading: Reading) -> Dataset:
 def largest_document() -> int:
     """Return the bytes of the longest text to read as a whole, at most 2 GiB.
 
-    A text takes some six times its bytes while it is read, cut and encoded, so that it may fill a
-    sixth of the memory.
+    A text takes some eight times its bytes while it is read, cut and encoded, so that it may fill
+    an eighth of the memory.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(2**31 - 1, memory // 6)
+    return min(2**31 - 1, memory // 8)
 
 
 def _text(reading: Reading) -> Dataset:

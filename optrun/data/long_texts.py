@@ -7,12 +7,13 @@ space, the ids at a cut differ from those of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from optrun.data.heartbeat import beat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -51,37 +52,16 @@ def piece_borders(text: str) -> Iterator[int]:
     yield len(text)
 
 
-@dataclass(frozen=True, slots=True)
-class LongText:
-    """The ids of a long text, a few pieces in memory at a time.
-
-    Attributes:
-        text: Of any length.
-        tokenizer: Any.
-        before: Ids that stand before it.
-        after: Ids behind it.
-    """
-
-    text: str
-    tokenizer: PreTrainedTokenizerBase
-    before: Sequence[int] = ()
-    after: Sequence[int] = ()
-
-    @property
-    def characters(self) -> int:
-        """Of the text."""
-        return len(self.text)
-
-    def pieces(self) -> Iterator[tuple[np.ndarray, int]]:
-        """Yield the ids of each piece, with the number of characters encoded so far."""
-        yield np.array(self.before, dtype=np.int32), 0
-        spans = pairwise(piece_borders(self.text))
-        while batch := list(islice(spans, _AT_ONCE)):
-            parts = [self.text[begin:end] for begin, end in batch]
-            encoded = encode_uncut(parts, self.tokenizer, special=False)
-            for (_, end), ids in zip(batch, encoded, strict=True):
-                yield np.array(ids, dtype=np.int32), end
-        yield np.array(self.after, dtype=np.int32), len(self.text)
+def encode_long(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """Encode a text in pieces, a few at a time, without special tokens; shape (tokens,), int32."""
+    ids = []
+    spans = pairwise(piece_borders(text))
+    while batch := list(islice(spans, _AT_ONCE)):
+        beat()
+        parts = [text[begin:end] for begin, end in batch]
+        encoded = encode_uncut(parts, tokenizer, special=False)
+        ids += [np.array(row, dtype=np.int32) for row in encoded]
+    return np.concatenate(ids)
 
 
 def encode_uncut(

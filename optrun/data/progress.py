@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -31,34 +30,22 @@ class Progress:
         self._bar = bar
         self._begun = time.monotonic()
         self._task = None if bar is None else bar.add_task(what, total=total, tokens="")
-        self._done = 0
         self._tokens = 0
 
-    def done(self, amount: int) -> None:
-        """Add finished work, in units of `total`, and give a sign of life."""
-        self._done += amount
-        self._show(completed=self._done)
-
-    def ahead(self, amount: int) -> None:
-        """Show the finished part of the next `done`.
-
-        A single text can be nearly all there is.
-        """
-        self._show(completed=self._done + amount)
-
-    def tokens(self, amount: int) -> None:
-        """Count tokens, shown beside the bar."""
-        self._tokens += amount
-        rate = self._tokens / max(time.monotonic() - self._begun, 1e-9)
-        self._show(tokens=f"{self._tokens / 1e6:,.1f} million tokens, {rate:,.0f}/s")
-
-    def _show(self, **values: Any) -> None:
+    def done(self, amount: int, tokens: int = 0) -> None:
+        """Add finished work, in units of `total`, and its tokens; give a sign of life."""
         beat()
+        self._tokens += tokens
         if self._bar is None or self._task is None:
             return
-        if not self._bar.live.is_started and time.monotonic() - self._begun > _PATIENCE:
+        seconds = time.monotonic() - self._begun
+        if not self._bar.live.is_started and seconds > _PATIENCE:
             self._bar.start()
-        self._bar.update(self._task, **values)
+        told = ""
+        if self._tokens:
+            rate = self._tokens / max(seconds, 1e-9)
+            told = f"{self._tokens / 1e6:,.1f} million tokens, {rate:,.0f}/s"
+        self._bar.update(self._task, advance=amount, tokens=told)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, Selected, encode, limited, packed
 from optrun.data.loader import ExampleSource
-from optrun.data.long_texts import LongText, encode_uncut, is_long
+from optrun.data.long_texts import encode_long, encode_uncut, is_long
 from optrun.data.shards import Row
 from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
@@ -149,10 +149,8 @@ class LanguageModel(Task):
         return blocks
 
 
-def _without_ends(text: Any, begin: str, end: str) -> Any:
+def _without_ends(text: str, begin: str, end: str) -> str:
     """Strip begin and end tokens from a text, so that they are not doubled."""
-    if not isinstance(text, str):  # a long one, encoded in pieces
-        return text
     return text.removeprefix(begin).removesuffix(end) if end else text.removeprefix(begin)
 
 
@@ -177,7 +175,8 @@ def _whole_rows(
     rows: list[Any] = []
     for text in texts:
         if is_long(text):
-            rows.append(LongText(text, tokenizer, before, after))
+            ends = [np.array(around_ids, dtype=np.int32) for around_ids in (before, after)]
+            rows.append(np.concatenate([ends[0], encode_long(text, tokenizer), ends[1]]))
         elif special:
             rows.append(next(encoded))
         else:

@@ -1,6 +1,6 @@
 """Ids on the disk.
 
-The type that is enough, long texts in pieces, and nothing read again where it is known.
+The type that is enough, and nothing read again where it is known.
 """
 
 from __future__ import annotations
@@ -24,21 +24,8 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
 
 
-class Row:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.characters = len(text)
-
-    def pieces(self) -> Any:
-        yield np.frombuffer(self.text[:2].encode(), np.uint8), 2
-        yield np.frombuffer(self.text[2:].encode(), np.uint8), len(self.text)
-
-
 def encoder(batch: list[str], _: bool) -> dict[str, list[Any]]:
-    def row(text: str) -> Any:
-        return Row(text) if len(text) > 5 else list(text.encode())
-
-    return {"input_ids": [row(text) for text in batch]}
+    return {"input_ids": [list(text.encode()) for text in batch]}
 
 
 def test_two_bytes_an_id_are_enough_for_small_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
