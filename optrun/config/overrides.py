@@ -101,20 +101,23 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     branch = next((item for item in overrides if item.key_or_group == "branch_from"), None)
     if branch is None or branch.value() is None:
         refuse_names(overrides)  # those of a trunk stand among the overrides of a branch
-    parsed = [_without_glob(hydra, override) for override in overrides]
-    groups = [override for override in parsed if override.key_or_group in store.GROUPS]
+    for override in overrides:
+        _refuse_glob(override)
+    groups = [override for override in overrides if override.key_or_group in store.GROUPS]
     for override in groups:
         _check_choice(hydra, override, sweep=sweep)
-    of_hydra = [override for override in parsed if override.key_or_group.startswith("hydra/")]
+    of_hydra = [override for override in overrides if override.key_or_group.startswith("hydra/")]
     for override in of_hydra:
         _check_hydra_choice(hydra, override)
     choices = [*groups, *of_hydra]
     settled = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
     composed = store.compose(hydra, config_name, settled)
     base = store.without_hydra(composed)
-    with_hydra = _writable(composed) if any(item.is_hydra_override() for item in parsed) else base
+    with_hydra = (
+        _writable(composed) if any(item.is_hydra_override() for item in overrides) else base
+    )
     tokens = []
-    for override in parsed:
+    for override in overrides:
         token = str(override.input_line)
         if override.key_or_group == "hydra":
             raise ConfigError(f"{token}: expected a key of Hydra's, such as hydra.run.dir=DIR.")
@@ -133,25 +136,11 @@ def _writable(composed: DictConfig) -> DictConfig:
     return cfg
 
 
-def _without_glob(hydra: Hydra, override: Override) -> Override:
-    """Spell out `optimizer=glob(ad*)`.
-
-    Raises:
-        ConfigError: It is no choice of a group, or no name matches.
-    """
-    pattern: object = None if override.is_delete() else override.value()
-    if not isinstance(pattern, Glob):
-        return override
-    key = override.key_or_group
-    if key not in store.GROUPS:
-        raise ConfigError(
-            f"{override.input_line}: glob() goes with a group, such as 'optimizer=glob(ad*)'."
-        )
-    options = hydra.config_loader.get_group_options(key)
-    names = pattern.filter(options)
-    if not names:
-        raise ConfigError(f"{override.input_line}: no {key} matches. {did_you_mean('', options)}")
-    return parse_token(f"{key}={','.join(names)}")
+def _refuse_glob(override: Override) -> None:
+    """Refuse `optimizer=glob(ad*)`."""
+    if not override.is_delete() and isinstance(override.value(), Glob):
+        key = override.key_or_group
+        raise ConfigError(f"{override.input_line}: not offered. List the values: {key}=A,B.")
 
 
 def refuse_twice(parsed: list[Override]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import lzma
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -39,7 +37,6 @@ _IMAGE = (
 )
 _PICKLE = "a pickle, which is never opened. Where you trust its origin write it as parquet"
 ROW = '{"text": ..., "label": ...}'
-_LIST_A_LINE = re.compile(rb"\[.*\][ \t\r]*\n\s*\[")
 _TREE = f"no table. Write its rows as jsonl, one object a line, such as {ROW}"
 ELSEWHERE = {
     **dict.fromkeys((".xlsx", ".xls", ".xlsm", ".xlsb", ".ods"), _SHEET),
@@ -112,31 +109,6 @@ def compression_of(path: Path) -> str | None:
     return next((name for magic, name in _MAGIC.items() if raw.startswith(magic)), None)
 
 
-def check_parquet(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001
-    """Refuse a parquet file without its beginning or its end.
-
-    Raises:
-        UnreadableFileError: With what is there instead.
-    """
-    with open_file(path, follow=True) as file:
-        raw = file.read(64)
-        file.seek(-min(4, path.stat().st_size), io.SEEK_END)
-        end = file.read()
-    if not raw.startswith(b"PAR1"):
-        packed = ""
-        if compression_of(path):
-            packed = " It is compressed as a whole: unpack it."
-        raise UnreadableFileError(
-            f"cannot be read as parquet: it begins with {begin_of(raw)} instead of PAR1.{packed}"
-        )
-    if end != b"PAR1":
-        raise UnreadableFileError(
-            "cannot be read as parquet: its end is missing. It was cut short: fetch or write it"
-            " again."
-        )
-    return UTF8, ""
-
-
 def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
     """Find the encoding of a text, and refuse an unreadable one.
 
@@ -201,10 +173,6 @@ def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
     if kind == "json" and begin and not begin.startswith((b"{", b"[")):
         raise UnreadableFileError(
             f"it begins with {begin_of(begin)}, where JSON begins with {{ or [."
-        )
-    if kind == "json" and _LIST_A_LINE.match(begin):
-        raise UnreadableFileError(
-            f"each line is a list: {begin_of(begin)}. Name what is in it: {ROW}, one object a line."
         )
 
 

@@ -18,7 +18,6 @@ from optrun.data.content import (
     COMPRESSED,
     ELSEWHERE,
     called,
-    check_parquet,
     check_text,
     name_inside,
 )
@@ -141,7 +140,7 @@ FORMATS: dict[str, Format] = {
         Format(
             "parquet",
             (".parquet",),
-            check_parquet,
+            _any_content,
             partial(_by_library, "parquet"),
             (),
             b"PAR1",

@@ -80,7 +80,7 @@ def explain(
         spec = model_spec(config, notes) if spec is None else spec
         model, sizes, model_notes = _shapes(config, spec)
         notes += model_notes
-    config_notes = (config.default_lr_note(), config.factors_note(), config.schedule_note())
+    config_notes = (config.default_lr_note(), config.schedule_note())
     notes += [*filter(None, config_notes), *data_notes, *discarded()]
     micro, count = config.training.step_over(rank_count(config))
     if count > 1 or config.training.global_batch_size is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError
 from optrun.config.schema.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -18,12 +17,7 @@ if TYPE_CHECKING:
 
 KEY = "model.attn_implementation"
 _FLEX = "flex_attention"
-_FLASH = {
-    "flash_attention_2": "flash_attn",
-    "flash_attention_3": "flash_attn_interface",
-    "flash_attention_4": "flash_attn",
-}
-"""Names of transformers -> packages of Python's."""
+_FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob", "attn_dropout")
 """What configurations of transformers call the dropout of attention."""
 _INSTEAD = f"Take {KEY}=sdpa, or leave it null."
@@ -39,7 +33,7 @@ def device_type(name: str) -> str:
 
 
 def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
-    """Refuse an attention implementation without its package or device.
+    """Refuse an attention implementation without its device or precision.
 
     Args:
         config: The model choice.
@@ -47,39 +41,16 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
         precision: `training.precision`.
 
     Raises:
-        ConfigError: It does not exist, its package is missing, or device or precision are not for
-            it.
+        ConfigError: Its kernels run elsewhere, or in 16 bits alone.
     """
     chosen = config.attn_implementation
     kind = device_type(device)
-    if chosen is None or "/" in chosen:  # code of the hub, which is refused elsewhere
-        return
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    implementations = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
-    if chosen not in implementations:
+    if chosen in (_FLEX, *_FLASH) and kind != "cuda":
         raise ConfigError(
-            f"{KEY}={chosen}: transformers has no such attention."
-            f" {did_you_mean(chosen, implementations)}"
-        )
-    if chosen == _FLEX and kind != "cuda":
-        raise ConfigError(
-            f"{KEY}={chosen}: FlexAttention of torch trains on CUDA devices alone, and"
-            f" training.device={device} is {kind} here. {_INSTEAD}"
-        )
-    if chosen not in _FLASH:
-        return
-    if importlib.util.find_spec(_FLASH[chosen]) is None:
-        raise ConfigError(
-            f"{KEY}={chosen}: the package {_FLASH[chosen]} is not installed (pip install"
-            f" flash-attn, beside a CUDA toolkit); kernels of the hub are not fetched. {_INSTEAD}"
-        )
-    if kind != "cuda":
-        raise ConfigError(
-            f"{KEY}={chosen}: its kernels run on CUDA devices alone, and training.device={device}"
+            f"{KEY}={chosen}: its kernels train on CUDA devices alone, and training.device={device}"
             f" is {kind} here. {_INSTEAD}"
         )
-    if precision == "fp32":
+    if chosen in _FLASH and precision == "fp32":
         raise ConfigError(
             f"{KEY}={chosen}: its kernels compute in 16 bits, and training.precision=fp32. Take "
             f"training.precision=bf16, or {KEY}=sdpa."

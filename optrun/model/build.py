@@ -37,8 +37,7 @@ CAUSAL = "AutoModelForCausalLM"
 Report = Mapping[str, Iterable[object]]
 """What transformers says of the weights that it loaded."""
 _LEAST_USED = 0.5
-_USUALLY_USED = 0.9
-"""Shares of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256
+"""Share of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256
 bytes, 33 %."""
 
 
@@ -95,7 +94,7 @@ def build_model(
         raise ConfigError(
             f"{name_of_model(config)}: cannot be built for this task: {in_one_line(error)}"
         ) from error
-    notes += _vocabulary_notes(config, model, spec)
+    _refuse_other_vocabulary(config, model, spec)
     _refuse_padded_positions(config, model, spec)
     if not meta:
         _refuse_seer_of_task(config, model, spec)
@@ -284,7 +283,7 @@ def _parameters(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
     return [name for name, _ in model.named_parameters() if name in new_names_set]
 
 
-def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> list[str]:
+def _refuse_other_vocabulary(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
     """Compare the tokenizer with the embedding; a table is often somewhat larger, never smaller.
 
     Raises:
@@ -294,7 +293,7 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
     embedding = model.get_input_embeddings() if spec.vocab_size is not None else None
     rows = getattr(embedding, "num_embeddings", None)
     if rows is None or spec.vocab_size is None:
-        return []
+        return
     key = "model.path" if config.tokenizer is None else "model.tokenizer"
     message = f"{key}: the tokenizer has {spec.vocab_size:,} entries"
     pretrained = isinstance(config, PretrainedConfig)
@@ -313,12 +312,6 @@ def _vocabulary_notes(config: ModelConfig, model: PreTrainedModel, spec: ModelSp
         raise ConfigError(
             f"{message}, the model embeds {rows:,}: this is no tokenizer of these weights. {advice}"
         )
-    if pretrained and spec.vocab_size < _USUALLY_USED * rows:
-        return [
-            f"warning: {message}, the model embeds {rows:,}: is it the tokenizer of these weights,"
-            " whole?"
-        ]
-    return []
 
 
 def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:

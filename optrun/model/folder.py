@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from optrun.base.errors import ConfigError, UnreadableFileError
-from optrun.base.reading import open_file, parse_json, read_json
+from optrun.base.reading import open_file, read_json
 
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack")
-_LONGEST_HEADER = 100_000_000
-"""Bytes; what the safetensors format allows."""
 
 
 def refuse_no_model(path: str) -> None:
@@ -116,42 +116,17 @@ def weight_files(folder: Path) -> Iterable[Path]:
 
 
 def _broken(path: Path) -> str | None:
-    """Describe the damage of a safetensors file by its header; None if it is intact."""
+    """Describe the damage of a safetensors file; None if it is intact."""
     if not path.is_file():
         return f"its index names {path.name}, which is not there."
-    size = path.stat().st_size
     with open_file(path, follow=True) as file:
-        head = file.read(8)
-        length = int.from_bytes(head, "little")
-        if head == b"version ":
+        if file.read(8) == b"version ":
             return (
                 f"{path.name} is a pointer of Git LFS, the weights themselves are not here. Fetch"
                 " them: git lfs pull"
             )
-        if size < 8 or length > _LONGEST_HEADER:
-            return (
-                f"{path.name} is {'empty' if size == 0 else 'no safetensors file'}. Fetch or write"
-                " it again."
-            )
-        try:
-            header = parse_json(file.read(length), path)
-            data = max(
-                (
-                    int(entry["data_offsets"][1])
-                    for name, entry in header.items()
-                    if name != "__metadata__"
-                ),
-                default=0,
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            problem = "cut short" if size < 8 + length else "no safetensors file"
-            return f"{path.name} is {problem}: its header cannot be read. Fetch or write it again."
-    expected_size = 8 + length + data
-    if size == expected_size:
-        return None
-    word = "cut short" if size < expected_size else "too long"
-    return (
-        f"{path.name} is {word}: {size:,} bytes, where its header says {expected_size:,}. Fetch or"
-        " write it"
-        " again."
-    )
+    try:
+        with safe_open(path, framework="pt"):
+            return None
+    except SafetensorError as error:
+        return f"{path.name} is no whole safetensors file: {error}. Fetch or write it again."

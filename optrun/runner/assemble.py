@@ -201,7 +201,7 @@ def assemble(
     refuse_different_kernels(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
     if saved is None:
-        notes += [config.default_lr_note(), config.factors_note()]
+        notes.append(config.default_lr_note())
     else:
         notes.append(warn_of_other_environment(saved, constants.environment))
     notes += [config.schedule_note(), warmup_note(config.scheduler, schedule_steps)]

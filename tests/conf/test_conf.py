@@ -180,34 +180,6 @@ def test_preferences_are_told_that_the_default_is_large(adapter: str, usual: str
 
 
 @pytest.mark.parametrize(
-    ("given", "facts"),
-    [
-        (
-            ["adapter=lora", "optimizer=lamb"],
-            ["A and B", "first step has the ratio 1", '=["lora_B"]'],
-        ),
-        (
-            [
-                "adapter=lora",
-                "optimizer=lamb",
-                'optimizer.exclude_from_layer_adaptation=["lora_B"]',
-            ],
-            None,
-        ),
-        (["adapter=lora", "optimizer=lamb", "optimizer.weight_decay=0"], None),
-        (["adapter=lora"], None),
-        (["optimizer=lamb"], None),
-    ],
-)
-def test_what_lamb_does_with_factors_is_said(given: list[str], facts: list[str] | None) -> None:
-    words = ["model=pretrained", "model.path=somewhere", *given]
-    config = store.typed(store.without_hydra(store.compose(store.open_hydra(), "config", words)))
-    note = config.factors_note()
-    assert (note is None) == (facts is None)
-    assert all(fact in str(note) for fact in facts or [])
-
-
-@pytest.mark.parametrize(
     ("given", "ratio"),
     [
         ([], 0.05),

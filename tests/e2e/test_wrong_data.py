@@ -132,14 +132,14 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.jsonl",
         lines(*([row["text"], row["label"]] for row in ROWS)),
-        ["a.jsonl", "each line is a list", '{"text": ..., "label": ...}'],
+        ["a.jsonl", "row 1 is no object", '{"text": ..., "label": ...}'],
     ),
     (
         "a chat a line",
         TEXTS,
         "a.jsonl",
         lines(CHAT, times=8),
-        ["a.jsonl", "each line is a list", '"content"'],
+        ["a.jsonl", "row 1 is no object", '"content"'],
     ),
     # Cells that are no texts.
     (
@@ -414,13 +414,19 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         GOOD_PARQUET,
         ["a.csv", "parquet", "Call it a.parquet"],
     ),
-    ("parquet, cut short", CLASSIFY, "a.parquet", GOOD_PARQUET[:-20], ["a.parquet", "cut short"]),
+    (
+        "parquet, cut short",
+        CLASSIFY,
+        "a.parquet",
+        GOOD_PARQUET[:-20],
+        ["cannot be read as parquet"],
+    ),
     (
         "parquet, compressed as a whole",
         CLASSIFY,
         "a.parquet",
         gzip.compress(GOOD_PARQUET),
-        ["a.parquet", "unpack it"],
+        ["a.parquet", "cannot be read as parquet"],
     ),
     ("JSON called csv", CLASSIFY, "a.csv", lines(*ROWS), ["a.csv", "lines are JSON", "a.jsonl"]),
     ("csv called JSON", CLASSIFY, "a.json", TABLE, ["a.json", "'text,label'", "JSON begins with"]),
@@ -599,6 +605,7 @@ def as_it_is(folder: Path) -> None:
 
 
 CODE = {"AutoConfig": "mine.Config", "AutoModelForSequenceClassification": "mine.Model"}
+NOT_WHOLE = "model.safetensors is no whole safetensors file"
 FOLDERS: list[tuple[str, Callable[[Path], None], list[str], list[str]]] = [
     # what it is, what is done to a whole folder, more words, facts of the message
     ("an empty folder", without(), [], ["no config.json"]),
@@ -642,13 +649,18 @@ FOLDERS: list[tuple[str, Callable[[Path], None], list[str], list[str]]] = [
     ),
     ("no weights", without("model.safetensors"), [], ["no weights", "safetensors"]),
     ("pickled weights alone", pickled, [], ["pytorch_model.bin", "only safetensors"]),
-    ("empty weights", written("model.safetensors", b""), [], ["model.safetensors is empty"]),
-    ("weights cut short", cut, [], ["model.safetensors is cut short", "100,000 bytes"]),
+    (
+        "empty weights",
+        written("model.safetensors", b""),
+        [],
+        [NOT_WHOLE],
+    ),
+    ("weights cut short", cut, [], [NOT_WHOLE]),
     (
         "other bytes as weights",
         written("model.safetensors", b"junk" * 99),
         [],
-        ["is no safetensors file"],
+        [NOT_WHOLE],
     ),
     (
         "a pointer in place of weights",

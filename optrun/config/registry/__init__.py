@@ -346,27 +346,6 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
             f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would"
             " not count."
         )
-    shared = {field.name for field in fields(base)} if base is not None else set()
-    try:
-        values = Choice(kind, name, schema, None).values()
-    except NameError as error:
-        raise ConfigError(
-            f"{prefix}: schema={schema.__name__}: {error}: its annotations cannot be read."
-        ) from error
-    lacking = [key for key, value in values.items() if key in shared and value == "???"]
-    if lacking:
-        raise ConfigError(
-            f"{prefix}: schema={schema.__name__} has no value for {lacking[0]}: write"
-            f" `{lacking[0]}: ... = VALUE`."
-        )
-    paths = getattr(schema, "PATHS", ())
-    if not isinstance(paths, tuple | list) or not set(paths) <= {
-        field.name for field in fields(schema)
-    }:
-        raise ConfigError(
-            f"{prefix}: schema={schema.__name__}: PATHS={paths!r}: expected names of its fields,"
-            ' such as ("file",).'
-        )
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -16,7 +16,6 @@ from optrun.config.schema.clip import ClipConfig
 from optrun.config.schema.data import DataConfig
 from optrun.config.schema.distributed import DistributedConfig, FsdpConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig, WeightDtype
-from optrun.config.schema.optimizer import LambConfig
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.param_groups import ParamGroupsConfig
 from optrun.config.schema.parametrization import ParametrizationConfig
@@ -242,24 +241,6 @@ class RunConfig(Checked):
         if self.scheduler.num_warmup_steps is None and self.scheduler.warmup_ratio is None:
             note += ". No warm-up is set: scheduler.warmup_ratio=0.1 is usual here"
         return note
-
-    def factors_note(self) -> str | None:
-        """Explain LAMB's trust ratio on the factors of a LoRA.
-
-        None where there are none, or they have none.
-        """
-        optimizer = self.optimizer
-        if not isinstance(self.adapter, LoraConfig) or not isinstance(optimizer, LambConfig):
-            return None
-        if optimizer.exclude_from_layer_adaptation or not (
-            optimizer.weight_decay or optimizer.always_adapt
-        ):
-            return None
-        return (
-            f"optimizer={optimizer.name} gives A and B of a LoRA a trust ratio each. B begins at"
-            " zero: its first step has the ratio 1, and the next about lr, since it is then as"
-            ' large as that step; optimizer.exclude_from_layer_adaptation=["lora_B"] leaves it at 1'
-        )
 
     def schedule_note(self) -> str | None:
         """Warn of a schedule over a schedule-free optimizer.

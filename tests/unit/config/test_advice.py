@@ -377,11 +377,3 @@ def test_what_cannot_be_read_is_refused() -> None:
 def test_blanks_behind_the_commas_of_a_sweep() -> None:
     values = overrides.values_of(overrides.parse(["lr=1e-3, 2e-3"])[0])
     assert values == ["0.001", "0.002"]
-
-
-def test_a_sweep_over_a_glob_of_names() -> None:
-    tokens = ["optimizer=glob([ad*,la*],exclude=ada*)", "lr=1e-3"]
-    assert overrides.checked(store.open_hydra(), "config", tokens, sweep=True) == [
-        "optimizer=ademamix,lamb,lazy_adam",
-        "lr=1e-3",
-    ]

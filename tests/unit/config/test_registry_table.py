@@ -78,21 +78,6 @@ class Another:
     weight_decay: float = 0.0
 
 
-@dataclass(kw_only=True)
-class Lacking(OptimizerConfig):
-    weight_decay: float = 0.0
-
-
-@dataclass(kw_only=True)
-class PathsOfOneText(FirstConfig):
-    PATHS = "names"
-
-
-@dataclass(kw_only=True)
-class PathsOfNoField(FirstConfig):
-    PATHS = ("names", "file")
-
-
 @pytest.mark.parametrize(
     ("name", "schema", "facts"),
     [
@@ -100,9 +85,6 @@ class PathsOfNoField(FirstConfig):
         ("mine", FirstConfig(default_lr=1, needed=2, name="x"), ["expected a dataclass"]),
         ("mine", Another, ["schema=Another", "OptimizerConfig"]),
         ("mine", NoDataclass, ["schema=NoDataclass", "@dataclass"]),
-        ("mine", Lacking, ["schema=Lacking", "default_lr"]),
-        ("mine", PathsOfOneText, ["schema=PathsOfOneText", "PATHS='names'", "fields"]),
-        ("mine", PathsOfNoField, ["schema=PathsOfNoField", "'file'", "fields"]),
         ("my-lion", FirstConfig, ["'my-lion'", "letters"]),
         ("mine_schema", FirstConfig, ["'mine_schema'"]),
         ("", FirstConfig, ["''"]),

@@ -444,17 +444,6 @@ def test_a_tokenizer_that_is_not_of_the_embedding(bert: Path, entries: int) -> N
     assert any(f"{entries - len(stored):,} are added" in note for note in notes)
 
 
-def test_a_tokenizer_that_is_somewhat_smaller_is_told(bert: Path) -> None:
-    whole = spec(MASKED)
-    assert whole.vocab_size is not None
-    _, notes = build_model(pretrained(bert), replace(whole, vocab_size=int(0.8 * whole.vocab_size)))
-    assert any(note.startswith("warning: model.path: the tokenizer has") for note in notes)
-    _, notes = build_model(
-        pretrained(bert), replace(whole, vocab_size=int(0.95 * whole.vocab_size))
-    )
-    assert not any("tokenizer" in note for note in notes), "room is usual"
-
-
 def test_ids_that_are_left_out_count() -> None:
     tokenizer = words("pair")
     assert vocab_size(tokenizer) == len(tokenizer)

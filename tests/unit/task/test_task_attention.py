@@ -242,9 +242,7 @@ def test_plain_attention_runs_anywhere() -> None:
 @pytest.mark.parametrize(
     ("chosen", "device", "precision", "facts"),
     [
-        ("spda", "cpu", "fp32", ["spda", "no such attention", "Did you mean sdpa"]),
         ("flex_attention", "cpu", "fp32", ["training.device=cpu", "CUDA", "sdpa"]),
-        (FLASH, "cuda", "bf16", ["flash_attn", "not installed", "pip install flash-attn"]),
     ],
 )
 def test_what_cannot_run_is_refused(
@@ -266,9 +264,8 @@ def test_what_cannot_run_is_refused(
     ],
 )
 def test_flash_attention_is_of_gpus_and_16_bits(
-    device: str, precision: str, facts: list[str], monkeypatch: pytest.MonkeyPatch
+    device: str, precision: str, facts: list[str]
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     config: Any = SimpleNamespace(attn_implementation=FLASH)
     if not facts:
         refuse_attention(config, device, precision)
