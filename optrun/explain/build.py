@@ -38,7 +38,6 @@ from optrun.model.quantization import require_quantization, tensor_bytes
 from optrun.model.tokenizer import load_tokenizer
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer, options_of
-from optrun.optimizer.clip import build_clip
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.inherited_state import inherit_state
 from optrun.optimizer.kernels.report import kernel_row
@@ -114,8 +113,6 @@ def explain(
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
-        clip = build_clip(config.clip)
-        clip.clip_groups(optimizer.param_groups)
     except (TypeError, ValueError) as error:
         if isinstance(error, OptrunError):
             raise

@@ -156,7 +156,7 @@ def runs() -> Iterator[tuple[str, Run]]:
     for scheduler in ("cosine", "linear", "inverse_sqrt"):
         yield f"schedule-{scheduler}", Run("lamb", {"weight_decay": 0.1}, scheduler=scheduler)
     yield "clip-global", Run("adamw", clip=("global_norm", {"max_norm": 0.1}))
-    yield "clip-exclude", Run("muon", clip=("global_norm", {"max_norm": 0.1, "exclude": ["head"]}))
+    yield "clip-muon", Run("muon", clip=("global_norm", {"max_norm": 0.1}))
     yield "clip-norm", Run("lamb", clip=("norm", {"max_norm": 0.05}))
     yield "clip-value", Run("sgd", clip=("value", {"max_value": 0.01}))
 

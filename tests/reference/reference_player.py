@@ -61,8 +61,7 @@ class Player:
             if grad is not None and param.requires_grad:
                 param.grad = _gradient(grad, param)
         for clip, names in self.clips:
-            tensors = [self.params[name] for name in names]
-            clip.clip_groups([{"params": tensors, "param_names": names}])
+            clip.clip_params([self.params[name] for name in names])
         self.optimizer.step()
 
     def advance(self) -> None:

@@ -105,7 +105,7 @@ def _clip_values(where: str, entry: Any) -> None:
         param.grad = torch.tensor(grad, dtype=DTYPES[table.dtype]).reshape(shape)
         params.append(param)
     taking_part = [param for param, wanted in zip(params, table.need_clip, strict=True) if wanted]
-    clip_of(where, table.clip).clip_groups([{"params": taking_part}])
+    clip_of(where, table.clip).clip_params(taking_part)
     for param, clipped in zip(params, table.clipped, strict=True):
         assert param.grad is not None
         for got, want in zip(param.grad.flatten().tolist(), clipped, strict=True):

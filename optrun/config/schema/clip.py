@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from optrun.config.schema.checks import Checked, expect, expect_pattern
+from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.ranges import NotNegative, number
 
 
@@ -21,22 +21,7 @@ class NoClipConfig(ClipConfig):
 
 
 @dataclass(kw_only=True)
-class ClipExclusionConfig(ClipConfig):
-    """Clips that parameters can opt out of."""
-
-    exclude: list[str]
-    """Regular expressions searched in parameter names: these gradients are left alone and do not
-    count in the norm that clips. One that matches nothing is an error."""
-
-    def __post_init__(self) -> None:
-        """Refuse invalid regular expressions."""
-        super().__post_init__()
-        for pattern in self.exclude:
-            expect_pattern("clip.exclude", pattern)
-
-
-@dataclass(kw_only=True)
-class NormClipConfig(ClipExclusionConfig):
+class NormClipConfig(ClipConfig):
     """Each gradient tensor alone: g * min(1, max_norm / (|g| + eps))."""
 
     max_norm: Annotated[
@@ -60,12 +45,9 @@ class NormClipConfig(ClipExclusionConfig):
 class GlobalNormClipConfig(NormClipConfig):
     """All gradients by one factor: min(1, max_norm / (|all gradients| + eps))."""
 
-    per_group: bool
-    """One norm and one factor per parameter group (Paddle), not over all of them."""
-
 
 @dataclass(kw_only=True)
-class ValueClipConfig(ClipExclusionConfig):
+class ValueClipConfig(ClipConfig):
     """Each element alone: min(max(g, min_value), max_value)."""
 
     max_value: float

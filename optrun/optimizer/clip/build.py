@@ -39,14 +39,11 @@ def build_clip(config_or_name: ClipConfig | str, **options: object) -> Clip:
     """
     config = choice("clip", SCHEMAS, config_or_name, options)
     rules: list[Rule] = []
-    exclude: list[str] = []
-    if isinstance(config, ValueClipConfig | NormClipConfig):
-        exclude = list(config.exclude)
-        if config.max_value is not None:
-            low = -config.max_value if config.min_value is None else config.min_value
-            rules.append(clip_by_value(low, config.max_value))
+    if isinstance(config, ValueClipConfig | NormClipConfig) and config.max_value is not None:
+        low = -config.max_value if config.min_value is None else config.min_value
+        rules.append(clip_by_value(low, config.max_value))
     if isinstance(config, GlobalNormClipConfig):
-        rules.append(clip_by_global_norm(config.max_norm, config.eps, per_group=config.per_group))
+        rules.append(clip_by_global_norm(config.max_norm, config.eps))
     elif isinstance(config, NormClipConfig):
         rules.append(clip_by_norm(config.max_norm, config.eps))
-    return Clip(config.name, rules, exclude=exclude)
+    return Clip(config.name, rules)

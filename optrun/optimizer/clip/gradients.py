@@ -28,19 +28,15 @@ class Gradient(NamedTuple):  # made for each tensor at each step, a third of a d
         values: What to measure and to scale in place: the gradient, its local shard, or the values
             of its sparse rows.
         shards: Where the other pieces of it are.
-        group_index: Parameter group it belongs to.
-        clipped: False where the parameter opted out.
         sparse: Only some rows have values; the others are 0.
     """
 
     values: Tensor
     shards: ShardKey
-    group_index: int
-    clipped: bool
     sparse: bool
 
 
-def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient | None:
+def gradient_of(param: Tensor) -> Gradient | None:
     """Prepare the gradient of a parameter to be measured; None if it has none.
 
     A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor whose
@@ -59,15 +55,13 @@ def gradient_of(param: Tensor, *, group_index: int, clipped: bool) -> Gradient |
             for dim, placement in enumerate(grad.placements)
             if not isinstance(placement, Replicate)
         )
-        return Gradient(
-            grad.to_local(), (grad.device_mesh, cut), group_index, clipped, sparse=False
-        )
+        return Gradient(grad.to_local(), (grad.device_mesh, cut), sparse=False)
     if grad.is_sparse:
         if not grad.is_coalesced():
             grad = grad.coalesce()
             param.grad = grad
-        return Gradient(grad._values(), (None, ()), group_index, clipped, sparse=True)
-    return Gradient(grad, (None, ()), group_index, clipped, sparse=False)
+        return Gradient(grad._values(), (None, ()), sparse=True)
+    return Gradient(grad, (None, ()), sparse=False)
 
 
 def norms(gradients: Sequence[Gradient]) -> Tensor:

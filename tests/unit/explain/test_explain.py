@@ -329,7 +329,6 @@ def test_for_machines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
             "param_groups.rules=[{pattern: clasifier, lr_scale: 2}]",
             r"rules\[0\].pattern=clasifier: matches no parameter",
         ),
-        ("clip.exclude=[nowhere]", "clip.exclude=nowhere: matches no parameter"),
         ("scheduler.min_lr=3.0", "scheduler.min_lr=3.0: expected at most the peak"),
         ("model.config.n_layr=3", "n_layr"),
     ],

@@ -75,57 +75,6 @@ def test_value_then_norm(name: str) -> None:
     torch.testing.assert_close(_grads(params)[0], clamped / clamped.norm())
 
 
-def test_one_norm_per_group() -> None:
-    params = _params(torch.tensor([3.0, 4.0]), torch.tensor([0.6]), torch.tensor([0.8]))
-    optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:]}])
-    build_clip("global_norm", max_norm=1.0, eps=0.0, per_group=True)(optimizer)
-    for grad, expected in zip(_grads(params), ([0.6, 0.8], [0.6], [0.8]), strict=True):
-        torch.testing.assert_close(grad, torch.tensor(expected))
-
-
-def test_eps_is_added_to_the_norm_of_a_group() -> None:
-    params = _params(torch.tensor([3.0]), torch.tensor([6.0]))
-    optimizer = torch.optim.SGD([{"params": params[:1]}, {"params": params[1:]}])
-    build_clip("global_norm", max_norm=1.0, eps=1.0, per_group=True)(optimizer)
-    torch.testing.assert_close(
-        _grads(params), [torch.tensor([3.0 / 4.0]), torch.tensor([6.0 / 7.0])]
-    )
-
-
-@pytest.mark.parametrize("out", [0, 1, 2])
-def test_opting_out_goes_by_the_place_of_the_parameter(out: int) -> None:
-    """Parameters without a gradient keep their place, and so do those of further groups."""
-    params = _params(*(torch.tensor([8.0]) for _ in range(3)), None)
-    order = [params[0], params[3], params[1], params[2]]
-    named = [(f"p{place}", param) for place, param in enumerate(order)]
-    optimizer = torch.optim.SGD([{"params": named[:2]}, {"params": named[2:]}])
-    build_clip("norm", max_norm=1.0, eps=0.0, exclude=[f"^p{(0, 2, 3)[out]}$"])(optimizer)
-    assert [grad.item() for grad in _grads(params)] == [
-        8.0 if index == out else 1.0 for index in range(3)
-    ]
-
-
-@pytest.mark.parametrize("name", ["global_norm", "norm", "value"])
-def test_who_opts_out_is_left_alone_but_measured(name: str) -> None:
-    options: dict[str, Any] = (
-        {"max_value": 1.0} if name == "value" else {"max_norm": 1.0, "eps": 0.0}
-    )
-    params = _params(torch.tensor([3.0]), torch.tensor([4.0]))
-    norm = build_clip(name, exclude=["^p1$"], **options)(_sgd(params))
-    assert norm == 5.0
-    assert _grads(params) == [torch.tensor([1.0]), torch.tensor([4.0])]
-
-
-def test_opting_out_needs_names_that_are_there() -> None:
-    clip = build_clip("norm", exclude=["p7"])
-    with pytest.raises(
-        ConfigError, match=r"clip\.exclude=p7: matches no parameter\. Names are such as p0"
-    ):
-        clip(_sgd(_params(torch.ones(1))))
-    with pytest.raises(ConfigError, match="have no names to search"):
-        clip(torch.optim.SGD(_params(torch.ones(1))))
-
-
 def test_sparse_gradients_count_repeated_rows_as_their_sum() -> None:
     table = torch.nn.Parameter(torch.zeros(4, 2))
     table.grad = torch.sparse_coo_tensor(
@@ -134,18 +83,18 @@ def test_sparse_gradients_count_repeated_rows_as_their_sum() -> None:
         (4, 2),
         check_invariants=True,
     )
-    norm = build_clip("global_norm", max_norm=1.0, eps=0.0).clip_groups([{"params": [table]}])
+    norm = build_clip("global_norm", max_norm=1.0, eps=0.0).clip_params([table])
     assert norm == 5.0
     assert table.grad.is_sparse
     torch.testing.assert_close(
         table.grad.to_dense()[[1, 3]], torch.tensor([[0.6, 0.0], [0.0, 0.8]])
     )
-    build_clip("value", max_value=0.5).clip_groups([{"params": [table]}])
+    build_clip("value", max_value=0.5).clip_params([table])
     torch.testing.assert_close(
         table.grad.to_dense()[[1, 3]], torch.tensor([[0.5, 0.0], [0.0, 0.5]])
     )
     with pytest.raises(ValueError, match="a sparse gradient cannot take it"):
-        build_clip("value", max_value=0.5, min_value=0.1).clip_groups([{"params": [table]}])
+        build_clip("value", max_value=0.5, min_value=0.1).clip_params([table])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -202,7 +151,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("global_norm", {"max_norm": -1.0}, "clip.max_norm=-1.0"),
     ("norm", {"eps": -1.0}, "clip.eps=-1.0: expected a number of 0 or more"),
-    ("norm", {"per_group": True}, "clip.per_group: clip=norm has no such key"),
     ("norm", {"min_value": 0.1}, "clip.min_value=0.1: expected null where clip.max_value is null"),
     (
         "value",
@@ -215,7 +163,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "clip.min_value=2.0: expected at most clip.max_value=1.0",
     ),
     ("value", {"max_norm": 1.0}, "clip.max_norm: clip=value has no such key"),
-    ("value", {"exclude": ["("]}, r"clip.exclude=\(: not a regular expression"),
     ("none", {"max_norm": 1.0}, "clip.max_norm: clip=none has no such key"),
 ]
 

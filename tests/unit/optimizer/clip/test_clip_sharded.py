@@ -28,7 +28,7 @@ def _clipped_alone(name: str, options: dict[str, Any]) -> tuple[Tensor, list[Ten
     params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
     for param, grad in zip(params, _gradients(), strict=True):
         param.grad = grad
-    norm = build_clip(name, **options).clip_groups([{"params": params}])
+    norm = build_clip(name, **options).clip_params(params)
     return norm, [param.grad for param in params if param.grad is not None]
 
 
@@ -58,7 +58,7 @@ def _on_a_rank(rank: int) -> None:
                 param.grad = distribute_tensor(grad, mesh, placements)
                 params.append(param)
             plain = torch.nn.Parameter(torch.zeros(1))  # one that nobody shards, without a gradient
-            norm = build_clip(name, **options).clip_groups([{"params": [*params, plain]}])
+            norm = build_clip(name, **options).clip_params([*params, plain])
             wanted, alone = _clipped_alone(name, options)
             torch.testing.assert_close(norm, wanted)
             for param, expected in zip(params, alone, strict=True):
@@ -68,7 +68,7 @@ def _on_a_rank(rank: int) -> None:
     half = torch.nn.Parameter(distribute_tensor(torch.zeros(2), mesh, [Replicate()]))
     piece = torch.tensor([3.0, 0.0]) if rank == 0 else torch.tensor([0.0, 4.0])
     half.grad = torch.distributed.tensor.DTensor.from_local(piece, mesh, [Partial()])
-    norm = build_clip("global_norm", max_norm=1.0, eps=0.0).clip_groups([{"params": [half]}])
+    norm = build_clip("global_norm", max_norm=1.0, eps=0.0).clip_params([half])
     assert norm == 5.0
     torch.testing.assert_close(half.grad.full_tensor(), torch.tensor([0.6, 0.8]))
 
