@@ -187,7 +187,7 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
         source = draft.load()
     hint = missing_names(source.train)
     train = draft.proposed.get("data.train", "").strip("'").lower()
-    if hint and (kind == "csv" or train.endswith((".csv", ".tsv", ".tab"))):
+    if hint and (kind in ("csv", "tsv") or train.endswith((".csv", ".tsv", ".tab"))):
         raise ConfigError(f"{source.train.key}: not sure what its columns are.{hint}")
     return source
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,12 +174,15 @@ def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUA
 
 def missing_names(split: Split) -> str:
     """Say how to name the columns if a row stands in place of their names; empty if none does."""
-    names = [name for name in _texts(split.rows) if name]
-    if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), split.rows.column_names):
-        return ""  # a text may well be the word text
-    if not any(name in split.rows.select_columns([name])[:1000][name] for name in names):
-        return ""
     columns = split.rows.column_names
+    if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), columns):
+        return ""  # a text may well be the word text
+    names = [name for name in _texts(split.rows) if name]
+    has_decimal = any(re.fullmatch(r"-?\d+\.\d+", name) for name in columns)
+    if not has_decimal and not any(
+        name in split.rows.select_columns([name])[:1000][name] for name in names
+    ):
+        return ""
     numbered = ", ".join(f"NAME{number}" for number, _ in enumerate(columns, 1))
     return (
         f" A row stands in place of a line of names: {', '.join(map(repr, columns))}."

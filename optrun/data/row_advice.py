@@ -152,10 +152,10 @@ def looks_like(rows: Dataset) -> str | None:
         return "json"
     if len(lines) <= _FEW:
         return None
-    for mark in ",;\t|":
+    for mark in "\t,;|":
         counts = {line.count(mark) for line in lines}
         if len(counts) == 1 and counts != {0}:
-            return "csv"
+            return "tsv" if mark == "\t" else "csv"
     return None
 
 

@@ -114,6 +114,16 @@ def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> 
             ["not sure", "in place of a line of names", "data.column_names=[NAME1, NAME2, NAME3]"],
         ),
         (
+            {"a.csv": "good film,0.5\n" + "".join(f"film {n},0.{n}\n" for n in range(30))},
+            ["a.csv"],
+            ["not sure", "in place of a line of names: 'good film', '0.5'"],
+        ),
+        (
+            {"a.txt": "".join(f"word{n}\t-1.5\t[-1, 2, 3]\n" for n in range(30))},
+            ["a.txt"],
+            ["not sure", "in place of a line of names: 'word0', '-1.5', '[-1, 2, 3]'"],
+        ),
+        (
             {
                 "train.csv": "text,label\n" + "a b,u\nc d,v\n,u\n" * 9,
                 "test.csv": "line,kind\na b,u\n",
