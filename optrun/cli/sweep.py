@@ -42,7 +42,7 @@ from optrun.sweeper.command import SweepCommand, is_sweep
 from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
 from optrun.sweeper.devices import KEY, find_devices, job_devices, refuse_misplaced
 from optrun.sweeper.driver import Driver, Goal
-from optrun.sweeper.folder import SweepDir, clean
+from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import View, short
 from optrun.sweeper.workers import Workers
@@ -226,7 +226,6 @@ def _run(
         directory.state(job.name).status != "finished" for job in plan.jobs
     ):
         refuse_changed_files(directory, judged)
-    clean(directory)
     with Stop(owns_process=caller.owns_process, seconds=options.timeout) as stop:
         view = View(caller.console)
         driver = Driver(

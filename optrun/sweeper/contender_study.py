@@ -28,7 +28,7 @@ from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.rungs import build_pruner, rungs_of, untrained, value_at_rung
-from optrun.sweeper.samplers import build_sampler, require_hashed
+from optrun.sweeper.samplers import build_sampler
 from optrun.sweeper.space import any_value, ends, space_of, written
 from optrun.sweeper.view import Board
 
@@ -215,7 +215,6 @@ class ContenderStudy:
         self._sweep = sweep
         self._storage = storage
         self._study = study_of.open_study(storage, self.mode(), self.name, self._pruner)
-        require_hashed(self._study)
         study_of.refuse_other(self._study, where, self.space, self.shared())
 
     # Trials

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,8 +17,6 @@ from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.base.errors import EXIT_NONFINITE, ConfigError, OptrunError
 from optrun.base.plain import PlainDict, lookup
 from optrun.base.reading import read_json
-
-_A_DAY = 86_400
 
 
 @dataclass
@@ -235,12 +232,3 @@ class SweepDir:
             if 0 < at <= step and (best is None or state.better(value, best)):
                 best = value
         return best
-
-
-def clean(sweep: SweepDir) -> None:
-    """Remove stop and launch files of earlier sweeps after a day."""
-    for pattern in ("stop-*", "launch-*"):
-        for path in sweep.hidden.glob(pattern):
-            with contextlib.suppress(FileNotFoundError):  # another sweep process tidies up too
-                if time.time() - path.stat().st_mtime > _A_DAY:
-                    path.unlink()

@@ -12,42 +12,14 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
-from optrun.base.errors import ConfigError
 from optrun.config.schema.sweeper import Sampler
 
 Space = dict[str, BaseDistribution]
 """Distributions by key as on the command line."""
-_SEEDING = "optrun:seeding"
-_HASHED = "sha256"
 
 _FEWEST_FOR_TPE = 16
 """A share below this is a Sobol sequence throughout: TPE would spend most of it on its random
 start."""
-
-
-def require_hashed(study: optuna.Study) -> None:
-    """Mark a study as seeded by hash, and refuse other seeding.
-
-    Args:
-        study: Nobody else changes it meanwhile.
-
-    Raises:
-        ConfigError: Another version of optrun seeds it in an unknown way.
-    """
-    seeding = study.user_attrs.get(_SEEDING)
-    if seeding is None and not study.user_attrs and not study.get_trials(deepcopy=False):
-        seeding = _HASHED
-        study.set_user_attr(_SEEDING, seeding)
-    if seeding != _HASHED:
-        whose = (
-            "an optrun from before the first release"
-            if seeding is None
-            else f"{seeding}, known to a newer optrun"
-        )
-        raise ConfigError(
-            f"hydra/sweeper=optuna: this study is seeded by {whose}. Go on with that one, or choose"
-            " another hydra.sweep.dir."
-        )
 
 
 def build_sampler(

@@ -327,10 +327,6 @@ def _release_memory() -> None:
     """Free the log handlers, garbage and cached device memory of a job."""
     logging.getLogger("optrun").handlers.clear()
     gc.collect()
-    if not gc.get_freeze_count():
-        # What outlives the first job is modules, looked through once. Freezing again would keep
-        # what a later job leaves behind, and free it never.
-        gc.freeze()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

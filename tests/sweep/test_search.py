@@ -21,7 +21,7 @@ from optrun.config.store import compose, open_hydra
 from optrun.sweeper.contender_study import ContenderStudy
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.jobs import Composer, merged, parse
-from optrun.sweeper.samplers import build_sampler, require_hashed
+from optrun.sweeper.samplers import build_sampler
 from optrun.sweeper.search import Search
 from optrun.sweeper.space import distribution
 from optrun.training.step import TrainStep
@@ -158,9 +158,6 @@ def test_neighbouring_seeds_are_other_studies() -> None:
 
     def proposed(sampler: Sampler, seed: int) -> list[float]:
         study = optuna.create_study()
-        require_hashed(study)
-        require_hashed(study)
-        assert study.user_attrs == {"optrun:seeding": "sha256"}
         found = []
         for number in range(4):
             study.sampler = build_sampler(sampler, seed, number, 20, space=space)
@@ -205,20 +202,6 @@ def test_a_small_share_is_spread_evenly_from_its_first_trial_on() -> None:
         assert all(sorted(cell) == [0, 1, 2, 3] for cell in cells), (share, proposed)
         assert {trial.params["y"] for trial in study.trials} == {"a", "b"}
     assert build_sampler(Sampler.tpe, 0, 0, 24)._n_startup_trials == 6
-
-
-def test_a_study_that_is_seeded_in_another_way_is_refused() -> None:
-    begun = optuna.create_study()
-    begun.set_user_attr("optrun:configuration", {})
-    older = optuna.create_study()
-    older.ask()
-    for study in (begun, older):
-        with pytest.raises(ConfigError, match="before the first release"):
-            require_hashed(study)
-    newer = optuna.create_study()
-    newer.set_user_attr("optrun:seeding", "md6")
-    with pytest.raises(ConfigError, match="md6"):
-        require_hashed(newer)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import rate
 from optrun.report import configurations as grouping
-from optrun.report.comparability import explain_incomparable, unify_paths
+from optrun.report.comparability import unify_paths
 from optrun.report.confirmation_plan import find_plans
 from optrun.report.findings import choose_metric
 from optrun.report.lr_scaling import fit
@@ -116,10 +116,6 @@ def predict(
             hint = did_you_mean(key, sizes)
             raise ConfigError(f"to: {key}: expected a key with numbers above 0. {hint}")
     metric, mode = choose_metric(runs, metric)
-    judged = [run for run in runs if run.score(metric) is not None or run.diverged]
-    difference = explain_incomparable(judged)
-    if difference:
-        raise ConfigError(f"{difference}: ask for each kind by itself.")
     answers = []
     refused = {}
     for contender in _find_contenders(runs, target, metric, mode):
