@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError, StorageError
 from optrun.cli.sweep import SweepOutcome, run_points
 from optrun.cli.values import is_place
@@ -65,7 +65,7 @@ def confirm(
             return report([sweep], console=caller.console).verdict
         return report([runs], console=caller.console).verdict  # by its plan
 
-    again = shlex.join([*request.line(sweep, out), *filter(is_place, of_hydra)])
+    again = shell.join([*request.line(sweep, out), *filter(is_place, of_hydra)])
     if seconds is not None:
         of_hydra = [token for token in of_hydra if not token.startswith("hydra.sweeper.timeout=")]
         of_hydra.append(f"hydra.sweeper.timeout={max(seconds, 1e-3)}")

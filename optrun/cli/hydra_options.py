@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shlex
 from typing import NoReturn
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError, nearest
 from optrun.cli.parser import GivenOnce
 from optrun.cli.verbs import VERBS
@@ -135,11 +135,11 @@ def _refuse_bare(token: str, after: str) -> None:
         raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
     if token.endswith((".yaml", ".yml")):
         raise ConfigError(
-            f"{token!r}: expected key=value. Did you mean optrun -cn {shlex.quote(token)}?"
+            f"{token!r}: expected key=value. Did you mean optrun -cn {shell.quote(token)}?"
         )
     if os.path.isfile(token):  # noqa: PTH113 - Path raises where a word is too long for a name
         raise ConfigError(
-            f"{token!r}: expected key=value. Did you mean optrun start {shlex.quote(token)}?"
+            f"{token!r}: expected key=value. Did you mean optrun start {shell.quote(token)}?"
         )
     close = nearest(token, VERBS)
     hint = (

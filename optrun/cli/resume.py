@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from optrun.artifacts.forks import Trunk
 from optrun.artifacts.metrics import read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.target import Target, find_target
+from optrun.base import shell
 from optrun.base.errors import ConfigError, printable, refuse_url
 from optrun.base.plain import PlainMapping
 from optrun.cli.auto_lr import compose_new
@@ -81,7 +81,7 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
     if noted is None:
         raise ConfigError(
             f"{run.path}: this run was killed before it noted how it was started. Repeat its"
-            f" command with {shlex.quote(run_dir_token)}."
+            f" command with {shell.quote(run_dir_token)}."
         )
     name, tokens = noted
     if command_line.names_config and command_line.config_name != name:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import textwrap
 
+from optrun.base import shell
 from optrun.base.errors import EXIT_DONE, ConfigError, printable
 from optrun.cli.parser import VerbArguments, VerbParser
 
@@ -52,7 +52,7 @@ def run(arguments: VerbArguments) -> int:
     proposal = propose(name, arguments.overrides, config_dir, _say)
     more = [] if config_dir is None else ["--config-dir", config_dir]
     for number, (title, tokens) in enumerate(proposal.commands(), 1):
-        sys.stdout.write(f"\n{number}. {title}\n   optrun {shlex.join([*tokens, *more])}\n")
+        sys.stdout.write(f"\n{number}. {title}\n   optrun {shell.join([*tokens, *more])}\n")
     if not arguments.flag("run"):
         sys.stdout.write("\nrun=true runs the first; nothing was written.\n")
         return EXIT_DONE

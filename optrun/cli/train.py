@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydra.types import RunMode
 
+from optrun.base import shell
 from optrun.base.errors import EXIT_DONE, EXIT_STOPPED_EARLY, EXIT_STORAGE, ConfigError
 from optrun.cli import auto_lr, hydra_options, hydra_services
 from optrun.cli.messages import guarded
@@ -152,7 +152,7 @@ def _join(
 
     def take_part(argv: list[str]) -> int:
         rank = begin(rank_info)
-        meeting = rank.meet(_timeout(overrides), {"command line": shlex.join(argv)})
+        meeting = rank.meet(_timeout(overrides), {"command line": shell.join(argv)})
         if lead is None:
             return follow_leader(rank, meeting)
         with Leader(rank, meeting) as leader:

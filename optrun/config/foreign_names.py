@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
+from optrun.base import shell
 from optrun.base.bounded_yaml import yaml_mapping
 
 NOT_OFFERED = "not offered"
@@ -94,10 +94,10 @@ def other_choice(group: str, name: str) -> str | None:
     if group == "clip" and re.fullmatch(r"\d+(\.\d*)?", name):
         return f"clip=global_norm clip.max_norm={name}"
     if group == "model":
-        return f"model=pretrained {shlex.quote(f'model.path={name}')}"
+        return f"model=pretrained {shell.quote(f'model.path={name}')}"
     if group == "data":
         choice, key = ("files", "train") if _looks_like_file(name) else ("hub", "path")
-        return f"data={choice} {shlex.quote(f'data.{key}={name}')}"
+        return f"data={choice} {shell.quote(f'data.{key}={name}')}"
     return None
 
 

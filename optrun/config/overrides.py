@@ -1,7 +1,6 @@
 """The command line's `key=value`, checked by name before Hydra composes anything."""
 
 import copy
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config import store
 from optrun.config.foreign_names import NOT_OFFERED, other_choice
@@ -46,7 +46,7 @@ def parse(tokens: Sequence[str]) -> list[Override]:
             parsed.append(parse_token(token))
         except HydraException as error:
             key, _, value = token.partition("=")
-            text = shlex.quote(f"{key.strip()}={quoted(value)}")
+            text = shell.quote(f"{key.strip()}={quoted(value)}")
             raise ConfigError(
                 f"{token!r} cannot be read: expected key=value without blanks. A list is"
                 f" {key.strip()}=[A,B], a mapping {{KEY:VALUE}}, a text with other signs {text}."
@@ -284,8 +284,8 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
             )
         raise ConfigError(
             f"{key}={text}: several values are a sweep. Add -m to run one job for each. One value"
-            f" is {shlex.quote(f'{key}=[{text}]')}, or as a text"
-            f" {shlex.quote(f'{key}={quoted(text)}')}."
+            f" is {shell.quote(f'{key}=[{text}]')}, or as a text"
+            f" {shell.quote(f'{key}={quoted(text)}')}."
         )
 
 

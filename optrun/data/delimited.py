@@ -13,7 +13,6 @@ import itertools
 import json
 import lzma
 import re
-import shlex
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError
 from optrun.base.reading import read_json
 from optrun.data.cache import cached, versions
@@ -165,7 +165,7 @@ def _argument(delimiter: str) -> str:
     """Write the argument of a delimiter for a shell."""
     if delimiter == "\t":
         return "data.delimiter=tab"
-    return shlex.quote(f'data.delimiter="{delimiter}"')
+    return shell.quote(f'data.delimiter="{delimiter}"')
 
 
 def _width(text: str, delimiter: str, usual: Dialect) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
 from optrun.data.cache import content_of, digest_of
@@ -68,10 +68,10 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
     if splits:
         keys = []
         if "train" in splits:
-            keys.append(f"data.train={shlex.quote(splits['train'])}")
+            keys.append(f"data.train={shell.quote(splits['train'])}")
         eval_pattern = held_out_split(splits)
         if eval_pattern is not None:
-            keys.append(f"data.eval={shlex.quote(eval_pattern)}")
+            keys.append(f"data.eval={shell.quote(eval_pattern)}")
         return (
             f"this is a folder with splits ({', '.join(splits)}), which are not trained on"
             f" together. Take {' '.join(keys)}"
@@ -82,12 +82,12 @@ def why_not(folder: Path, endings: Collection[str]) -> str:
     if any(path.suffix.lower() in IMAGES for path in files_of(folder)[:1000]):
         return (
             "this is a folder with images and other files. Take data=hub"
-            f" data.path={shlex.quote(str(folder))}."
+            f" data.path={shell.quote(str(folder))}."
         )
     tables = [path for path in files if path.suffix.lower() not in TEXTS] or files
     is_flat = any(path.parent == folder for path in tables)
     pattern = f"{'*' if is_flat else '**/*'}{tables[0].suffix}"
-    return f"this is a folder. Give files or a glob, such as {shlex.quote(str(folder / pattern))}."
+    return f"this is a folder. Give files or a glob, such as {shell.quote(str(folder / pattern))}."
 
 
 def split_name(path: Path, folder: Path) -> str | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import glob
 import os
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
 from optrun.base.reading import open_file
 from optrun.data.cache import known_by
@@ -112,11 +112,11 @@ def _text(reading: Reading) -> Dataset:
     for path in reading.files if reading.documents else ():
         size = path.stat().st_size
         if size > limit:
-            parts = shlex.quote(f"{path.stem}-")
+            parts = shell.quote(f"{path.stem}-")
             raise ConfigError(
                 f"{reading.key}={path}: one text of {size:,} bytes is joined with others here, and"
                 f" this machine reads up to {limit:,} bytes as one. Cut it at line ends: split -C"
-                f" {limit // 2} --additional-suffix={path.suffix} {shlex.quote(str(path))} {parts}"
+                f" {limit // 2} --additional-suffix={path.suffix} {shell.quote(str(path))} {parts}"
             )
     return _by_library("text", reading)
 
@@ -289,9 +289,9 @@ def refuse_other_content(key: str, path: Path, kind: Format) -> None:
     """
     encoding, _ = check(key, path, kind)
     if encoding != UTF8:
-        new = shlex.quote(str(path.with_name(f"utf8-{path.name}")))
+        new = shell.quote(str(path.with_name(f"utf8-{path.name}")))
         raise ConfigError(
             f"{key}={path}: its bytes are {encoding}, no UTF-8, and a stream is read where it lies."
             f" Convert it: iconv -f {encoding.replace('latin-1', 'latin1')} -t utf-8"
-            f" {shlex.quote(str(path))} > {new}"
+            f" {shell.quote(str(path))} > {new}"
         )

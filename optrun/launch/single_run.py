@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from omegaconf import DictConfig
 
 from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.run_dir import HYDRA_FILES, RANK_LOG, RunDir
+from optrun.base import shell
 from optrun.base.errors import ConfigError, StorageError, refuse_url
 from optrun.config.compose import request_of
 from optrun.config.hydra_internals import Hydra
@@ -164,7 +164,7 @@ def refuse_used(folder: Path) -> None:
         if RunDir(folder).is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten."
-                f" Go on with it: {shlex.quote(f'resume={folder}')}. Or choose another directory."
+                f" Go on with it: {shell.quote(f'resume={folder}')}. Or choose another directory."
             )
         raise ConfigError(
             f"hydra.run.dir={folder}: this directory is not empty. Choose another one."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from rich.text import Text
 from optrun.artifacts.atomic import replace_bytes, replace_text
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.target import locate
+from optrun.base import shell
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
 from optrun.base.formatting import plain
 from optrun.base.reading import open_file
@@ -153,7 +153,7 @@ def report(
         comparison,
         verdict,
         _cautions(comparison, of_the_choice=plan is None),
-        shlex.join(["optrun", "report", *map(str, dirs), *question_options]),
+        shell.join(["optrun", "report", *map(str, dirs), *question_options]),
         confirmed,
     )
     sections = _open_sections(finished_report)

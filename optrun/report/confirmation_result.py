@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
 from optrun.artifacts.forks import Fork
+from optrun.base import shell
 from optrun.base.errors import ConfigError
 from optrun.config.literal import quote_path
 from optrun.report.confirmation_plan import (
@@ -278,7 +278,7 @@ def _widen(findings: Findings, sweep: Path) -> str:
         grid = [f"search.{row.configuration.runs[0].optimizer}.lr={lr:g}" for row, lr in together]
     recipe = ["-cn", first.config_name] if first.config_name else []
     values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
-    return shlex.join(
+    return shell.join(
         ["optrun", *first.plugins, "-m", *recipe, *first.config_dir, *kept_overrides, *values]
     )
 
@@ -333,4 +333,4 @@ def _confirm(
         return ""
     out = None if folder.resolve() == (sweep / FOLDER).resolve() else folder
     program, *arguments = request.line(sweep, out)
-    return shlex.join([program, *plugins, *arguments])
+    return shell.join([program, *plugins, *arguments])

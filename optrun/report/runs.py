@@ -20,6 +20,7 @@ from optrun.artifacts.lock import is_held
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import best_evaluation
 from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
+from optrun.base import shell
 from optrun.base.bounded_yaml import interpolations, yaml_mapping
 from optrun.base.errors import EXIT_NONFINITE, ConfigError, OtherFormatError, printable
 from optrun.base.formatting import plain
@@ -281,7 +282,7 @@ class Run:
         tokens += [token for token in self.typed if not token.lstrip("+").startswith(left_out)]
         if is_sweep:
             tokens.append(f"seed={','.join(map(str, seeds))}")
-        return shlex.join(tokens)
+        return shell.join(tokens)
 
     @property
     def config_name(self) -> str | None:

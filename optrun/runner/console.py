@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import shlex
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from rich.table import Table
 
 from optrun.artifacts.generalisation import sentence_of
 from optrun.artifacts.run_dir import RunDir
+from optrun.base import shell
 from optrun.base.errors import StorageError, printable
 from optrun.base.formatting import duration, number, size
 from optrun.base.reading import kind_of
@@ -144,7 +144,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             console.print(escape("\n".join(parts)), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
-    optrun = shlex.join(["optrun", *options(summary.get("plugins", ()))])
+    optrun = shell.join(["optrun", *options(summary.get("plugins", ()))])
     stopped = summary.get("stopped")  # by a patience of one's own, or a callback
     longer = (
         f"{stopped['by']}=..." if stopped else f"training.max_steps={2 * int(summary['max_steps'])}"
@@ -153,11 +153,11 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     rows_of = "" if held_out else data.EVALUATION_ROWS
     rows = [
         ("written", path),
-        ("resume", f"{optrun} resume={shlex.quote(path)} {longer}"),
+        ("resume", f"{optrun} resume={shell.quote(path)} {longer}"),
     ]
     if held_out or rows_of:
-        rows.append(("evaluate", f"{optrun} evaluate {shlex.quote(path)} {rows_of}".rstrip()))
-    checkpoint = shlex.quote(str(Path(path) / "checkpoints" / chosen))
+        rows.append(("evaluate", f"{optrun} evaluate {shell.quote(path)} {rows_of}".rstrip()))
+    checkpoint = shell.quote(str(Path(path) / "checkpoints" / chosen))
     rows.append(("export", f"optrun export {checkpoint} DEST"))
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]

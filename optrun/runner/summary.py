@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from optrun.artifacts import provenance
 from optrun.artifacts.generalisation import generalisation_of
 from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
 from optrun.artifacts.run_dir import RunDir
+from optrun.base import shell
 from optrun.base.errors import EXIT_DONE
 from optrun.config.registry.origins import ALLOW, records
 from optrun.config.registry.plugins import OPTION, options
@@ -95,7 +95,7 @@ class Summary:
             "started_at": now(),
             "updated_at": now(),
             "wall_seconds": 0.0,
-            "command": shlex.join(
+            "command": shell.join(
                 ["optrun", *(() if OPTION in request.argv else options(used)), *request.argv]
             ),
             "config_name": request.config_name,
@@ -114,7 +114,7 @@ class Summary:
             mended: Whether a plugin will have changed since it was recorded.
         """
         needed = options(self.values["plugins"])
-        return shlex.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
+        return shell.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
     def take_up(self) -> None:
         """Read the existing summary.

@@ -7,7 +7,6 @@ import gc
 import logging
 import multiprocessing
 import os
-import shlex
 import signal
 import sys
 import threading
@@ -25,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from optrun.artifacts.metrics import SUMMARY_FORMAT, write_summary
 from optrun.artifacts.provenance import config_digest
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, parse_step
+from optrun.base import shell
 from optrun.base.errors import (
     EXIT_STOPPED_EARLY,
     ConfigError,
@@ -248,7 +248,7 @@ def record_failure(
         "started_at": now,
         "updated_at": now,
         "wall_seconds": 0.0,
-        "command": shlex.join(["optrun", *command.job_argv(overrides)]),
+        "command": shell.join(["optrun", *command.job_argv(overrides)]),
         "config_name": command.config_name,
         "overrides": list(overrides),
         "config_digest": config_digest(values),
