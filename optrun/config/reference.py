@@ -65,7 +65,8 @@ def head(group: str, choice: str) -> str:
     """Describe a choice in a sentence or two."""
     row = complete_choices(group).get(choice)
     if row is not None:
-        return " ".join((inspect.getdoc(row.target) or "").partition("\n\n")[0].split())
+        text = inspect.cleandoc(row.target.__doc__ or "")  # its own, and not of its base
+        return " ".join(text.partition("\n\n")[0].split())
     lines = _text(f"{group}/{choice}").splitlines()
     end = next(n for n, line in enumerate(lines) if not line.startswith("#"))
     return " ".join(line.removeprefix("#").strip() for line in lines[:end])

@@ -38,7 +38,7 @@ from optrun.report.sweep_folder import count_looks, dated_folder, tuned_keys
 from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import INK, SOFTWARE, to_png
-from optrun.report.verdict import SweepVerdict, is_tested, write_verdict
+from optrun.report.verdict import SweepVerdict, write_verdict
 from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
 
@@ -202,7 +202,7 @@ def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
 
     A set that nothing is tested on is none.
     """
-    if comparison.judgement is None or not is_tested(comparison.judgement):
+    if comparison.judgement is None or not comparison.judgement.is_tested:
         return 1
     seeds = max(
         len(row.configuration.scores)
@@ -287,13 +287,13 @@ def _open_sections(report: Report) -> list[Section]:
 
 def _interval_note(judged: Judgement | None) -> str:
     """Say why the intervals of a table have their level."""
-    if judged is None or not is_tested(judged):
+    if judged is None or not judged.is_tested:
         return ""
-    level = f"Intervals are at {100 * judged.confidence:.3g} %"
+    level = f"In brackets: the {100 * judged.confidence:.3g} % interval"
     if judged.has_baseline:
         return f"{level}, before Holm's correction of the tests."
     test = judged.alpha / max(1, len(judged.ranking) - 1)
-    return f"{level}: one excludes 0 exactly if the one-sided test at {test:.2g} does."
+    return f"{level}, which leaves out 0 exactly if the one-sided test at {test:.2g} does."
 
 
 def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
@@ -351,7 +351,7 @@ def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
         "tested.txt",
         comparison=comparison,
         judged=judged,
-        is_tested=judged is not None and is_tested(judged),
+        is_tested=judged is not None and judged.is_tested,
         matters="" if judged is None else format_metric(judged.matters),
         selected=verdict.kind == "selected",
         lost=any(

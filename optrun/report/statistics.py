@@ -109,6 +109,15 @@ class Judgement:
         out = (Verdict.ruled_out, Verdict.either_will_do, Verdict.worse)
         return [name for name in self.ranking if self.comparisons[name].verdict not in out]
 
+    @property
+    def is_tested(self) -> bool:
+        """Tell whether two contenders share enough seeds for a test."""
+        return any(
+            result.seeds >= MIN_SEEDS
+            for name, result in self.comparisons.items()
+            if name != self.reference
+        )
+
     def verdict_text(self, name: str) -> str:
         """Write the verdict on a contender, with the decisive limit."""
         return self.comparisons[name].verdict.replace(UNSET, self.limit)

@@ -61,7 +61,9 @@ def ranking_table(findings: Findings) -> Table:
         columns.append(("verdict", False, partial(name_verdict, findings)))
     columns.append(("seeds", True, lambda row: count_seeds(row.configuration)))
     if several:
-        against = f"difference [{100 * judged.confidence:.3g} %]" if judged else "difference"
+        against = "difference"
+        if judged is not None and judged.is_tested:
+            against += f" [{100 * judged.confidence:.3g} %]"
         columns.append((against, True, lambda row: format_difference(row.versus)))
     columns += [
         ("diverged", True, lambda row: _count_diverged(_runs(row))),

@@ -13,7 +13,7 @@ from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import rate
 from optrun.report.configurations import MIXED, Contender
 from optrun.report.findings import Findings
-from optrun.report.statistics import MIN_SEEDS, UNSET, Judgement, Verdict
+from optrun.report.statistics import UNSET, Judgement, Verdict
 from optrun.report.table import format_metric
 from optrun.report.tables import format_mean
 from optrun.report.templating import fill_text
@@ -61,18 +61,9 @@ def kind_of(comparison: Comparison) -> str:
         return "single"
     if any(workload.metric != workload.own_metric for workload in comparison.workloads):
         return "exploratory"
-    if not is_tested(judged):
+    if not judged.is_tested:
         return "pilot"
     return "selected" if any(map(is_selected, ranked)) else "compared"
-
-
-def is_tested(judged: Judgement) -> bool:
-    """Tell whether two contenders share enough seeds for a test."""
-    return any(
-        result.seeds >= MIN_SEEDS
-        for name, result in judged.comparisons.items()
-        if name != judged.reference
-    )
 
 
 def is_selected(row: Contender) -> bool:
@@ -173,7 +164,7 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     """
     judged = findings.judgement
     rows = findings.ranked
-    if judged is None or not is_tested(judged):
+    if judged is None or not judged.is_tested:
         best = rows[0].configuration.mean if rows else math.nan
         rows = [row for row in rows if row.configuration.mean == best]
     else:
@@ -203,7 +194,7 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
     for name, full_name in names.items():
         groups.setdefault(judged.verdict_text(name), []).append(full_name)
     first = [name for name in names if means[name] == means[judged.ranking[0]]]
-    tested = is_tested(judged)
+    tested = judged.is_tested
     seeds = min(len(scores[name]) for name in possible or names)
     judging = list(versus.values()) if len(possible) == 1 else undecided
     widest = max((abs(result.difference) for result in undecided), default=0.0)
@@ -281,6 +272,8 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
     below, above = curve.beside()
     if below and above:
         return None
+    if findings.mode == "max" and curve.best.mean == 1:
+        return None  # right every time: nothing is left to find
     inside = curve.points.get(below or above or 0.0)
     if inside is not None and inside.mean == curve.best.mean:
         return None  # as good inside: nothing says that further out is better

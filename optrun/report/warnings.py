@@ -159,9 +159,9 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
         if row.name not in few and len(row.configuration.scores) < MIN_SEEDS:
             few.append(row.name)
     if few:
-        more = "Run the best configurations again with seed=0,1,2,3,4."
+        more = ""
         if any(Fork.of(run.summary) is not None for run in findings.runs):
-            more = f"For more seeds {MORE_TRUNKS}."
+            more = f" For more seeds {MORE_TRUNKS}."
         yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few), more=more)
 
 

@@ -97,6 +97,12 @@ class PlainDisplay(Display):
         self.total = 0
         self.begun = time.monotonic()
         self.first = 0
+        self.main_metric = ""
+
+    def on_train_begin(self, training: TrainingContext) -> None:
+        """Note the metric that no line leaves out."""
+        self.main_metric = training.setup.ranking.metric
+        super().on_train_begin(training)
 
     def start(self, step: int, total: int) -> None:
         """Take the time from here on."""
@@ -106,7 +112,7 @@ class PlainDisplay(Display):
 
     def record(self, record: PlainMapping) -> None:
         """Show one line with everything that was logged at a step."""
-        line = plain_line(record, self.total, width=_WIDTH)
+        line = plain_line(record, self.total, width=_WIDTH, main_metric=self.main_metric)
         done = int(record["step"]) - self.first
         if done == 0:
             self.begun = time.monotonic()
@@ -132,7 +138,9 @@ class PlainDisplay(Display):
             console.on_broken_pipe()
 
 
-def plain_line(record: PlainMapping, total: int, width: int | None = None) -> str:
+def plain_line(
+    record: PlainMapping, total: int, width: int | None = None, main_metric: str = ""
+) -> str:
     """Write a record as one line.
 
     Args:
@@ -140,6 +148,7 @@ def plain_line(record: PlainMapping, total: int, width: int | None = None) -> st
         total: Steps of the run.
         width: Characters for loss, lr and evaluations, as many as fit; None: every number, however
             many.
+        main_metric: The first of the evaluations.
 
     Example:
         >>> record = {"step": 10, "epoch": 0.5, "train/loss": 2.5}
@@ -150,7 +159,9 @@ def plain_line(record: PlainMapping, total: int, width: int | None = None) -> st
         'step 10/20  epoch 0.50  train/loss 2.5  train/lr 0.001'
     """
     columns = [f"step {record['step']}/{total}", f"epoch {record.get('epoch', 0):.2f}"]
-    for name, value in record.items():
+    names = sorted(record, key=lambda name: (name.startswith("eval/"), name != main_metric))
+    for name in names:
+        value = record[name]
         if name in ("step", "epoch", "time", "unscheduled") or name.startswith("lr/"):
             continue
         if width is not None and not name.startswith(("train/loss", "train/lr", "eval/")):

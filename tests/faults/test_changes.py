@@ -165,6 +165,8 @@ def test_an_option_that_needs_another_state_is_refused_before_anything_is_writte
         " 'transformer.wte.weight'" in said
     )
     assert "has no 'max_exp_avg_sq', which amsgrad=True needs" in said
+    other = go("resume=run", "optimizer=lamb")[1]
+    assert "error: optimizer.name=lamb: the saved optimizer state does not fit" in other
     assert "checkpoint.on_other_optimizer=reset" in said
     assert (run.path / "config.yaml").read_bytes() == before
     assert go("resume=run", "optimizer.amsgrad=true", "checkpoint.on_other_optimizer=reset")[0] == 0

@@ -101,3 +101,9 @@ def test_a_plain_line_has_at_most_120_characters() -> None:
     assert "train/loss 0.1235  train/lr 0.1235  eval/set_0/accuracy" in line
     assert "perf/" not in line
     assert "  left " in line
+    assert "eval/set_8/accuracy" not in line
+    display.main_metric = "eval/set_8/accuracy"
+    display.record({"step": 10, "epoch": 0.1, **values})
+    line = out.getvalue().splitlines()[1]
+    assert "train/lr 0.1235  eval/set_8/accuracy 0.1235" in line
+    assert len(line) <= 120

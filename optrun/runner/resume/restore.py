@@ -30,6 +30,8 @@ from optrun.training.step import TrainStep
 
 Schedule = dict[str, Any]
 """`state_dict` of a schedule."""
+_BLAMED = 3
+"""Keys that a message names."""
 _COMPUTING = ("python", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -92,7 +94,10 @@ def restore_state(
                 f"the saved optimizer state does not fit: {error} First saved tensor: {first}."
                 f" {hint}"
             )
-            raise _unfit(text, changes, ("optimizer.", "param", "model.", "adapter.")) from error
+            name = "optimizer.name"
+            sections = ("optimizer.", "param", "model.", "adapter.")
+            # The other keys of another optimizer are its defaults.
+            raise _unfit(text, changes, (name,) if name in changes else sections) from error
         notes.append(f"the optimizer's state starts anew, as asked: {error}")
     notes += restore_schedule(snapshot.metadata.scheduler, train_step)
     restore_scaler(snapshot, train_step)
@@ -149,7 +154,10 @@ def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Cha
 
 def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunError:
     blamed = [f"{key}={now}" for key, (_, now) in changes.items() if key.startswith(prefixes)]
-    return ConfigError(f"{', '.join(blamed)}: {text}") if blamed else CheckpointError(text)
+    if not blamed:
+        return CheckpointError(text)
+    more = f" and {len(blamed) - _BLAMED} more" if len(blamed) > _BLAMED else ""
+    return ConfigError(f"{', '.join(blamed[:_BLAMED])}{more}: {text}")
 
 
 def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:

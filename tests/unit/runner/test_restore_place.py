@@ -192,6 +192,9 @@ def test_who_is_blamed_for_a_state_that_does_not_fit() -> None:
     blamed = loading._unfit("too wide.", changes, ("model.", "task."))
     assert isinstance(blamed, ConfigError)
     assert str(blamed) == "model.width=16: too wide."
+    many = {f"model.k{number}": (0, number) for number in range(5)}
+    several = str(loading._unfit("too wide.", many, ("model.",)))
+    assert several == "model.k0=0, model.k1=1, model.k2=2 and 2 more: too wide."
     assert isinstance(loading._unfit("too wide.", {"lr": (1, 2)}, ("model.",)), CheckpointError)
     newer = CheckpointMetadata(global_step=0, train={"zeal": 1})
     with pytest.raises(CheckpointError, match=r"state\.json: .*zeal"):
