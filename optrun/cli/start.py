@@ -54,7 +54,10 @@ def run(arguments: VerbArguments) -> int:
     for number, (title, tokens) in enumerate(proposal.commands(), 1):
         sys.stdout.write(f"\n{number}. {title}\n   optrun {shell.join([*tokens, *more])}\n")
     if not arguments.flag("run"):
-        sys.stdout.write("\nrun=true runs the first; nothing was written.\n")
+        sys.stdout.write(
+            "\nThese keys can stand in a YAML file of your own: optrun -cn mine.yaml\n"
+            "run=true runs the first; nothing was written.\n"
+        )
         return EXIT_DONE
     from optrun.cli.train import run as train
 

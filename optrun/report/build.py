@@ -159,8 +159,8 @@ def report(
     sections = _open_sections(finished_report)
     folder = out or _own_folder(dirs, len(runs))
     stem = "report"
-    if folder.resolve() == dirs[0].resolve():
-        # The report of a sweep answers its own question: another one has files of its own.
+    if out is not None or folder.resolve() == dirs[0].resolve():
+        # A folder keeps the report of a sweep's own question: another one has files of its own.
         if metric == comparison.findings.own_metric:
             options["metric"] = None
         stem += _slug(options)

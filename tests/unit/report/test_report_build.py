@@ -449,6 +449,13 @@ def test_another_question_never_takes_the_place_of_the_report_of_a_sweep(
     assert all(path.name.startswith("report-baseline-adamw-metric") for path in named)
     assert report([sweep], matters=0.5).files[0] == sweep / "report-matters-0.5.html"
     assert report([sweep], metric="eval/loss").files[0] == page, "the sweep's own metric"
+    elsewhere = Path("elsewhere")
+    for options in ({}, {"baseline": "adamw"}):
+        report([sweep], out=elsewhere, **options)  # type: ignore[arg-type]
+    assert sorted(path.name for path in elsewhere.glob("*.html")) == [
+        "report-baseline-adamw.html",
+        "report.html",
+    ]
     together = report([sweep, Path("second")]).files[0]
     assert together.is_relative_to(Path("outputs", "reports"))
     assert not (Path("second") / "report.html").exists()
