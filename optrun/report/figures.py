@@ -66,18 +66,23 @@ def pictures(findings: Findings) -> list[Picture]:
     axis = choose_axis(rows)
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
     if lines := seed_lines(rows, metric, axis):
-        caption = f"A line for each seed of the best configuration.{same}"
+        caption = (
+            "One line per seed of the best configuration: where contenders overlap, the seed"
+            f" matters more than the choice.{same}"
+        )
         draw = partial(draw_seed_lines, lines, metric, mode, axis)
         add("metric", f"{metric} during training", caption, draw)
     if any(len(row.lr_curve.tried) > 1 for row in rows):
         caption = (
-            "Mean over seeds at each lr; the ring is the best. Cross: diverged; arrowhead: outside."
+            "The ring is the best mean over seeds; at the end of a line, a wider grid may find a"
+            " better one. Cross: diverged; arrowhead: outside."
         )
         draw = partial(draw_lr_curves, rows, findings)
         add("lr", f"Final {metric} against learning rate", caption, draw)
     if losses := seed_lines(rows, "train/loss", axis):
         draw = partial(draw_seed_lines, losses, "train/loss", "min", axis)
-        add("train-loss", "train/loss during training", f"Smoothed.{same}", draw)
+        caption = f"Smoothed; what fits the training data best may not evaluate best.{same}"
+        add("train-loss", "train/loss during training", caption, draw)
     return drawn
 
 
@@ -103,7 +108,10 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
     )
     if len(lines) < 2:
         return []
-    caption = "Mean over shared seeds (small dots), the bar its interval; hollow: ruled out."
+    caption = (
+        "Dot: mean difference over shared seeds; bar: its interval; small dots: single seeds;"
+        " hollow: ruled out."
+    )
     caption += " Shaded: too small to matter." if math.isfinite(judged.matters) else ""
     caption += " Arrowhead: outside, with its value." if len(lines) > 2 else ""
     caption += (
