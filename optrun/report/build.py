@@ -289,11 +289,11 @@ def _interval_note(judged: Judgement | None) -> str:
     """Say why the intervals of a table have their level."""
     if judged is None or not judged.is_tested:
         return ""
-    level = f"In brackets: the {100 * judged.confidence:.3g} % interval"
+    interval = f"The {100 * judged.confidence:.3g} % interval of a difference"
     if judged.has_baseline:
-        return f"{level}, before Holm's correction of the tests."
+        return f"{interval} stands before Holm's correction of the tests."
     test = judged.alpha / max(1, len(judged.ranking) - 1)
-    return f"{level}, which leaves out 0 exactly if the one-sided test at {test:.2g} does."
+    return f"{interval} leaves out 0 exactly if the one-sided test at {test:.2g} does."
 
 
 def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:

@@ -67,21 +67,20 @@ def pictures(findings: Findings) -> list[Picture]:
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
     if lines := seed_lines(rows, metric, axis):
         caption = (
-            "One line per seed of the best configuration: where contenders overlap, the seed"
-            f" matters more than the choice.{same}"
+            f"One line per seed of the best configuration: where they mix, seeds matter more.{same}"
         )
         draw = partial(draw_seed_lines, lines, metric, mode, axis)
         add("metric", f"{metric} during training", caption, draw)
     if any(len(row.lr_curve.tried) > 1 for row in rows):
         caption = (
-            "The ring is the best mean over seeds; at the end of a line, a wider grid may find a"
-            " better one. Cross: diverged; arrowhead: outside."
+            "Ring: best mean over seeds; at the end of a line, widen its grid."
+            " Cross: diverged; arrowhead: outside."
         )
         draw = partial(draw_lr_curves, rows, findings)
         add("lr", f"Final {metric} against learning rate", caption, draw)
     if losses := seed_lines(rows, "train/loss", axis):
         draw = partial(draw_seed_lines, losses, "train/loss", "min", axis)
-        caption = f"Smoothed; what fits the training data best may not evaluate best.{same}"
+        caption = f"Smoothed; the lowest need not evaluate best.{same}"
         add("train-loss", "train/loss during training", caption, draw)
     return drawn
 
@@ -109,8 +108,7 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
     if len(lines) < 2:
         return []
     caption = (
-        "Dot: mean difference over shared seeds; bar: its interval; small dots: single seeds;"
-        " hollow: ruled out."
+        "Dot: mean over shared seeds; bar: its interval; small dots: the seeds; hollow: ruled out."
     )
     caption += " Shaded: too small to matter." if math.isfinite(judged.matters) else ""
     caption += " Arrowhead: outside, with its value." if len(lines) > 2 else ""

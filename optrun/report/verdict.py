@@ -160,7 +160,8 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     """List contenders with the best lr at an edge, each with the next lr.
 
     Those that could be the best come first. If nothing is tested, the line names the first
-    contender alone, and so does this list.
+    contender alone, and so does this list. One that is ruled out and learnt nothing is left out:
+    which of its rates is the best is chance.
     """
     judged = findings.judgement
     rows = findings.ranked
@@ -171,6 +172,9 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
         rows = sorted(rows, key=lambda row: row.name not in judged.possible)
     edges = []
     for row in rows:
+        is_out = judged is not None and row.name not in judged.possible
+        if is_out and _learnt([row]):
+            continue
         lr = next_lr(row, findings)
         if lr is not None:
             edges.append((row, lr))

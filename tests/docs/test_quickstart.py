@@ -21,9 +21,9 @@ def in_one_line(text: str) -> str:
 
 
 def makes_sense(sweep: Path) -> str:
-    """Look at the runs of the contender that a sweep ranks first.
+    """Look at the best runs of the contender that a sweep ranks first.
 
-    They have learnt what decides, not their rows.
+    They have learnt what decides, not their rows, and are not at the ceiling.
 
     Returns:
         Its name.
@@ -33,14 +33,21 @@ def makes_sense(sweep: Path) -> str:
     winner = next(
         row["contender"] for row in rows if row["rank"] == "1"
     )  # the first named of those that share it
-    first = [row for row in rows if row["contender"] == winner]
-    for run in (sweep / row["run"] for row in first):
+    by_lr: dict[str, list[Path]] = {}
+    for row in rows:
+        if row["contender"] == winner:
+            by_lr.setdefault(row["config.lr"], []).append(sweep / row["run"])
+    assert list(by_lr)[0] not in (min(by_lr, key=float), max(by_lr, key=float))
+    accuracies = []
+    for run in next(iter(by_lr.values())):  # the chosen configuration stands first
         found = re.search(r"\beval +\d+ examples.*", (run / "optrun.log").read_text())
         assert found is not None
         majority = max(float(share) for share in re.findall(r"([\d.]+) %", found[0])) / 100
+        assert majority < 0.6, run
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-        assert majority < 0.8 < 0.95 < last["eval/accuracy"], run
-        assert abs(last["train/loss"] - last["eval/loss"]) < 0.1, run
+        accuracies.append(last["eval/accuracy"])
+        assert abs(last["train/loss"] - last["eval/loss"]) < 0.2, run
+    assert 0.8 < sum(accuracies) / len(accuracies) < 0.97
     return winner
 
 
@@ -50,16 +57,18 @@ def test_quickstart(tmp_path: Path) -> None:
     for block in blocks(page):
         if block.not_run or block.body.startswith("pip install"):
             continue
-        if block.language == "text":  # what the page says that comes out
-            assert in_one_line(block.body) in in_one_line(said), f"{block.page}:{block.line}"
+        if block.language == "text":  # what the page says that comes out; `...` differs
+            pieces = in_one_line(block.body).split("...")
+            pattern = r"[\d.e-]+".join(map(re.escape, pieces))
+            assert re.search(pattern, in_one_line(said)), f"{block.page}:{block.line}\n{said}"
             continue
         for done in _run(block, tmp_path):
             assert done.returncode == 0, f"{block.page}:{block.line}\n{done.stdout}{done.stderr}"
             said = done.stdout
         for sweep in re.findall(r"optrun -m .*?hydra.sweep.dir=(\S+)", block.body, re.S):
             winner = makes_sense(tmp_path / sweep)
-            assert f" {winner} " in said.partition("no difference")[0]
-    assert said.strip() in ("good", "bad")
+            assert f"{winner} at lr" in said.partition("Ruled out")[0]
+    assert said.strip() == "good"
     for name in (
         "outputs/first/model/README.md",
         "outputs/sweeps/first/report.html",
