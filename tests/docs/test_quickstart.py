@@ -37,7 +37,7 @@ def makes_sense(sweep: Path) -> str:
     for row in rows:
         if row["contender"] == winner:
             by_lr.setdefault(row["config.lr"], []).append(sweep / row["run"])
-    assert list(by_lr)[0] not in (min(by_lr, key=float), max(by_lr, key=float))
+    assert next(iter(by_lr)) not in (min(by_lr, key=float), max(by_lr, key=float))
     accuracies = []
     for run in next(iter(by_lr.values())):  # the chosen configuration stands first
         found = re.search(r"\beval +\d+ examples.*", (run / "optrun.log").read_text())
