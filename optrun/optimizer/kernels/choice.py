@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -66,10 +65,7 @@ class Formula:
         return pick(options["foreach"], device, self.kernels(whole=whole))
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Step a batch.
-
-        What its kernel cannot read by the loop, or on an accelerator by foreach.
-        """
+        """Step a batch, by the loop (foreach on an accelerator) if its kernel cannot read it."""
         kernel = self.kernel(batch.options, batch.params[0].device.type, whole=batch.whole)
         if kernel in ("loop", "foreach"):
             return self.step_by(kernel, batch)
@@ -80,25 +76,11 @@ class Formula:
         if batch.shares_memory:
             # A kernel steps tensors side by side, and reads none where it writes another.
             return self.step_by("loop", batch)
-        plain = [
+        if all(
             is_plain(param, grad, states) for param, grad, *states in zip(*batch.lists, strict=True)
-        ]
-        if all(plain):
+        ):
             return self.step_by(kernel, batch)
-        fallback = "foreach" if kernel == "triton" else "loop"
-        order: list[int] = []
-        ratios = []
-        for name, takes_plain in ((kernel, True), (fallback, False)):
-            chosen = [i for i, is_plain_one in enumerate(plain) if is_plain_one is takes_plain]
-            if not chosen:
-                continue
-            order += chosen
-            ratios_of_chosen = self.step_by(name, batch.some(chosen))
-            if ratios_of_chosen is not None:
-                ratios.append(ratios_of_chosen)
-        if not ratios:
-            return None
-        return torch.cat(ratios)[torch.tensor(order).argsort()]
+        return self.step_by("foreach" if kernel == "triton" else "loop", batch)
 
     def step_by(self, kernel: str, batch: Batch) -> Tensor | None:
         """Step a batch by a kernel of that name."""
