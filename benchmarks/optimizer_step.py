@@ -270,19 +270,22 @@ def measure(given: argparse.Namespace) -> str:
     if torch.cuda.is_available():
         base, gpu = measured(given, "cuda")
         told.append(f"{base * 1e3:.2f} ms on the GPU")
-    absent = "– | | " if gpu else "not measured | | "
     params = bert(given.layers, given.vocabulary, "meta")
     count, elements = len(params), sum(param.numel() for param in params.values())
     head = (
         f"{elements / 1e6:.0f} million float32 weights in {count} tensors; {', '.join(told)};"
         f" {given.rounds} rounds."
     )
-    columns = [f"{where}: ratio | middle half | extra memory" for where in ("CPU", "GPU")]
+    columns = "ratio | middle half | extra memory"
     if why_not_compiled():
         head += f" Without the compiled kernel: {why_not_compiled()}."
-    rows = [f"| a step of | {' | '.join(columns)} |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    if not gpu:
+        rows = [f"| a step of | CPU: {columns} |", "| --- | --- | --- | --- |"]
+        rows += [f"| {name} | {ratios} |" for name, ratios in cpu.items()]
+        return "\n".join([head, "", *rows])
+    rows = [f"| a step of | CPU: {columns} | GPU: {columns} |", "|" + " --- |" * 7]
     rows += [
-        f"| {name} | {cpu.get(name, '– | | ')} | {gpu.get(name, absent)} |"
+        f"| {name} | {cpu.get(name, '– | | ')} | {gpu.get(name, '– | | ')} |"
         for name in {**cpu, **gpu}
     ]
     return "\n".join([head, "", *rows])
