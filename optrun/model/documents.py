@@ -10,7 +10,6 @@ import torch
 from optrun.base.errors import ConfigError
 from optrun.model.attention import KEY, attention_of, one_row
 from optrun.model.forward import lean_forward
-from optrun.model.quantization import quantized
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,17 +68,12 @@ def expect_apart(
         "Leave it false." if "packing" in key else "Leave it false, or take task.packing=false."
     )
     name = f"{name} with {KEY}={attention_of(model)}"
-    # In 8 bits the outliers of all rows decide which columns are multiplied in 16.
-    rounded = (quantized(model) or {}).get("quantization") == "8bit"
-    same = _NEAR_IN_16_BITS if rounded else _NEAR
-    near = (
-        _NEAR if first.dtype in (torch.float32, torch.float64) and not rounded else _NEAR_IN_16_BITS
-    )
+    near = _NEAR if first.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
     first = first.double()
     second = second.double()
     single = single.double()
     spread = float(single.std()) or 1.0
-    if float((first - second).abs().max()) > same * spread:
+    if float((first - second).abs().max()) > _NEAR * spread:
         raise ConfigError(
             f"{key}: tokens of {name} see the documents before their own in a block, whatever their"
             f" positions. {instead}"

@@ -1,14 +1,12 @@
-"""Weights of 4 and 8 bits in a frozen base, by bitsandbytes.
+"""Weights of 4 bits in a frozen base, by bitsandbytes: QLoRA's nf4.
 
-4 bits are QLoRA's (Dettmers et al. 2023, arXiv:2305.14314), 8 bits LLM.int8() (Dettmers et al.
-2022, arXiv:2208.07339). Weights are quantised on the CPU, whatever device trains, so that the same
-file gives the same base everywhere.
+Source: Dettmers et al. 2023, arXiv:2305.14314. Weights are
+quantised on the CPU, whatever device trains, so that the same file gives the same base everywhere.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +23,7 @@ Quantization = dict[str, str | bool]
 """What is asked of quantised weights, by the names of `model.quantization` and what goes with it.
 """
 _MARK = "_optrun_quantization"
-_OUTLIERS = 6.0
-"""Activations above it are multiplied in 16 bits, as transformers has it."""
+_TYPE = "nf4"
 _BLOCK = 64
 _BLOCKS = 256
 """Weights that share a constant; constants that share one, where they are quantised again."""
@@ -37,8 +34,8 @@ def quantization_of(config: ModelConfig) -> Quantization | None:
     bits = getattr(config, "quantization", None)
     if bits is None:
         return None
-    option_names = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant") if bits == "4bit" else ()
-    return {"quantization": bits, **{name: getattr(config, name) for name in option_names}}
+    name = "bnb_4bit_use_double_quant"
+    return {"quantization": bits, name: getattr(config, name)}
 
 
 def require_quantization(config: ModelConfig) -> None:
@@ -72,8 +69,6 @@ def quantize(
     Raises:
         ConfigError: There is nothing to quantise.
     """
-    # It tells of each product in 8 bits that activations are cast to 16.
-    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     bits = asked["quantization"]
     linear_paths = list(paths)
     if not linear_paths:
@@ -85,15 +80,13 @@ def quantize(
     for path in linear_paths:
         model.set_submodule(path, _quantized(asked, model.get_submodule(path), meta=meta))
     setattr(model, _MARK, dict(asked))
-    setattr(
-        model, "is_loaded_in_4bit" if bits == "4bit" else "is_loaded_in_8bit", True
-    )  # by which peft knows
+    model.is_loaded_in_4bit = True  # by which peft knows
     after = sum(tensor_bytes(model).values())
-    kind = f"4 bits ({_kind(asked)})" if bits == "4bit" else "8 bits"
+    twice = ", its constants quantised, too" if asked["bnb_4bit_use_double_quant"] else ""
     return (
-        f"model.quantization={bits}: {len(linear_paths)} linear modules of the base in {kind}: its"
-        " weights"
-        f" take {after / 2**20:,.1f} MiB in place of {before / 2**20:,.1f}"
+        f"model.quantization={bits}: {len(linear_paths)} linear modules of the base in 4 bits"
+        f" (nf4{twice}): its weights take {after / 2**20:,.1f} MiB in place of"
+        f" {before / 2**20:,.1f}"
     )
 
 
@@ -109,13 +102,9 @@ def dequantize(model: nn.Module) -> None:
 
     for path, module in list(_quantized_modules(model)):
         weight = module.weight
-        if hasattr(weight, "quant_state"):
-            values = bnb.dequantize_4bit(weight.data, weight.quant_state)
-        else:
-            constants = module.state.SCB if weight.SCB is None else weight.SCB
-            values = bnb.int8_vectorwise_dequant(weight.data, constants)
+        values = bnb.dequantize_4bit(weight.data, weight.quant_state)
         model.set_submodule(path, _plain(module, values))
-    for mark in (_MARK, "is_loaded_in_4bit", "is_loaded_in_8bit"):
+    for mark in (_MARK, "is_loaded_in_4bit"):
         if hasattr(model, mark):
             delattr(model, mark)
 
@@ -129,9 +118,6 @@ def tensor_bytes(model: nn.Module) -> dict[str, int]:
     for path, module in _quantized_modules(model):
         count = module.in_features * module.out_features
         name = f"{path}.weight"
-        if type(module).__name__ == "Linear8bitLt":
-            sizes[name] = count + 4 * module.out_features
-            continue
         blocks = -(-count // _BLOCK)
         constants = 4 * blocks
         if module.weight.compress_statistics:
@@ -146,11 +132,6 @@ def tensor_sizes(model: nn.Module) -> dict[str, int]:
     return sizes | {
         f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)
     }
-
-
-def _kind(asked: Quantization) -> str:
-    twice = ", its constants quantised, too" if asked["bnb_4bit_use_double_quant"] else ""
-    return f"{asked['bnb_4bit_quant_type']}{twice}"
 
 
 def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -170,34 +151,25 @@ def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
     out, into = weight.shape
     layer: Any
     with torch.device("meta"):
-        if asked["quantization"] == "4bit":
-            layer = bnb.Linear4bit(
-                into,
-                out,
-                bias=module.bias is not None,
-                compute_dtype=weight.dtype,
-                compress_statistics=asked["bnb_4bit_use_double_quant"],
-                quant_type=asked["bnb_4bit_quant_type"],
-            )
-            layer.support_avx512bf16_for_cpu = (
-                False  # else an evaluation would lay the weights out otherwise
-            )
-            kind = bnb.Params4bit
-            options = {
-                "compress_statistics": False,
-                "quant_type": layer.weight.quant_type,
-                "module": layer,
-            }
-        else:
-            layer = bnb.Linear8bitLt(
-                into, out, bias=module.bias is not None, has_fp16_weights=False, threshold=_OUTLIERS
-            )
-            layer.register_forward_pre_hook(_bring_constants)
-            kind = bnb.Int8Params
-            options = {"has_fp16_weights": False}
+        layer = bnb.Linear4bit(
+            into,
+            out,
+            bias=module.bias is not None,
+            compute_dtype=weight.dtype,
+            compress_statistics=asked["bnb_4bit_use_double_quant"],
+            quant_type=_TYPE,
+        )
+    # Else an evaluation would lay the weights out otherwise.
+    layer.support_avx512bf16_for_cpu = False
     if not meta:
-        layer.weight = kind(weight, requires_grad=False, **options).to("cpu")
-        if asked["quantization"] == "4bit" and asked["bnb_4bit_use_double_quant"]:
+        layer.weight = bnb.Params4bit(
+            weight,
+            requires_grad=False,
+            compress_statistics=False,
+            quant_type=_TYPE,
+            module=layer,
+        ).to("cpu")
+        if asked["bnb_4bit_use_double_quant"]:
             _compress(layer.weight)
     layer.bias = module.bias
     layer.optrun_source = type(module), weight.dtype
@@ -218,17 +190,6 @@ def _compress(weight: Any) -> None:
     state.offset = offset
     state.nested = True
     weight.compress_statistics = True
-
-
-def _bring_constants(module: Any, _inputs: Any) -> None:
-    """Move the second name and the constants of an 8-bit weight.
-
-    Which `nn.Module.to` leaves behind.
-    """
-    weight = module.weight
-    holder = weight if weight.CB is not None else module.state
-    if holder.CB is not None and holder.CB.device != weight.device:
-        holder.CB, holder.SCB = weight.data, holder.SCB.to(weight.device)
 
 
 def _plain(module: Any, weight: Tensor) -> nn.Module:

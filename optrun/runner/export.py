@@ -224,12 +224,9 @@ def _explain_quantised_base(quantization: Mapping[str, object], *, merged: bool)
             f"the factors were trained beside a base in {quantization['quantization']}: these are"
             " its weights dequantised"
         )
-    options = "load_in_8bit=True"
-    if quantization["quantization"] != "8bit":
-        options = "load_in_4bit=True"
-        for name, value in quantization.items():
-            if name != "quantization":
-                options += f", {name}={value!r}"
+    options = "load_in_4bit=True, bnb_4bit_quant_type='nf4'"
+    if quantization["bnb_4bit_use_double_quant"]:
+        options += ", bnb_4bit_use_double_quant=True"
     return (
         "the factors were trained beside a quantised base: give the base dtype=model.dtype of the"
         f" run and quantization_config=transformers.BitsAndBytesConfig({options}), whose"

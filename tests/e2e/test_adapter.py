@@ -241,18 +241,11 @@ WRONG = [
         [*FULL, "model.quantization=4bit"],
         ["model.quantization=4bit", "null with adapter=none", "adapter=lora"],
     ),
-    ([*LORA, "model.quantization=3bit"], ["model.quantization=3bit", "4bit, 8bit, or null"]),
+    ([*LORA, "model.quantization=3bit"], ["model.quantization=3bit", "4bit, or null"]),
+    (["load_in_8bit=true"], ["load_in_8bit", "model.quantization=4bit"]),
     (
-        [*LORA, "model.quantization=4bit", "model.bnb_4bit_quant_type=int4"],
-        ["int4", "one of nf4, fp4"],
-    ),
-    (
-        [*LORA, "model.bnb_4bit_quant_type=fp4"],
-        ["model.bnb_4bit_quant_type=fp4", "model.quantization=4bit alone"],
-    ),
-    (
-        [*LORA, "model.quantization=8bit", "model.bnb_4bit_use_double_quant=true"],
-        ["model.bnb_4bit_use_double_quant=true", "model.quantization=4bit alone"],
+        [*LORA, "model.bnb_4bit_use_double_quant=true"],
+        ["model.bnb_4bit_use_double_quant=true", "false without model.quantization=4bit"],
     ),
     (["adapter=lora", "adapter.r=0"], ["adapter.r=0", "1 or more"]),
     (

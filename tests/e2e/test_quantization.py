@@ -35,7 +35,6 @@ KINDS = {
         "model.dtype=bfloat16",
         "training.precision=bf16",
     ],
-    "int8": [*CHATS, *BASE, *STEPS, "model.quantization=8bit"],
 }
 FOUR = "training.max_steps=4"
 
@@ -88,7 +87,7 @@ def test_a_checkpoint_holds_factors_and_what_they_stand_beside(name: str, place:
     assert all(".lora_" in key for key in held)
     assert {tensor.dtype for tensor in held.values()} == {torch.float32}
     facts = state(Path(name), 4)["adapter"]
-    assert facts["quantization"]["quantization"] == ("8bit" if name == "int8" else "4bit")
+    assert facts["quantization"]["quantization"] == "4bit"
     told = summary(Path(name))["model"]
     base = sum(tensor.numel() for tensor in load_file("base/model/model.safetensors").values())
     assert told["parameters"] == base + sum(tensor.numel() for tensor in held.values())
@@ -111,7 +110,8 @@ def test_evaluate_and_predict_find_the_base_quantised(
     )
     assert len(Path(out).read_text().splitlines()) == 24
     capsys.readouterr()
-    assert optrun("evaluate", name, "model.quantization=null") == 2
+    plain = ["model.quantization=null", "model.bnb_4bit_use_double_quant=false"]
+    assert optrun("evaluate", name, *plain) == 2
     said = capsys.readouterr().err
     assert all(
         fact in said for fact in ("model.quantization=null", "another one. Leave it as it was")
@@ -134,11 +134,7 @@ def test_exports(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "dequantised" in capsys.readouterr().out
     merged = AutoModelForCausalLM.from_pretrained(f"{name}-merged", dtype=torch.float32)
     assert not hasattr(merged.config, "quantization_config")
-    given = (
-        {"load_in_8bit": True}
-        if name == "int8"
-        else {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-    )
+    given = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     given |= {"bnb_4bit_use_double_quant": True} if name == "twice" else {}
     dtype = torch.bfloat16 if name == "twice" else torch.float32
     with warnings.catch_warnings():
@@ -151,21 +147,17 @@ def test_exports(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> 
     with torch.no_grad():
         expected = beside(input_ids=ids).logits.float()
         found = merged.eval()(input_ids=ids).logits
-    near = {"nf4": 1e-4, "twice": 5e-2, "int8": 5e-2}[name]
+    near = {"nf4": 1e-4, "twice": 5e-2}[name]
     assert float((found - expected).abs().max()) < near * float(expected.std())
 
 
 def test_it_is_explained(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = {}
-    for bits in ("null", "4bit", "8bit"):
+    for bits in ("null", "4bit"):
         capsys.readouterr()
         assert optrun("explain", *CHATS, *BASE, f"model.quantization={bits}", "--json") == 0
         found[bits] = json.loads(capsys.readouterr().out)
-    assert (
-        found["4bit"]["weight_bytes"]
-        < found["8bit"]["weight_bytes"]
-        < found["null"]["weight_bytes"]
-    )
+    assert found["4bit"]["weight_bytes"] < found["null"]["weight_bytes"]
     assert found["4bit"]["frozen_parameters"] == found["null"]["frozen_parameters"]
     assert found["4bit"]["weight_dtype"] == "4 bits and float32"
     assert any(
@@ -175,8 +167,13 @@ def test_it_is_explained(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_another_kind_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert optrun("resume=nf4", "model.bnb_4bit_quant_type=fp4", "training.max_steps=6") == 2
+    assert optrun("resume=nf4", "model.bnb_4bit_use_double_quant=true", "training.max_steps=6") == 2
     said = capsys.readouterr().err
     assert all(
-        fact in said for fact in ("bnb_4bit_quant_type=fp4", "bnb_4bit_quant_type=nf4", "as it was")
+        fact in said
+        for fact in (
+            "bnb_4bit_use_double_quant=True",
+            "bnb_4bit_use_double_quant=False",
+            "as it was",
+        )
     ), said

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from optrun.base.errors import refuse_url
 from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.ranges import Positive, at_least, one_of
-from optrun.config.types import in_yaml
 
 WeightDtype = StrEnum("WeightDtype", ["float32", "bfloat16"])
 """Floating types of weights."""
@@ -48,11 +47,8 @@ class PretrainedConfig(ModelConfig):
     """Branch, tag or commit on the hub."""
     trust_remote_code: bool
     """Run Python code that comes with the model. Counts only when it stands on the command line."""
-    quantization: Annotated[str, one_of("4bit", "8bit")] | None = None
-    """`4bit` or `8bit`: linear modules of a base that an adapter stands beside, by bitsandbytes."""
-    bnb_4bit_quant_type: Annotated[str, one_of("nf4", "fp4")] = "nf4"
-    """`nf4`, whose 16 values are quantiles of a normal distribution, or `fp4`, which are
-    floating-point numbers."""
+    quantization: Annotated[str, one_of("4bit")] | None = None
+    """`4bit`: linear modules of a base that an adapter stands beside, nf4 by bitsandbytes."""
     bnb_4bit_use_double_quant: bool = False
     """Of each 64 weights in 4 bits the constant is in 8 bits, too, not in 32."""
 
@@ -63,10 +59,11 @@ class PretrainedConfig(ModelConfig):
         expect(
             bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder"
         )
-        for key, default in (("bnb_4bit_quant_type", "nf4"), ("bnb_4bit_use_double_quant", False)):
-            has_effect = self.quantization == "4bit" or getattr(self, key) == default
-            beside = "It has an effect with model.quantization=4bit alone."
-            self.expect(has_effect, key, f"{in_yaml(default)}, its default", beside)
+        self.expect(
+            self.quantization is not None or not self.bnb_4bit_use_double_quant,
+            "bnb_4bit_use_double_quant",
+            "false without model.quantization=4bit",
+        )
 
 
 @dataclass(kw_only=True)

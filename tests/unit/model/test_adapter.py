@@ -568,7 +568,6 @@ def test_a_missing_package_for_quantised_weights_is_named(monkeypatch: pytest.Mo
     config: Any = choice("model", MODELS, "pretrained", {"path": "x", "quantization": "4bit"})
     asked = {
         "quantization": "4bit",
-        "bnb_4bit_quant_type": "nf4",
         "bnb_4bit_use_double_quant": False,
     }
     assert quantization_of(config) == asked
