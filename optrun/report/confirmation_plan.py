@@ -53,8 +53,7 @@ class ConfirmationPlan:
     config_name: str | None = None
     config_dir: list[str] | None = None
     sweep: str | None = None
-    """Whose choice it is: the way there from the folder of this record; None in one from before it
-    was noted."""
+    """Whose choice it is: the way there from the folder of this record; None: it is not known."""
     difference: float | None = None
     """The smallest that matters, which the seeds were planned for; None: they were named, or the
     spread is unknown."""

@@ -193,12 +193,9 @@ def count_ended_confirmations(folder: Path, plan: ConfirmationPlan) -> int:
 
 def find_confirmed_sweep(folder: Path, plan: ConfirmationPlan) -> Path | None:
     """Find the sweep of a confirmation; None if unknown or missing."""
-    sweep_path = plan.sweep
-    if sweep_path is None and folder.resolve().name == FOLDER:
-        sweep_path = ".."
-    if sweep_path is None:
+    if plan.sweep is None:
         return None
-    sweep = Path(os.path.normpath(folder / sweep_path))
+    sweep = Path(os.path.normpath(folder / plan.sweep))
     return sweep if sweep.is_dir() else None
 
 

@@ -72,9 +72,7 @@ def _better_of(best: Best | None, new: Best, mode: str) -> Best:
     losses = {step: evaluation.get("loss", math.nan) for step, evaluation in both.items()}
     better = both[rank_steps(values, losses, mode)[0]].copy()
     if best["value"] == new["value"]:
-        better["tied"] = best.get("tied", 0) + 1
-        if "tied" not in best:  # of an older optrun, which did not count them
-            del better["tied"]
+        better["tied"] = best["tied"] + 1
     return better
 
 

@@ -22,8 +22,8 @@ class Best(TypedDict):
 
     value: float
     step: int
-    tied: NotRequired[int]
-    """How many evaluations had that value; missing where an older optrun began."""
+    tied: int
+    """How many evaluations had that value."""
     loss: NotRequired[float]
     """Of that evaluation."""
 

@@ -210,12 +210,12 @@ def test_a_confirmation_that_is_not_done_is_gone_on_with(
         assert _planned(report([directory]).verdict.next, sweep) == (made, Path(name))
 
 
-def test_a_record_from_before_the_sweep_was_noted(sweep: Path, make_run: MakeRun) -> None:
+def test_a_record_without_its_sweep(sweep: Path, make_run: MakeRun) -> None:
     folder = _confirm(sweep, make_run, seeds=range(3, 6))
     record = json.loads((folder / "confirmation.json").read_text())
     assert (folder / record.pop("sweep")).resolve() == sweep.resolve()
-    (folder / "confirmation.json").write_text(json.dumps(record))
     assert _planned(report([folder]).verdict.next, sweep)[1] == sweep / "confirm-2"
+    (folder / "confirmation.json").write_text(json.dumps(record))
     folder.rename("elsewhere")
     made = report([Path("elsewhere")])
     assert made.verdict.text.startswith("Undecided on fresh seeds 3-5: ")

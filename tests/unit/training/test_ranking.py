@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from optrun.training.ranking import Ranking, rank_by, remember_best
+from optrun.training.ranking import Ranking, remember_best
 from optrun.training.state import TrainState
 
 ACCURACY = Ranking("eval/accuracy", "max")
@@ -33,26 +33,6 @@ def test_without_a_loss_the_later_of_equals_is_best() -> None:
         evaluated(state, step, 1.0, None)
     assert state.best["eval/accuracy"] == {"value": 1.0, "step": 3, "tied": 3}
     assert state.ranking_losses == {}
-
-
-def test_what_an_older_optrun_saved_is_taken_up() -> None:
-    """It knew no losses, and counted no ties, so none are told.
-
-    What has a loss comes before its equals.
-    """
-    values = TrainState(
-        global_step=2, ranking={"1": 0.5, "2": 1.0}, ranked_by="eval/accuracy max"
-    ).to_dict()
-    values["best"] = {"eval/accuracy": {"value": 1.0, "step": 2}}
-    for key in ("ranking_losses", "before_training", "without_end"):
-        del values[key]
-    state = TrainState.from_dict(values)
-    assert rank_by(state, ACCURACY) is None
-    evaluated(state, 3, 1.0, 0.3)
-    assert ACCURACY.best(state) == [3, 2, 1]
-    assert state.best["eval/accuracy"] == {"value": 1.0, "step": 3, "loss": 0.3}
-    evaluated(state, 4, 1.0, 0.2)
-    assert state.best["eval/accuracy"] == {"value": 1.0, "step": 4, "loss": 0.2}
 
 
 def test_a_prolonged_run_forgets_what_its_end_asked_for() -> None:
