@@ -79,8 +79,7 @@ class Run:
         """The checkpoint with the best main metric; None: there is none."""
         from optrun.artifacts.retention import pointed
 
-        pointer = RunDir(self.path).best
-        return pointed(pointer) if pointer.is_file() else None
+        return pointed(RunDir(self.path).best)
 
     def load_model(self, checkpoint: Location | None = None) -> PreTrainedModel:
         """Load a model, on the CPU and in evaluation mode.

@@ -170,7 +170,6 @@ def _out(typed: PlainMapping) -> Path:
     """
     if not isinstance(typed.get("out"), str):
         raise ConfigError(f"optrun predict needs out, the file to be written: {_FIRST}")
-    refuse_url("out", typed["out"])
     out = Path(typed["out"]).expanduser()
     if out.suffix.lower() not in ENDINGS:
         ending = out.suffix or "(none)"

@@ -42,13 +42,18 @@ class TextGeneration(Predictor):
             )
         self.options = self._options(copy.deepcopy(model.generation_config))
         prompts = self.prompts()
-        positions = getattr(model.config, "max_position_embeddings", None)
-        if self.is_decoder and positions is not None:
-            longest = self._longest_prompt(positions)
+        if self.positions is not None:
+            longest = self._longest_prompt(self.positions)
             prompts = [ids[-longest:] for ids in prompts]
         for row, ids in enumerate(prompts):
             self.expect_tokens(row, ids)
         return [{"input_ids": np.asarray(ids, dtype=np.int64)} for ids in prompts]
+
+    @property
+    def positions(self) -> int | None:
+        """The positions that prompt and continuation share; None: there is no such limit."""
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        return positions if self.is_decoder else None
 
     def _options(self, options: Any) -> Any:
         """Put `generation.KEY` over the generation options of the model, and complete them.
@@ -74,9 +79,8 @@ class TextGeneration(Predictor):
             )
         if options.max_new_tokens is None and options.max_length is None:
             options.max_new_tokens = getattr(self.task, "max_target_length", DEFAULT_TOKENS)
-            positions = getattr(self.model.config, "max_position_embeddings", None)
-            if self.is_decoder and positions is not None:
-                options.max_new_tokens = min(options.max_new_tokens, positions // 2)
+            if self.positions is not None:
+                options.max_new_tokens = min(options.max_new_tokens, self.positions // 2)
         return options
 
     def _longest_prompt(self, positions: int) -> int:
