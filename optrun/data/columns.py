@@ -179,6 +179,7 @@ def missing_names(split: Split) -> str:
         return ""  # a text may well be the word text
     names = [name for name in _texts(split.rows) if name]
     has_decimal = any(re.fullmatch(r"-?\d+\.\d+", name) for name in columns)
+    has_decimal = has_decimal and not all(map(is_number, columns))
     if not has_decimal and not any(
         name in split.rows.select_columns([name])[:1000][name] for name in names
     ):
