@@ -92,7 +92,7 @@ class _Plan:
     @property
     def judged(self) -> list[jobs_of.Job]:
         """Jobs to check before the start, as examples of all jobs."""
-        return self.jobs if self.search is None else self.search.placements()
+        return self.jobs if self.search is None else self.search.examples()
 
 
 def sweep(

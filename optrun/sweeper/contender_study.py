@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -31,9 +31,6 @@ from optrun.sweeper.rungs import build_pruner, rungs_of, untrained, value_at_run
 from optrun.sweeper.samplers import build_sampler
 from optrun.sweeper.space import any_value, ends, space_of, written
 from optrun.sweeper.view import Board
-
-_OF_PLACEMENT = {"distributed", "training.device", "training.nproc_per_node"}
-"""Keys that decide which devices a job takes."""
 
 
 @dataclass(frozen=True)
@@ -129,18 +126,6 @@ class ContenderStudy:
         self._sweep: SweepDir
         self._storage: BaseStorage
         self._study: optuna.Study
-
-    def placements(self) -> Iterator[Job]:
-        """Yield sample jobs: the example, then one for each searched placement.
-
-        They are checked before the search and may never run.
-        """
-        yield self.example
-        for key in _OF_PLACEMENT & self.space.keys():
-            values = {name: any_value(kind) for name, kind in self.space.items()}
-            choices = getattr(self.space[key], "choices", None) or [self.space[key].high]
-            for choice in choices:
-                yield self._job({**values, key: choice})
 
     def _job(self, params: Mapping[str, object]) -> Job:
         return self._jobs(params)[0]

@@ -16,9 +16,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from optrun.artifacts.lock import RunLock
-from optrun.base.errors import ConfigError, LockedError
+from optrun.base.errors import ConfigError, LockedError, StorageError
 from optrun.config.hydra_internals import Hydra
-from optrun.config.schema.sweeper import STORAGE, OptunaConfig
+from optrun.config.schema.sweeper import OptunaConfig
 from optrun.sweeper.contenders import Contender
 from optrun.sweeper.driver import Driver, Goal
 from optrun.sweeper.folder import SweepDir
@@ -27,9 +27,9 @@ from optrun.sweeper.jobs import Composer, Job
 try:
     import optuna
     from optuna.trial import TrialState
+    from sqlalchemy.exc import SQLAlchemyError
 
     from optrun.sweeper.contender_study import ContenderStudy, Trial
-    from optrun.sweeper.storage import translated_errors
     from optrun.sweeper.study import refuse_mixed
 except ImportError as error:
     raise ConfigError("hydra/sweeper=optuna needs Optuna: install optrun[sweep].") from error
@@ -77,12 +77,9 @@ class Search:
         """Whether optimizers are told apart."""
         return bool(self.studies[0].name)
 
-    def placements(self) -> list[Job]:
-        """List sample jobs, one for each searched placement."""
-        jobs: list[Job] = []
-        for study in self.studies:
-            jobs += study.placements()
-        return jobs
+    def examples(self) -> list[Job]:
+        """List a job of each study, which may never run."""
+        return [study.example for study in self.studies]
 
     def tuned(self) -> list[str]:
         """List the searched keys and groups, without the optimizer."""
@@ -110,14 +107,15 @@ class Search:
     # ----------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> None:
-        where = STORAGE if self.options.storage else str(sweep.study)
-        with _asking(sweep), translated_errors(where):
-            storage = optuna.storages.get_storage(
-                self.options.storage or f"sqlite:///{sweep.study.resolve()}"
-            )
-            refuse_mixed(storage, where, self.apart)
-            for study in self.studies:
-                study.open(storage, where, sweep)
+        where = str(sweep.study)
+        with _asking(sweep):
+            try:
+                storage = optuna.storages.get_storage(f"sqlite:///{sweep.study.resolve()}")
+                refuse_mixed(storage, where, self.apart)
+                for study in self.studies:
+                    study.open(storage, where, sweep)
+            except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
+                raise StorageError(f"{where}: {str(error).strip().splitlines()[0]}") from error
         had = {study.name: len(study.trials()) for study in self.studies}
         most = max(had, key=lambda name: had[name])
         if had[most] > self.share and min(had.values()) < had[most]:
@@ -128,32 +126,14 @@ class Search:
             )
 
     def _know_before(self, driver: Driver) -> list[Trial]:
-        """Collect the trials ended in earlier starts, with their jobs.
-
-        Raises:
-            ConfigError: They ended in another sweep directory.
-        """
+        """Collect the trials ended in earlier starts, with their jobs."""
         trials = [trial for study in self.studies for trial in study.trials()]
         ended = [trial for trial in trials if trial.frozen.state.is_finished()]
-        for trial in ended if self.options.storage is not None else ():
-            gone = [job.name for job in trial.jobs if driver.sweep.state(job.name).status == "new"]
-            if trial.frozen.state == TrialState.COMPLETE and gone:
-                raise ConfigError(
-                    f"hydra.sweeper.storage: trial {trial.number} of this study is done, and its"
-                    f" job {gone[0]} is not in hydra.sweep.dir={driver.sweep.path}. Give the"
-                    " hydra.sweep.dir that the study began with, or another hydra.sweeper.storage."
-                )
         driver.add(job for trial in ended for job in trial.jobs)
         under_way = sum(trial.frozen.state == TrialState.RUNNING for trial in trials)
         remaining = max(0, self.share * len(self.studies) - len(ended) - under_way)
         names = [study.name for study in self.studies]
         shares = f" · {self.share} for each of {', '.join(names)}" if self.apart else ""
-        surplus = self.options.n_trials - self.share * len(names)
-        shares += (
-            f" ({surplus} of {self.options.n_trials} not run: budgets are equal)" if surplus else ""
-        )
-        seeds = len(self.studies[0].seeds)
-        shares += f" · each on {seeds} seeds" if seeds > 1 else ""
         driver.view.note(
             f"study of {self.share * len(names)} trials -> {driver.sweep.path}{shares} ·"
             f" {len(ended)} done before · {under_way} under way · {remaining} to propose"

@@ -15,13 +15,13 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.sweeper import STORAGE
 
 _NAME = "optrun"
 _SHARED = "optrun:configuration"
 AGAIN = "optrun:again"
 """Names the attribute of a late result: the number of the trial that had ended without one."""
 _SHOWN = 3
+_ELSEWHERE = "give what it began with, or choose another hydra.sweep.dir."
 
 
 def open_study(
@@ -63,13 +63,12 @@ def refuse_mixed(storage: BaseStorage, where: str, per_optimizer: bool) -> None:
     if per_optimizer and _NAME in names:
         raise ConfigError(
             f"{where}: this study searched one space for all, and now search.NAME gives optimizers"
-            f" their own: {_elsewhere(where)}"
+            f" their own: {_ELSEWHERE}"
         )
     if not per_optimizer and any(name != _NAME for name in names):
         searched = ", ".join(f"search.{name.partition(':')[2]}" for name in names if name != _NAME)
         raise ConfigError(
-            f"{where}: this study searched {searched}, and now one space for all:"
-            f" {_elsewhere(where)}"
+            f"{where}: this study searched {searched}, and now one space for all: {_ELSEWHERE}"
         )
 
 
@@ -107,7 +106,7 @@ def refuse_other(
                 raise ConfigError(
                     f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and"
                     f" now {', '.join(gone)} differs. A study keeps its space:"
-                    f" {_elsewhere(storage)}"
+                    f" {_ELSEWHERE}"
                 )
             continue
         for key, distribution in space.items():
@@ -118,7 +117,7 @@ def refuse_other(
                     f"{storage}: {key.lstrip('+')} was searched over"
                     f" {described(trial.distributions[key])}, and now over"
                     f" {described(distribution)}. A study keeps its choices and scales:"
-                    f" {_elsewhere(storage)}"
+                    f" {_ELSEWHERE}"
                 ) from error
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
     then = study.user_attrs.get(_SHARED)
@@ -134,13 +133,8 @@ def refuse_other(
         more = f" and {len(changed_keys) - _SHOWN} more" if len(changed_keys) > _SHOWN else ""
         raise ConfigError(
             f"{storage}: another configuration than this study began with: {changes}{more}. A study"
-            f" compares trials that share all but what is searched: {_elsewhere(storage)}"
+            f" compares trials that share all but what is searched: {_ELSEWHERE}"
         )
-
-
-def _elsewhere(storage: str) -> str:
-    also = f" and another {STORAGE}" if storage == STORAGE else ""
-    return f"give what it began with, or choose another hydra.sweep.dir{also}."
 
 
 def described(distribution: BaseDistribution) -> str:

@@ -200,7 +200,6 @@ def test_a_secret_on_the_command_line_is_refused_and_written_nowhere(
         ("optimizer.kwargs.api_key", SECRET),
         ("optimizer.kwargs.secret", SECRET),
         ("hydra.job.env_set.DB_PASSWORD", SECRET),
-        ("hydra.sweeper.storage", f"postgresql://me:{SECRET}@host/studies"),
         ("tracking.tracking_uri", f"https://me:{SECRET}@host"),
     ],
 )

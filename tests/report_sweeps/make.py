@@ -126,7 +126,7 @@ def one_key() -> None:
     sweep(*TEXT, ALONE, "optimizer=adamw", "lr=1e-3,3e-3,1e-2,3e-2", "seed=0,1,2")
 
 
-SEARCH = ("hydra/sweeper=optuna", "hydra.sweeper.storage=sqlite:///sweep/study.db")
+SEARCH = ("hydra/sweeper=optuna",)
 
 
 def search() -> None:

@@ -156,7 +156,6 @@ def options(**changed: Any) -> OptunaConfig:
         "n_jobs": 1,
         "sampler": Sampler.random,
         "seed": 0,
-        "storage": None,
         "pruner": Pruner.none,
         "min_resource": None,
         "reduction_factor": 2,
@@ -203,7 +202,6 @@ def searched(
 ) -> StandIn:
     """Start a search, or go on with it, until it is done or its process is gone."""
     search = search_of(tuple(own), common, tuple(changed.items()))
-    search.options.storage = f"sqlite:///{folder}/study.log"  # made in no time
     driver = StandIn(folder, search.options, dies_at)
     driver.diverges_above = diverges_above
     with contextlib.suppress(Killed):

@@ -27,7 +27,7 @@ ADAMW, SGD = (
 
 def studies(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
     """Trials by optimizer."""
-    storage = f"sqlite:///{folder}/study.log"
+    storage = f"sqlite:///{folder}/study.db"
     names = sorted(optuna.get_all_study_names(storage))
     return {
         name.removeprefix("optrun:"): optuna.load_study(study_name=name, storage=storage).trials
@@ -108,7 +108,7 @@ def test_a_search_that_cannot_be_starts_nothing(
         searched(tmp_path, own, **changed)
     for fact in facts:
         assert fact in str(refused.value)
-    assert not (tmp_path / "study.log").exists()
+    assert not (tmp_path / "study.db").exists()
 
 
 def test_budgets_are_equal_whatever_kills_the_search(tmp_path: Path) -> None:
@@ -123,7 +123,8 @@ def test_budgets_are_equal_whatever_kills_the_search(tmp_path: Path) -> None:
     whole = searched(tmp_path / "whole", [ADAMW, SGD], n_trials=5)
     assert ran == whole.ran
     assert len(set(ran)) == 4
-    assert "2 for each of adamw, sgd (1 of 5 not run" in whole.notes[0]
+    assert "study of 4 trials" in whole.notes[0]
+    assert "2 for each of adamw, sgd" in whole.notes[0]
     killed, straight = studies(tmp_path / "killed"), studies(tmp_path / "whole")
     for name in ("adamw", "sgd"):
         assert [trial.params for trial in killed[name]] == [

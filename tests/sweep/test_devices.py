@@ -410,10 +410,6 @@ def test_a_worker_sees_whether_its_device_is_there() -> None:
             [TWO, "distributed=ddp", "training.nproc_per_node=1,3"],
             ["training.nproc_per_node=3", "the sweep has 2", "In the job"],
         ),
-        (
-            [TWO, "hydra/sweeper=optuna", "lr=interval(1e-3,1e-2)", "training.device=auto,cuda:1"],
-            ["training.device=cuda:1", "auto or cuda"],
-        ),
     ],
 )
 def test_a_wrong_line_starts_nothing(

@@ -189,13 +189,13 @@ def test_a_trial_whose_time_is_up_is_not_pruned(place: Path) -> None:
 def test_the_study_holds_the_value_at_a_rung(place: Path) -> None:
     """A rung at step 4, where the job is evaluated anyway."""
     words = ["hydra/sweeper=optuna", "lr=1e-3,2e-3", "hydra.sweeper.n_trials=1"]
-    words += ["scheduler=constant", "hydra.sweeper.storage=sqlite:///study.log"]
+    words += ["scheduler=constant"]
     assert sweep(*words, "hydra.sweeper.pruner=asha", "hydra.sweeper.min_resource=4") == 0
     (job,) = jobs()
     assert steps(job)[-1] == STEPS
     (trial,) = optuna.load_study(
         study_name="optrun",
-        storage="sqlite:///study.log",
+        storage="sqlite:///sweep/study.db",
     ).get_trials()
     at, values = read_metrics(job / "metrics.jsonl").series("eval/loss")
     value = dict(zip(at, values, strict=True))[4]

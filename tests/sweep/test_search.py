@@ -144,7 +144,6 @@ def search(words: list[str]) -> ContenderStudy:
         pruner=Pruner.none,
         min_resource=None,
         reduction_factor=2,
-        storage=None,
     )
     contender = Contender("", checked(hydra, "config", words, sweep=True))
     (study,) = Search(hydra, Composer(hydra, "config"), options, [contender]).studies
@@ -267,21 +266,6 @@ def test_a_study_that_is_refused_leaves_what_there_was(place: Path) -> None:
     ]
     assert sweep(*merged(words, other)) == 0
     assert ForkServer.launches == [1]
-
-
-def test_a_storage_of_ones_own_belongs_to_one_sweep(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*SEARCH, "hydra.sweeper.n_trials=1", "hydra.sweeper.storage=sqlite:///mine.db"]
-    assert sweep(*words) == 0
-    assert sweep(*words) == 0
-    assert sweep(*words, folder="elsewhere") == 2
-    assert "hydra.sweep.dir=elsewhere" in capsys.readouterr().err
-    assert sweep(*words, "seed=3", folder="elsewhere") == 2
-    assert "another hydra.sweeper.storage" in capsys.readouterr().err
-    assert ForkServer.launches == [1]
-    assert (place / "mine.db").is_file()
-    assert not list(place.glob("*/study.db"))
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

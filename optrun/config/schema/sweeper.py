@@ -1,6 +1,5 @@
 """How `optrun -m` makes jobs: the choices of `hydra/sweeper`."""
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
@@ -9,7 +8,6 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.checks import Checked, expect
 from optrun.config.schema.ranges import Count, Seconds, at_least
 
-STORAGE = "hydra.sweeper.storage"
 """How a message names a storage that is not the sweep's own; its URL may hold a password."""
 
 
@@ -128,8 +126,6 @@ class OptunaConfig(SweeperConfig):
     """Steps of the first rung of a pruner."""
     reduction_factor: Annotated[int, at_least(2)]
     """Of so many trials at a rung one goes on, from its checkpoint."""
-    storage: str | None
-    """URL of a database, as Optuna takes it; null: sqlite in the sweep."""
 
     @property
     def prunes(self) -> bool:
@@ -140,11 +136,6 @@ class OptunaConfig(SweeperConfig):
         """Refuse a search of nothing."""
         super().__post_init__()
         self._check_pruner()
-        if self.storage is not None and re.match(r"(?!journal:)\w[\w+]*://", self.storage) is None:
-            raise ConfigError(
-                f"{STORAGE}={self.storage}: expected the URL of a database, such as"
-                " sqlite:///study.db, or for several machines postgresql://HOST/NAME."
-            )
 
     def _check_pruner(self) -> None:
         key = "hydra.sweeper.min_resource"
@@ -160,6 +151,7 @@ class OptunaConfig(SweeperConfig):
 SCHEMAS: dict[str, type[SweeperConfig]] = {"grid": GridConfig, "optuna": OptunaConfig}
 
 INSTEAD = {
+    "storage": "A study lies in study.db of its sweep; optuna-dashboard opens it there.",
     "stall_seconds": (
         "A job that hangs is killed when hydra.sweeper.timeout of the whole command is up."
     ),
