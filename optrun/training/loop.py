@@ -200,9 +200,10 @@ class Loop:
         # Those of this step: the scheduler moves them on.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
         train_step.update(unread)
-        train_step.optimizer.zero_grad(set_to_none=True)
         self._unread = (unread, micro_batches)
         if self._is_read_at(state.global_step + 1):
+            # An evaluation or a save has no use for gradients; else the next step drops them.
+            train_step.optimizer.zero_grad(set_to_none=True)
             self._settle()
 
     def _is_read_at(self, step: int) -> bool:
