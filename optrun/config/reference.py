@@ -5,14 +5,11 @@ Else from its schema.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import enum
 import inspect
-import itertools
 import json
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +77,7 @@ def entries(group: str, choice: str) -> list[Entry]:
     rows = {row[0]: row for row in _commented(text) if row[0] in hints}
     for key, value in schema_defaults(schema).items():
         if key not in rows and key != "name":
-            rows[key] = (key, _written(value), _docstring(schema, key))
+            rows[key] = (key, _written(value), "")
     return [
         _entry(f"{group.replace('/', '.')}.", row, hints)
         for row in rows.values()
@@ -111,18 +108,6 @@ def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, object]) 
 def _written(value: object) -> str:
     """Write a default as its YAML would."""
     return str(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _docstring(schema: type[object], key: str) -> str:
-    """Return the docstring below a field of a dataclass."""
-    for owner in (base for base in schema.__mro__ if key in vars(base).get("__annotations__", {})):
-        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
-        for field, below in itertools.pairwise(body):
-            if getattr(getattr(field, "target", None), "id", "") == key and isinstance(
-                below, ast.Expr
-            ):
-                return " ".join(ast.literal_eval(below.value).split())
-    return ""
 
 
 def _text(name: str) -> str:

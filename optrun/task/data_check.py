@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optrun.base.formatting import number
-
 if TYPE_CHECKING:
     from optrun.task.data_facts import DataFacts, SplitFacts
 
@@ -77,9 +75,6 @@ def _tokens(split: SplitFacts) -> str:
 
 
 def _labels(split: SplitFacts) -> str:
-    if split.span is not None:
-        low, mean, high = map(number, split.span)
-        return f"labels from {low} to {high}, mean {mean}"
     total = max(sum(split.labels.values()), 1)
     shares = {
         name: (

@@ -5,7 +5,7 @@ Sizes, what is cut or unknown, labels, texts that stand twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ from optrun.task.evaluation import IGNORED
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Span = tuple[float, float, float]
-"""Lowest, mean and highest value."""
 MOST_UNKNOWN = 0.5
 """Share of unknown tokens above which nothing can be learnt of the texts."""
 _LOOKED_AT = 1 << 24
@@ -67,7 +65,6 @@ class SplitFacts:
         unknown: Share of the ordinary tokens that the tokenizer does not know; None where it knows
             everything.
         labels: Label to how often it stands there; empty where there are no classes.
-        span: Lowest, mean and highest label where labels are numbers.
         texts: What it was made of: its examples, or the documents that were joined.
         known: How many of these stand in the training split, too; None where that is not known.
     """
@@ -79,7 +76,6 @@ class SplitFacts:
     cuts: list[CutFacts]
     unknown: float | None
     labels: dict[str, int]
-    span: Span | None
     known: int | None = None
 
 
@@ -122,10 +118,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
             label: sum(part.labels.get(label, 0) for part in sources.values())
             for label in task.labels
         }
-        span = _joined(
-            [(part.span, part.examples) for part in sources.values() if part.span is not None]
-        )
-        train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels, span)
+        train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels)
     eval_facts = {
         name: (
             _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
@@ -145,15 +138,6 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
     return DataFacts(train, eval_facts, sources)
 
 
-def _joined(spans: Sequence[tuple[Span, int]]) -> Span | None:
-    """Join spans, each of a number of examples; None if there is none."""
-    if not spans:
-        return None
-    total = sum(count for _, count in spans)
-    mean = sum(mean * count for (_, mean, _), count in spans) / total
-    return min(low for (low, _, _), _ in spans), mean, max(high for (_, _, high), _ in spans)
-
-
 def _split_facts(
     task: Task,
     examples: ExampleSource,
@@ -165,7 +149,6 @@ def _split_facts(
     lengths = getattr(examples, "lengths", None)
     documents = getattr(examples, "documents", examples)  # of blocks in which none was cut
     ids = _flat(documents, "input_ids")
-    labels, span = _labels(task, examples)
     return SplitFacts(
         key=key,
         examples=len(examples),
@@ -173,8 +156,7 @@ def _split_facts(
         tokens=None if lengths is None else int(lengths.sum()),
         cuts=list(_cuts(task, documents)),
         unknown=None if ids is None else _known_unknown(examples, ids, tokenizer),
-        labels=labels,
-        span=span,
+        labels=_labels(task, examples),
         known=_in_both(examples, trained),
     )
 
@@ -249,27 +231,25 @@ def _unknown(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
     return int((looked_at == unknown).sum()) / ordinary if ordinary else 0.0
 
 
-def _labels(task: Task, examples: object) -> tuple[dict[str, int], Span | None]:
-    """Count each label, or return the span of numeric labels."""
+def _labels(task: Task, examples: object) -> dict[str, int]:
+    """Count each label; empty if there are no classes."""
     classes = task.labels
     values = getattr(examples, "labels", None)
     if isinstance(examples, Examples) and task.unit == "examples":
         values = examples.scalars.get("labels")
     elif classes and values is None:
         values = _flat(examples, "labels")
-    if values is None or not len(values):
-        return {}, None
-    if not classes:
-        return {}, (float(values.min()), float(values.mean()), float(values.max()))
+    if values is None or not len(values) or not classes:
+        return {}
     if values.ndim == 2:  # of any number of labels, 0 or 1 each
-        return dict(zip(classes, map(int, values.sum(axis=0)), strict=True)), None
+        return dict(zip(classes, map(int, values.sum(axis=0)), strict=True))
     origin = (
         None if task.unit == "examples" else getattr(examples, "origin", None)
     )  # else of every token
     counts = known_by(
         key_of("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes))
     )
-    return dict(zip(classes, counts, strict=True)), None
+    return dict(zip(classes, counts, strict=True))
 
 
 def _counts(labels: np.ndarray, classes: int) -> list[int]:

@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from optrun.base.errors import ConfigError
-from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.task.data_check import data_check
 from optrun.task.data_facts import DataFacts, data_facts
 
@@ -77,13 +76,6 @@ def test_a_classifier(facts_of: Make) -> None:
     )
     assert "11.1 % of the tokens of data.train are unknown" in said[2]
     assert "3 of 4 texts of data.eval stand in data.train, too" in said[-1]
-
-
-def test_numbers_have_a_span(facts_of: Make) -> None:
-    rows = {"text": ["a", "b"], "label": [0.5, 2.5]}
-    facts = facts_of("sequence_classification", rows, rows, task={"problem_type": "regression"})
-    assert facts.train.span == (0.5, 1.5, 2.5)
-    assert "labels from 0.5 to 2.5, mean 1.5" in data_check(facts)[0]
 
 
 def test_a_row_of_a_hundred_thousand_words(facts_of: Make) -> None:
@@ -179,21 +171,3 @@ def test_images_have_labels_and_no_tokens(
     assert facts.train.tokens is None
     assert facts.train.labels == {"x": 1, "y": 2}
     assert data_check(facts)[0] == "train  3 examples · x: 33.3 %, y: 66.7 %"
-
-
-def test_numbers_of_a_mixture_are_those_of_all_its_sources(
-    make_source: Make, make_task: Make, words: Any
-) -> None:
-    low = make_source({"text": ["a", "b"], "label": [1.0, 2.0]})
-    high = make_source({"text": ["a", "b", "c", "d"], "label": [9.0, 6.0, 7.0, 8.0]})
-    tasks = [
-        make_task("sequence_classification", one, words, problem_type="regression")
-        for one in (low, high)
-    ]
-    tasks[0].train = MixedExamples(
-        {"low": tasks[0].train, "high": tasks[1].train}, None, "first_exhausted", seed=0
-    )
-    source = MixedSource(low.train, low.eval_sets, low.columns, parts={"low": low, "high": high})
-    facts = data_facts(tasks[0], source, words)
-    assert facts.train.span == (1.0, (1 + 2 + 9 + 6 + 7 + 8) / 6, 9.0)
-    assert [split.span for split in facts.sources.values()] == [(1.0, 1.5, 2.0), (6.0, 7.5, 9.0)]
