@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -19,13 +18,12 @@ from numpy.typing import NDArray
 from optrun.artifacts.lock import is_held
 from optrun.artifacts.metrics import MetricsLog, read_metrics, read_summary
 from optrun.artifacts.objective import best_evaluation
-from optrun.artifacts.run_dir import HYDRA, RunDir, find_runs
+from optrun.artifacts.run_dir import RunDir, find_runs
 from optrun.base import shell
 from optrun.base.bounded_yaml import interpolations, yaml_mapping
 from optrun.base.errors import EXIT_NONFINITE, ConfigError, OtherFormatError, printable
 from optrun.base.formatting import plain
 from optrun.base.plain import lookup
-from optrun.base.reading import read_text
 from optrun.report.sweep_folder import find_waiting, in_sweep
 
 Array = NDArray[np.float64]
@@ -53,7 +51,7 @@ class Run:
     message: str = ""
     """Why it ended as it did, as far as the run recorded it."""
     config: dict[str, Setting] = field(default_factory=dict)
-    """Dotted keys of `config.yaml`, or the little that the command line says."""
+    """Dotted keys of `config.yaml`; empty where there is none."""
     summary: dict[str, object] = field(default_factory=dict)
     """`summary.json`; empty where there is none."""
     log: MetricsLog = field(default_factory=MetricsLog)
@@ -358,7 +356,7 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
     problems: list[str] = []
     at_work = is_held(files.lock) or is_held(path)
     unbegun = in_sweep(path) and (files.is_unbegun() or not path.exists())
-    typed = [*planned] or _hydra_overrides(path)
+    typed = [*planned]
 
     def attempt(read: Callable[[Path], T], file: Path, absent: T) -> T:
         try:
@@ -389,7 +387,7 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
         status, message = "failed", "ended before it wrote anything"
     elif status not in STATUSES:
         status = "unknown"
-    config = flatten(values) or _config_from(typed)
+    config = flatten(values)
     label = plain(label or path.name)
     return Run(path, label, status, plain(message), config, summary, log, problems, typed, values)
 
@@ -496,25 +494,3 @@ def _numbers(value: object) -> object:
     if isinstance(value, dict):
         return {printable(str(key)): _numbers(item) for key, item in value.items()}
     return [_numbers(item) for item in value] if isinstance(value, list) else value
-
-
-def _hydra_overrides(path: Path) -> list[str]:
-    """Read the overrides of a run without summary from Hydra's record."""
-    try:
-        text = read_text(path / HYDRA / "overrides.yaml")
-    except (OSError, ValueError):
-        return []
-    return [line[2:].strip("'\"") for line in text.splitlines() if line.startswith("- ")]
-
-
-def _config_from(overrides: list[str]) -> dict[str, Setting]:
-    """Build a small configuration from the overrides of a run without `config.yaml`."""
-    config: dict[str, Setting] = {}
-    for item in overrides:
-        key, equals, value = item.lstrip("+").partition("=")
-        if equals and not key.startswith(("hydra", "~")):
-            name = key if "." in key or key in ("lr", "seed") else f"{key}.name"
-            config[name] = value
-            with contextlib.suppress(ValueError):
-                config[name] = float(value) if any(mark in value for mark in ".eE") else int(value)
-    return config

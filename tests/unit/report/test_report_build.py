@@ -136,7 +136,7 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
     by_label = {run.label: run for run in made.findings.runs}
     assert by_label["100"].status == "running"
     assert by_label["101"].diverged
-    assert (by_label["102"].status, by_label["102"].lr) == ("failed", -1.0)
+    assert by_label["102"].status == "failed"
     assert by_label["103"].status == "failed"
     assert by_label["104"].status == "unknown"
     assert [row.name for row in made.findings.rows][:2] == ["lamb", "adamw"]
