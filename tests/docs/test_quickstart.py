@@ -57,6 +57,9 @@ def test_quickstart(tmp_path: Path) -> None:
     for block in blocks(page):
         if block.not_run or block.body.startswith("pip install"):
             continue
+        if block.language == "yaml":
+            (tmp_path / "mine.yaml").write_text(block.body)
+            continue
         if block.language == "text":  # what the page says that comes out; `...` differs
             pieces = in_one_line(block.body).split("...")
             pattern = r"[\d.e-]+".join(map(re.escape, pieces))
@@ -87,4 +90,4 @@ def _run(block: Block, folder: Path) -> Iterator[subprocess.CompletedProcess[str
         yield subprocess.run(python, cwd=folder, capture_output=True, text=True, check=False)
     for command in commands_of(block) if block.language in SHELLS else ():
         assert command.arguments[0] == "optrun", command
-        yield optrun_preloaded(*command.arguments[1:], cwd=folder)
+        yield optrun_preloaded(*command.arguments[1:], cwd=folder, timeout=900)
