@@ -12,7 +12,7 @@ import pytest
 import optrun
 from optrun import plugin
 from optrun.base.errors import ConfigError
-from optrun.config import registry
+from optrun.config import reference, registry
 from optrun.config.choice import choice
 from optrun.config.groups import GROUPS, default_values
 from optrun.config.schema.metric import MetricConfig
@@ -61,6 +61,16 @@ def test_a_registered_choice_is_one_of_its_group() -> None:
         "names": [],
         "needed": "???",
     }
+
+
+def test_help_shows_a_class_by_its_own_docstring() -> None:
+    class Base:
+        """Says what the base does."""
+
+    optrun.register_optimizer("first", schema=FirstConfig)(type("First", (Base,), {}))
+    assert reference.head("optimizer", "first") == ""
+    optrun.register_optimizer("second", schema=FirstConfig)(Base)
+    assert reference.head("optimizer", "second") == "Says what the base does."
 
 
 def test_what_may_be_null_needs_no_default() -> None:
