@@ -71,6 +71,16 @@ def count(value: float) -> str:
     return f"{value / unit:.3g}{letter}"
 
 
+def plural(number_of: int, noun: str) -> str:
+    """Write how many there are of something.
+
+    Example:
+        >>> plural(1, "run"), plural(1200, "run")
+        ('1 run', '1,200 runs')
+    """
+    return f"1 {noun}" if number_of == 1 else f"{number_of:,} {noun}s"
+
+
 def size(value: float | None) -> str:
     """Format a number of bytes; None: unknown.
 

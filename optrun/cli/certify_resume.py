@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
+from optrun.base.formatting import plural
 from optrun.cli.certificate import Desk, with_forced
 from optrun.cli.messages import guarded
 from optrun.cli.parser import VerbArguments
@@ -143,11 +144,11 @@ def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:
         table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
     desk.console.print(table)
     fell = ", ".join(
-        f"{count} of {victim} {where}" for (victim, where), count in paper.victims.most_common()
+        f"{count} {where} ({victim})" for (victim, where), count in paper.victims.most_common()
     )
     desk.say(
-        f"{len(paper.kills)} kills in {paper.runs} runs of {paper.steps} steps, {paper.starts}"
-        f" starts, {paper.seconds:.0f} s: {fell or 'none'}"
+        f"{plural(len(paper.kills), 'kill')} in {plural(paper.runs, 'run')} of {paper.steps} steps,"
+        f" {plural(paper.starts, 'start')}, {paper.seconds:.0f} s: {fell or 'none'}"
     )
     if paper.difference is None:
         desk.say(

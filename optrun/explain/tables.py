@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from optrun.base.errors import printable
-from optrun.base.formatting import count, rate, size, span
+from optrun.base.formatting import count, plural, rate, size, span
 from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, listed
 from optrun.explain.plot import area_plot
 from optrun.task.data_check import data_check
@@ -104,7 +104,7 @@ def _headline(facts: Facts) -> RenderableType:
         shared = "each with the whole model"
         if memory.distributed == "fsdp":
             shared = f"a model in {memory.shards} shards"
-        ranks = "1 rank" if memory.ranks == 1 else f"{memory.ranks} ranks"
+        ranks = plural(memory.ranks, "rank")
         grid.add_row("ranks", Text.assemble((memory.distributed, "bold"), f": {ranks}, {shared}"))
     grid.add_row("schedule", Text.assemble((facts.scheduler, "bold"), f" {_length(facts)}"))
     if facts.branch is not None:

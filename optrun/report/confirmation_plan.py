@@ -17,7 +17,7 @@ from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.forks import MORE_TRUNKS, Fork
 from optrun.artifacts.run_dir import find_runs
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import duration
+from optrun.base.formatting import duration, plural
 from optrun.base.reading import read_json
 from optrun.report.findings import Findings, analyse_runs
 from optrun.report.runs import load_runs, require_runs
@@ -268,7 +268,7 @@ def _estimate(findings: Findings, plan: ConfirmationPlan) -> str:
         seconds.append(sum(known_seconds) / len(known_seconds))
     runs = len(plan.contenders) * len(plan.seeds)
     total = sum(seconds) * len(plan.seeds)
-    return f"{runs} runs, about {duration(total)} one after the other"
+    return f"{plural(runs, 'run')}, about {duration(total)} one after the other"
 
 
 def make_plan(

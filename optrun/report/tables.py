@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import TypeVar
 
 from optrun.artifacts.forks import Fork
-from optrun.base.formatting import duration, plain, rate, size
+from optrun.base.formatting import duration, plain, plural, rate, size
 from optrun.config.schema.metric import metric_mode
 from optrun.report.comparability import shorten_paths
 from optrun.report.configurations import Configuration, Contender, describe_settings
@@ -292,7 +292,7 @@ def _count_tried(row: Contender) -> str:
     for configuration in row.configurations:
         n_begun += any(run.status != NOT_STARTED for run in configuration.runs)
     runs = len(_runs(row))
-    return f"{n_begun} in 1 run" if runs == 1 else f"{n_begun} in {runs} runs"
+    return f"{n_begun} in {plural(runs, 'run')}"
 
 
 def _total(seconds: Sequence[float | None]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
-from optrun.base.formatting import rate
+from optrun.base.formatting import plural, rate
 from optrun.report.configurations import MIXED, Contender
 from optrun.report.findings import Findings
 from optrun.report.statistics import UNSET, Judgement, Verdict
@@ -297,6 +297,6 @@ def _learnt(rows: Sequence[Contender]) -> str:
         if 2 * len(without_learning) > len(finished):
             problem = str(without_learning[0]).partition(":")[0]
             clauses.append(
-                f"{len(without_learning)} of {len(finished)} runs of {row.name}: {problem}"
+                f"{len(without_learning)} of {plural(len(finished), 'run')} of {row.name}: {problem}"
             )
     return "; ".join(clauses)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.forks import MORE_TRUNKS, Fork
-from optrun.base.formatting import rate
+from optrun.base.formatting import plural, rate
 from optrun.report.findings import Findings
 from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import MIN_SEEDS
@@ -78,7 +78,7 @@ def find_warnings(findings: Findings) -> list[Warning]:
 
 def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
     labels = tuple(run.label for run in of)
-    count = "1 run" if len(labels) == 1 else f"{len(labels)} runs"
+    count = plural(len(labels), "run")
     text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels), **details)
     return Warning(kind, text, labels)
 
