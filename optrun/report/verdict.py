@@ -296,7 +296,6 @@ def _learnt(rows: Sequence[Contender]) -> str:
         ]
         if 2 * len(without_learning) > len(finished):
             problem = str(without_learning[0]).partition(":")[0]
-            clauses.append(
-                f"{len(without_learning)} of {plural(len(finished), 'run')} of {row.name}: {problem}"
-            )
+            runs = plural(len(finished), "run")
+            clauses.append(f"{len(without_learning)} of {runs} of {row.name}: {problem}")
     return "; ".join(clauses)
