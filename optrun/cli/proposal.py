@@ -201,8 +201,7 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     from optrun.data.column_roles import roles_of, undecoded
 
     rows = undecoded(source.train.rows)
-    evaluated = sum(len(split.rows) for split in source.eval_sets.values())
-    say("rows", f"{len(rows):,} to train on, {evaluated:,} to evaluate on", *source.notes)
+    say("rows", *source.notes)
     try:
         roles = roles_of(rows)
     except ConfigError as error:
@@ -260,13 +259,9 @@ def _say_facts(facts: Facts, say: Say) -> None:
     """Say the lines of `optrun explain` about the data."""
     from optrun.explain.tables import data_lines
 
-    lines = data_lines(facts)[2:]
-    seen = facts.data
-    if seen is not None and seen.looked_at != (seen.train_rows, seen.eval_rows):
-        lines = ["of a sample of {:,} and {:,} rows:".format(*seen.looked_at), *lines]
+    lines = [line.removeprefix("data   ") for line in data_lines(facts) if line]
     lines += [note for note in facts.notes if "has no column" in note or "not read" in note]
-    if lines:
-        say("data", *lines)
+    say("data", *lines)
 
 
 def _add_epochs(draft: _Draft) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
+from optrun.data.chat import leaves
 from optrun.data.columns import USUAL_WORDS, is_number, usual_columns
 from optrun.data.folders import IMAGES
 from optrun.data.row_advice import USUAL_TEXTS, columns_in_words
@@ -123,11 +124,7 @@ def _refuse_if_unsure(rows: Dataset, columns: Columns, roles: Roles) -> None:
 
 def _has_text_inside(value: object) -> bool:
     """Tell whether a list or an object has a text somewhere in it."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if not isinstance(value, list):
-        return False
-    return any(isinstance(item, str) or _has_text_inside(item) for item in value)
+    return isinstance(value, dict | list) and any(leaves(value))
 
 
 def _is_json_text(value: object) -> bool:

@@ -47,7 +47,7 @@ def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str], forked_j
         "Review (text)",
         "verdict (label)",
         "not read by task=sequence_classification: id",
-        "54 to train on",
+        "54 rows to train on",
         "good: ",
         "18 runs",
         "nothing was written",
@@ -106,7 +106,8 @@ def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> 
             ["a.csv"],
             ["row 1", "needs quotes", "or the first line does not name"],
         ),
-        ({"a.csv": "1.5,2\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["it trains on texts"]),
+        ({"a.csv": "x,y\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["it trains on texts"]),
+        ({"a.csv": "1.5,2\n3,4\n5,6\n"}, ["a.csv"], ["in place of a line of names: '1.5', '2'"]),
         ({"x/README": "a"}, ["x"], ["data.train=x", "a folder"]),
         (
             {"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")},
