@@ -31,6 +31,7 @@ from optrun.explain.facts import (
 )
 from optrun.explain.memory import rank_count, rank_memory
 from optrun.explain.schedule import assumed_steps, named_steps, sample_curve
+from optrun.explain.waits import reason_to_wait
 from optrun.model.attention import device_type, refuse_attention, separation
 from optrun.model.build import ModelSpec, build_model
 from optrun.model.configuration import refuse_unknown
@@ -135,6 +136,7 @@ def explain(
         task=config.task.name,
         optimizer=config.optimizer.name,
         kernel=kernel_row(optimizer, device_type(config.training.device), whole=not sharded),
+        waits=reason_to_wait(config, optimizer),
         lr=config.lr,
         param_groups=config.param_groups.name,
         rules=[

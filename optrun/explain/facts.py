@@ -121,6 +121,7 @@ class Facts:
         in_steps: Whether the schedule is read in steps: the length is known, or it names steps
             itself. Otherwise it is shares of a run of any length.
         kernel: What steps the optimizer, and why it is nothing faster.
+        waits: Why each step waits for its loss before the update; None: it does not.
         frozen: Names of parameters that do not train.
         weight_dtype: Of the parameters, those apart that an adapter trains.
         weight_bytes: Of all parameters.
@@ -137,6 +138,7 @@ class Facts:
     task: str
     optimizer: str
     kernel: str
+    waits: str | None
     lr: float
     param_groups: str
     rules: list[str]

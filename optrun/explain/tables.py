@@ -86,6 +86,8 @@ def _headline(facts: Facts) -> RenderableType:
         Text.assemble((facts.optimizer, "bold"), f" at lr {rate(facts.lr)}, clip {facts.clip}"),
     )
     grid.add_row("kernel", printable(facts.kernel))
+    if facts.waits is not None:
+        grid.add_row("waits", printable(f"each step for its loss; {facts.waits}"))
     if facts.options.get("dialect"):
         grid.add_row(
             "dialect",

@@ -356,3 +356,25 @@ def test_the_plot_is_a_picture_of_its_curve() -> None:
     assert plain[3].endswith("   █")
     assert plain[1].endswith(" ")
     assert plain[5].split() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((), None),
+        (("training.precision=fp16",), None),
+        (("training.profile=2",), "training.profile"),
+        (("distributed=ddp", "training.nproc_per_node=2"), None),
+        (("training.device=cuda", "optimizer=adamw"), None),
+        (("training.device=cuda", "optimizer=lamb"), "optimizer=lamb: only torch's fused Adam"),
+        (("training.device=cuda", "optimizer=adamw", "optimizer.foreach=true"), "optimizer=adamw"),
+    ],
+)
+def test_why_a_step_waits_for_its_loss(words: tuple[str, ...], reason: str | None) -> None:
+    facts = _facts(*words)
+    text = " ".join(_shown(facts, 200))
+    if reason is None:
+        assert facts.waits is None
+        assert "each step for its loss" not in text
+    else:
+        assert f"each step for its loss; {reason}" in text

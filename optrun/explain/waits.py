@@ -1,0 +1,46 @@
+"""Why a run would wait for the numbers of each step before its update."""
+
+from __future__ import annotations
+
+from torch.optim import Optimizer
+
+from optrun.config import registry
+from optrun.config.schema.distributed import FsdpConfig
+from optrun.config.schema.run import RunConfig
+from optrun.model.attention import device_type
+from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.torch_named import Adam, AdamW
+
+
+def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
+    """Say why each step would wait for its loss and gradient norm; None: it would not.
+
+    Without a reason they are read while the next step runs. The rules are those of
+    `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`.
+    """
+    if config.training.profile is not None:
+        return "training.profile: each profiled step is measured alone"
+    rows = registry.choices("callback")
+    for name in config.callbacks:
+        on_step = getattr(rows[name].load(), "on_step", None)
+        # `Callback` has an `on_step` that does nothing; explain may not import training.
+        if on_step is not None and on_step.__module__ != "optrun.training.callback":
+            return f"callbacks.{name}: its on_step is told the loss of each step"
+    device = device_type(config.training.device)
+    is_sharded = isinstance(config.distributed, FsdpConfig)
+    if device == "cpu" or (device == "cuda" and _skips_on_cuda(optimizer, is_sharded=is_sharded)):
+        return None
+    return (
+        f"optimizer={config.optimizer.name}: only torch's fused Adam and AdamW and optrun's Triton"
+        " kernels need no wait here"
+    )
+
+
+def _skips_on_cuda(optimizer: Optimizer, *, is_sharded: bool) -> bool:
+    """Tell whether kernels that leave a bad step out would step all groups on a CUDA device."""
+    groups = optimizer.param_groups
+    if isinstance(optimizer, BatchOptimizer):
+        return not is_sharded and all(optimizer.kernel(g, "cuda") == "triton" for g in groups)
+    if not isinstance(optimizer, Adam | AdamW):
+        return False
+    return not any(group["foreach"] or group["fused"] is False for group in groups)
