@@ -29,6 +29,7 @@ two sizes or more, and names the runs that would test it. Reads files only.
   metric  the metric to judge by, such as eval/loss; else the main metric of the runs
 """,
         keys={"to": '"KEY=VALUE ..."', "metric": "NAME"},
+        instead={"out": "The answer is printed, and optrun report DIR draws the sweeps."},
     )
 
 

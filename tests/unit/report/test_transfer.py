@@ -227,6 +227,7 @@ def test_words(
         ([folder], "to is missing"),
         ([folder, f"to={WIDTH}=128", "too=1"], "Did you mean"),
         ([folder, f"to={WIDTH}=128", "metric="], "a value is missing"),
+        ([folder, f"to={WIDTH}=128", "out=there"], "optrun report DIR draws the sweeps"),
         ([tmp_path / "nowhere", f"to={WIDTH}=128"], "no such directory"),
         ([tmp_path / "empty", f"to={WIDTH}=128"], "no run"),
     ):
