@@ -27,6 +27,8 @@ IMPLEMENTATIONS = [
     "flex_attention",
     *([FLASH] if importlib.util.find_spec("flash_attn") else []),
 ]
+KINDS = [(each, "bf16") for each in IMPLEMENTATIONS]
+KINDS += [(each, "fp32") for each in IMPLEMENTATIONS if each != FLASH]  # flash has no float32
 LENGTHS = [[70, 3, 40, 15], [100, 28]]
 """Of the documents of two blocks."""
 
@@ -67,15 +69,15 @@ def step(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> torc
     return loss.detach()
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_block_is_its_documents(implementation: str) -> None:
-    dtype = torch.bfloat16 if implementation == FLASH else torch.float32
-    near = 3e-2 if implementation == FLASH else 1e-4
+@pytest.mark.parametrize(("implementation", "precision"), KINDS)
+def test_a_block_is_its_documents(implementation: str, precision: str) -> None:
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    near = 3e-2 if precision == "bf16" else 1e-4
     model, reference, whole = llama(implementation), llama("eager"), blocks()
     expect_apart(
         model,
         "task.packing=true",
-        torch.autocast("cuda", dtype=dtype, enabled=implementation == FLASH),
+        torch.autocast("cuda", dtype=dtype, enabled=precision == "bf16"),
     )
     given = (
         {name: values.reshape(1, -1) for name, values in whole.items()} if one_row(model) else whole
@@ -90,8 +92,12 @@ def test_a_block_is_its_documents(implementation: str) -> None:
         assert float((param.grad - other.grad).norm()) <= near * float(other.grad.norm()), name
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[2:])
-def test_a_packed_run(implementation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("implementation", "precision"), [kind for kind in KINDS if kind[0] in IMPLEMENTATIONS[2:]]
+)
+def test_a_packed_run(
+    implementation: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It trains, evaluates and answers as with sdpa."""
     monkeypatch.chdir(tmp_path)
     words = [word for word in SMALL if not word.startswith("model.")]
@@ -111,7 +117,7 @@ def test_a_packed_run(implementation: str, tmp_path: Path, monkeypatch: pytest.M
         "training.max_steps=4",
         "training.device=cuda",
     ]
-    words += ["training.precision=bf16"]
+    words += [f"training.precision={precision}"]
     losses = {}
     for name in ("sdpa", implementation):
         assert optrun(*words, f"model.attn_implementation={name}", f"hydra.run.dir={name}") == 0

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from optrun.model import chunked_loss
 from optrun.optimizer import Lamb
+from optrun.optimizer.guard import Guard
 from optrun.optimizer.kernels.triton.availability import why_not
+from optrun.training.loop import Loop
 from optrun.training.step import TrainStep
 from tests.gpu.device import DEVICE
 from tests.kernel_cases import OWN, OWN_IDS, ends
@@ -55,6 +58,7 @@ def test_resume_is_exact(
         )
 
 
+OWN_NAMES = list(dict.fromkeys(case.name for case, _ in OWN))
 STEPPED = [case.name for case in CASES if case.name != "soap"]
 """SOAP's bases hang on rounding where few gradients have filled its preconditioners."""
 
@@ -136,21 +140,55 @@ def test_triton_kernels_are_foreach_and_repeat_their_bits(
 
 
 @pytest.mark.device_only
-@pytest.mark.parametrize("name", ["lamb", "adamax", "adamwdl", "lazy_adam"])
+@pytest.mark.parametrize("name", OWN_NAMES)
 def test_a_triton_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPTRUN_KERNEL", "triton")
     params = [torch.nn.Parameter(torch.ones(size, device="cuda")) for size in (10000, 7)]
     optimizer = next(case for case in CASES if case.name == name).build(
         [(str(i), p) for i, p in enumerate(params)]
     )
+    guard = Guard.of(optimizer, torch.device("cuda"))
+    assert guard is not None
+    before = []
     for step in range(3):
         for param in params:
             param.grad = torch.ones_like(param)
+        numbers = torch.full((2,), float("nan") if step == 2 else 1.0, device="cuda")
+        before = [param.detach().clone() for param in params]
         torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first one compiles
         try:
-            optimizer.step()
+            guard.step(numbers)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+    assert all(map(torch.equal, before, params)), "the last step was to be left out"
+
+
+@pytest.mark.device_only
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_step_of_a_run_waits_for_nothing(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an encoder whose batches have one row: transformers reads padding and positions."""
+    monkeypatch.chdir(tmp_path)
+    take_step = Loop._step
+    unread = []
+
+    def watched(loop: Loop) -> None:
+        is_quiet = 2 < loop.state.global_step < 5
+        torch.cuda.set_sync_debug_mode("error" if is_quiet else "default")
+        try:
+            take_step(loop)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        unread.append(loop._unread is not None)
+
+    monkeypatch.setattr(Loop, "_step", watched)
+    words = [*classification(tmp_path), f"optimizer={optimizer}", "training.device=cuda"]
+    words += ["training.max_steps=7", "training.logging_steps=7", "checkpoint=none"]
+    words += ["training.per_device_train_batch_size=1", "training.eval_steps=null"]
+    words = list({word.split("=")[0]: word for word in words}.values())
+    assert optrun(*words) == 0
+    assert any(unread)
 
 
 @pytest.mark.device_only
@@ -188,12 +226,15 @@ def test_one_rank_learns_what_no_ranks_learn(
     )
 
 
-def test_an_adapter_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("adapter", ["lora", pytest.param("qlora", marks=pytest.mark.device_only)])
+def test_an_adapter_learns(adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft")
+    if adapter == "qlora":
+        pytest.importorskip("bitsandbytes")
     monkeypatch.chdir(tmp_path)
     words = [*causal_lm(tmp_path), f"training.device={DEVICE}", "training.max_steps=2"]
     assert optrun(*words, "hydra.run.dir=base") == 0
-    model = ["model=pretrained", "model.path=base/model", "adapter=lora", "lr=1e-2"]
+    model = ["model=pretrained", "model.path=base/model", f"adapter={adapter}", "lr=1e-2"]
     steps = ["training.max_steps=8", "training.logging_steps=1", f"training.device={DEVICE}"]
     data = [word for word in words if word.startswith(("data", "task"))]
     assert optrun(*data, *model, *steps, "hydra.run.dir=lora") == 0
@@ -216,6 +257,27 @@ def test_chunks_of_the_loss_are_the_whole_loss(
     assert losses["true"] == pytest.approx(
         losses["false"], rel=1e-4 if precision == "fp32" else 2e-2
     )
+
+
+@pytest.mark.device_only
+def test_chunks_of_the_loss_are_those_of_liger() -> None:
+    liger = pytest.importorskip("liger_kernel.transformers")
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(4096, (256,), generator=generator).cuda()
+    ends = []
+    for name in ("optrun", "liger"):
+        states = torch.randn(256, 64, generator=torch.Generator().manual_seed(1)).cuda()
+        weight = torch.randn(4096, 64, generator=torch.Generator().manual_seed(2)).cuda() * 0.02
+        states.requires_grad_()
+        weight.requires_grad_()
+        if name == "optrun":
+            loss = chunked_loss._RowLosses.apply(states, weight, None, targets)[0].mean()
+        else:
+            loss = liger.LigerFusedLinearCrossEntropyLoss()(weight, states, targets)
+        loss.backward()
+        ends.append((loss.detach(), states.grad, weight.grad))
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.device_only
