@@ -13,7 +13,7 @@ from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import content_of, digest, versions
 from optrun.data.encoding import UTF8
-from optrun.data.folders import content_of_folder, files_of, is_read, split_name, why_not
+from optrun.data.folders import content_of_folder, is_read, split_name, why_not
 from optrun.data.formats import FORMATS, by_ending, check, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
@@ -141,14 +141,6 @@ def read_split(
         "rows-2", versions("datasets", "pyarrow"), str(documents), *digests, *typed_options
     )
     return Split(rows, key, content=content, folder=files[0].parent)
-
-
-def every_file(paths: list[Path]) -> list[Path]:
-    """List files and the files of folders."""
-    files: list[Path] = []
-    for path in paths:
-        files += files_of(path) if path.is_dir() else [path]
-    return files
 
 
 def read_files(

@@ -198,23 +198,14 @@ def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
 
     if config.backend == "auto":
         return
-    is_available = {
-        "gloo": dist.is_gloo_available(),
-        "nccl": dist.is_nccl_available(),
-        "mpi": dist.is_mpi_available(),
-    }
-    usable = [
-        name
-        for name, available in is_available.items()
-        if available and (name != "nccl" or on_cuda)
-    ]
     for part in config.backend.split(","):
         device, _, name = part.rpartition(":")
-        if name not in usable or device not in ("", "cpu", "cuda"):
-            why = " (it needs CUDA devices)" if name == "nccl" and is_available["nccl"] else ""
+        lacks_cuda = name == "nccl" and not on_cuda
+        if lacks_cuda or not dist.is_backend_available(name) or device not in ("", "cpu", "cuda"):
+            why = " (it needs CUDA devices)" if name == "nccl" else ""
             raise ConfigError(
                 f"distributed.backend={config.backend}: there is no backend {part!r} here{why}."
-                f" Expected auto, or one of {', '.join(usable)}, for each device such as"
+                " Expected auto, or one of torch's such as gloo, for each device such as"
                 " cpu:gloo,cuda:nccl."
             )
 
