@@ -1,4 +1,4 @@
-"""Two runs held against each other, bit by bit, at their last checkpoint and along the way."""
+"""Compare two runs bit by bit, at a checkpoint and in everything that they logged."""
 
 from __future__ import annotations
 
@@ -16,34 +16,41 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import tensor_digest
 
 _CLOCKED = ("time", "unscheduled")
+"""Keys of a metrics line that depend on the clock, besides `perf/...`."""
+_ORDER_KEYS = ("batches_digest", "samples", "tokens")
+"""Counters that say which examples were seen, and in which order."""
 
 
 @dataclass
 class Section:
-    """One kind of thing that was compared."""
+    """The result for one kind of state, such as weights."""
 
     name: str
     count: int
-    """Tensors, values or lines."""
+    """How many tensors, values or lines were compared."""
     digest: str
-    """sha256 over all of them in the undisturbed run, 16 digits."""
+    """The first 16 hex digits of a sha256 over all of them, in the undisturbed run."""
     difference: str | None
-    """The first that differs; None: none does."""
+    """Describes the first that differs; None: the runs are equal."""
 
 
 def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     """Compare everything the next step depends on, and everything that was logged.
 
     Args:
-        straight: A run that nobody disturbed.
-        other: One that was killed and resumed.
-        step: Where both have a checkpoint.
+        straight: The undisturbed run.
+        other: The run that was killed and resumed.
+        step: A step at which both have a checkpoint.
 
     Raises:
         CheckpointError: A checkpoint is missing or damaged.
     """
-    one, two = load_checkpoint(straight.checkpoint(step)), load_checkpoint(other.checkpoint(step))
-    train_one, train_two = _counters(one), _counters(two)
+    one = load_checkpoint(straight.checkpoint(step))
+    two = load_checkpoint(other.checkpoint(step))
+    counters_one = _counters(one)
+    counters_two = _counters(two)
+    order_one = {key: counters_one.pop(key) for key in _ORDER_KEYS}
+    order_two = {key: counters_two.pop(key) for key in _ORDER_KEYS}
     return [
         _tensors("weights", names.CHECKPOINT_MODEL, one.model, two.model),
         _tensors("optimizer state", names.CHECKPOINT_OPTIMIZER, one.optimizer, two.optimizer),
@@ -51,12 +58,8 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
         _values("schedule", one.metadata.scheduler, two.metadata.scheduler),
         _values("loss scale", one.metadata.scaler, two.metadata.scaler),
         _values("random states", one.metadata.random, two.metadata.random),
-        _values(
-            "sample order",
-            {key: train_one.pop(key) for key in ("batches_digest", "samples", "tokens")},
-            {key: train_two.pop(key) for key in ("batches_digest", "samples", "tokens")},
-        ),
-        _values("counters", train_one, train_two),
+        _values("sample order", order_one, order_two),
+        _values("counters", counters_one, counters_two),
         _values("callbacks", one.metadata.callbacks or {}, two.metadata.callbacks or {}),
         _values("metrics lines", _lines(straight), _lines(other)),
     ]
@@ -75,44 +78,45 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
 
 
 def _lines(run: RunDir) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for number, record in enumerate(read_metrics(run.metrics).records):
-        kept = {
+    """Return what each metrics line says that does not depend on the clock."""
+    lines: dict[str, object] = {}
+    for number, record in enumerate(read_metrics(run.metrics).records, 1):
+        lines[f"line {number}"] = {
             key: value
             for key, value in record.items()
             if key not in _CLOCKED and not key.startswith("perf/")
         }
-        found[f"line {number + 1}"] = kept
-    return found
+    return lines
 
 
 def _tensors(
     name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
 ) -> Section:
-    difference = None
+    digests = {key: tensor_digest(tensor) for key, tensor in one.items()}
+    difference = _first_tensor_difference(one, two)
+    if difference is not None:
+        difference = f"{file}: tensor {difference}"
+    return Section(name, len(one), _digest(digests), difference)
+
+
+def _first_tensor_difference(
+    one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
+) -> str | None:
     for key in {**one, **two}:
-        if key not in one or key not in two:
-            difference = (
-                f"{file}: tensor {key} is only in"
-                f" {'the undisturbed' if key in one else 'the resumed'} run"
+        if key not in two:
+            return f"{key} is only in the undisturbed run"
+        if key not in one:
+            return f"{key} is only in the resumed run"
+        if one[key].dtype != two[key].dtype or one[key].shape != two[key].shape:
+            return f"{key}: {_kind(one[key])} against {_kind(two[key])}"
+        if tensor_digest(one[key]) != tensor_digest(two[key]):
+            distances = (one[key].double() - two[key].double()).abs()
+            count = int((distances != 0).sum())
+            return (
+                f"{key}: {count:,} of {distances.numel():,} values differ,"
+                f" by {float(distances.max()):g} at most"
             )
-        elif one[key].dtype != two[key].dtype or one[key].shape != two[key].shape:
-            difference = f"{file}: tensor {key}: {_kind(one[key])} against {_kind(two[key])}"
-        elif tensor_digest(one[key]) != tensor_digest(two[key]):
-            apart = (one[key].double() - two[key].double()).abs()
-            count, most = int((apart != 0).sum()), float(apart.max())
-            difference = (
-                f"{file}: tensor {key}: {count:,} of {apart.numel():,} values differ, by {most:g}"
-                " at most"
-            )
-        if difference is not None:
-            break
-    return Section(
-        name,
-        len(one),
-        _digest({key: tensor_digest(tensor) for key, tensor in one.items()}),
-        difference,
-    )
+    return None
 
 
 def _kind(tensor: torch.Tensor) -> str:
@@ -120,7 +124,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _values(name: str, one: object, two: object) -> Section:
-    return Section(name, len(_flat(one)), _digest(one), first_difference(one, two, name))
+    return Section(name, _count(one), _digest(one), first_difference(one, two, name))
 
 
 def first_difference(one: object, two: object, where: str) -> str | None:
@@ -164,12 +168,13 @@ def _first_difference_of_lists(one: list[object], two: list[object], where: str)
     return None
 
 
-def _flat(value: object) -> list[object]:
+def _count(value: object) -> int:
+    """Count the values in nested mappings and lists."""
     if isinstance(value, Mapping):
-        return [leaf for item in value.values() for leaf in _flat(item)]
+        return sum(map(_count, value.values()))
     if isinstance(value, list):
-        return [leaf for item in value for leaf in _flat(item)]
-    return [value]
+        return sum(map(_count, value))
+    return 1
 
 
 def _digest(value: object) -> str:

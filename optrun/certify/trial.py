@@ -1,4 +1,4 @@
-"""A run in a process of its own, killed at a moment that is chosen by what it is just doing."""
+"""Kill a run, in a process of its own, while it saves, trains or starts, and resume it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _HANGING_SECONDS = 900.0
 
 @dataclass
 class Kill:
-    """One SIGKILL, and where it fell."""
+    """One SIGKILL, and what the run was doing then."""
 
     aimed_at: str
     """`save`, `training` or `start`."""
     fell: str
     """`inside a save`, `inside a deletion`, `in training`, `before the first step`."""
     committed: int
-    """Step of the newest whole checkpoint then; -1 where there was none."""
+    """Step of the newest whole checkpoint at that time; -1: there was none."""
     victim: str
     """`the process` or `a rank`."""
 
@@ -49,16 +49,16 @@ class Kill:
 class Child:
     """`optrun ARGS` in a forked process, in a group of its own.
 
-    What is heavy has been imported by the parent, so that a trial is fast. The parent has computed
+    The parent has imported the heavy modules, so that a trial is fast. It must have computed
     nothing yet: the threads of a pool (OpenMP, autograd) do not survive a fork, and torch would
-    wait for them for ever ("Avoiding and fighting deadlocks" in torch's notes on multiprocessing).
+    wait for them forever ("Avoiding and fighting deadlocks" in torch's notes on multiprocessing).
 
     Args:
         main: Runs a command line and returns its exit code.
         argv: Arguments after `optrun`.
-        log: Takes its output.
-        imported: Takes the names of all modules it has imported at its end; None: they are not
-            asked for.
+        log: File for its output.
+        imported: File for the names of all modules that it has imported by its end; None: they are
+            not written.
     """
 
     def __init__(
@@ -79,26 +79,25 @@ class Child:
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(source, target)
-            # The parent's own may lead elsewhere, and hold text that is not of this process.
-            sys.stdout, sys.stderr = (
-                os.fdopen(number, "w", buffering=1, encoding="utf-8") for number in (1, 2)
-            )
+            # The parent's streams may lead elsewhere, and hold text of the parent.
+            sys.stdout = os.fdopen(1, "w", buffering=1, encoding="utf-8")
+            sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8")
             try:
                 code = main(argv)
             except SystemExit as stopped:
                 code = int(stopped.code or 0)
             if self.imported is not None:
                 self.imported.write_text("\n".join(sys.modules))
-        except KeyboardInterrupt:  # before there was anything to take it
+        except KeyboardInterrupt:  # before optrun's own handler was set
             code = 128 + signal.SIGINT
         finally:
             os._exit(code)
 
     def ended(self) -> bool:
-        """Tell whether it has come to an end; `code` is set then."""
+        """Tell whether it has ended, and set `code` if it has."""
         if self.code is None:
-            found, status = os.waitpid(self.process, os.WNOHANG)
-            if found:
+            process, status = os.waitpid(self.process, os.WNOHANG)
+            if process != 0:
                 self.code = os.waitstatus_to_exitcode(status)
         return self.code is not None
 
@@ -110,39 +109,44 @@ class Child:
         return self.code
 
     def ranks(self) -> list[int]:
-        """Find the processes that it started as ranks, which lead groups of their own.
+        """List the processes that it started as ranks, which lead groups of their own.
 
-        None where there is no /proc.
+        Without /proc the list is empty.
         """
         children = Path(f"/proc/{self.process}/task/{self.process}/children")
-        found = []
+        ranks = []
         with contextlib.suppress(OSError):
             for child in map(int, children.read_text().split()):
                 with contextlib.suppress(ProcessLookupError):
-                    found += [child] if os.getpgid(child) == child else []
-        return found
+                    if os.getpgid(child) == child:
+                        ranks.append(child)
+        return ranks
 
     def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
-        """Send SIGKILL to it or to one of its ranks, and wait until none of them is left.
-
-        Tell which.
+        """Send SIGKILL to it or to one of its ranks, and wait until all of them have ended.
 
         Args:
-            ranks: Their processes.
-            rng: Chooses.
+            ranks: Process ids of its ranks.
+            rng: Chooses the victim.
+
+        Returns:
+            `the process` or `a rank`.
+
+        Raises:
+            TrialFailed: A rank is still alive after a minute.
         """
-        victim = rng.choice([0, *ranks])
-        if victim:
+        victim = rng.choice([self.process, *ranks])
+        if victim != self.process:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
             self.wait()
         self.kill()
-        begun = time.monotonic()
+        start = time.monotonic()
         while any(map(_is_alive, ranks)):
-            if time.monotonic() - begun > _LEAVING_SECONDS:
+            if time.monotonic() - start > _LEAVING_SECONDS:
                 raise TrialFailed("a rank is left behind by a run that was killed.")
             time.sleep(0.005)
-        return "a rank" if victim else "the process"
+        return "the process" if victim == self.process else "a rank"
 
     def kill(self) -> None:
         """Send SIGKILL to it and to its workers."""
@@ -168,7 +172,7 @@ def _is_alive(process: int) -> bool:
 
 @dataclass
 class Tempo:
-    """How long things take in the undisturbed run, to aim at all of them."""
+    """How long the phases of the undisturbed run take, so that kills can be aimed at each."""
 
     start: float
     """Seconds to the first step."""
@@ -191,7 +195,7 @@ def import_all(imported: Path) -> None:
 
 
 class TrialFailed(OptrunError):
-    """A start of the run that nobody killed came to a bad end."""
+    """A run failed that nobody killed, or a kill left damage behind."""
 
 
 @dataclass
@@ -214,17 +218,17 @@ class Trials:
     starts: int = 0
 
     def one_run(self, name: str, kills: int) -> RunDir:
-        """Start it, kill it so often at most, and bring it to its end.
+        """Start the run, kill it up to `kills` times, and resume it until it ends.
 
         Raises:
-            TrialFailed: It did not go on by itself, or not from the newest whole checkpoint; or a
-                kill left what
-                `optrun verify` calls damage.
+            TrialFailed: A start failed, or did not resume from the newest whole checkpoint; or
+                `optrun verify` finds damage after a kill.
         """
         run = RunDir(self.folder / name)
         run.path.mkdir(parents=True)
         while True:
-            before, resumes = committed(run), _resumes(run)
+            before = committed(run)
+            resumes = _resumes(run)
             child = Child(
                 self.main,
                 [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"],
@@ -271,24 +275,26 @@ class Trials:
             self._until(child, lambda: _lines(run) >= lines)
             self._until(child, lambda: False, self.rng.uniform(0, self.tempo.step))
         else:
-            wanted, seen = self.rng.randint(1, 2), set(_saving(run))
-            leftovers = set(seen)
+            saves = self.rng.randint(1, 2)
+            leftovers = set(_saving(run))
+            seen: set[str] = set()
 
-            def enough() -> bool:
+            def has_begun_saves() -> bool:
                 seen.update(_saving(run))
-                return len(seen - leftovers) >= wanted
+                return len(seen - leftovers) >= saves
 
-            self._until(child, enough)
+            self._until(child, has_begun_saves)
             self._until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
 
     def _until(
         self, child: Child, condition: Callable[[], bool], seconds: float | None = None
     ) -> None:
-        begun = time.monotonic()
+        """Wait until a condition holds, the child has ended, or `seconds` have passed."""
+        start = time.monotonic()
         while not child.ended() and not condition():
-            if seconds is not None and time.monotonic() - begun >= seconds:
+            if seconds is not None and time.monotonic() - start >= seconds:
                 return
-            if time.monotonic() - begun > _HANGING_SECONDS:
+            if time.monotonic() - start > _HANGING_SECONDS:
                 raise TrialFailed(
                     f"nothing happens for {_HANGING_SECONDS:g} s:\n{child.last_lines()}"
                 )
@@ -342,15 +348,20 @@ def _saving(run: RunDir) -> list[str]:
 
 
 def _where(run: RunDir, before: int) -> str:
-    """Tell what the killed process was doing, by what it left."""
+    """Tell what the killed process was doing, from the files that it left.
+
+    Args:
+        run: Its directory.
+        before: The newest checkpoint when it was started.
+    """
     names = os.listdir(run.checkpoints) if run.checkpoints.is_dir() else []  # noqa: PTH208
     if any(name.startswith(TEMPORARY) for name in names):
         return "inside a save"
     if any(name.startswith((DOOMED, REPLACED)) for name in names):
         return "inside a deletion"
-    steps = (
-        [record["step"] for record in read_metrics(run.metrics).records]
-        if run.metrics.is_file()
-        else []
-    )
-    return "in training" if max(steps, default=0) > max(before, 0) else "before the first step"
+    steps: list[int] = []
+    if run.metrics.is_file():
+        steps = [record["step"] for record in read_metrics(run.metrics).records]
+    if max(steps, default=0) > max(before, 0):
+        return "in training"
+    return "before the first step"
