@@ -274,13 +274,9 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
         names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS)
     )
     problem = "the columns of several layouts" if fitting else "nothing to answer"
-    hint = (
-        "Say which: data.text_column=NAME."
-        if fitting
-        else "data.messages_column names another column of turns."
-    )
     raise ConfigError(
-        f"{split.key} has {problem}: {first_columns}. {columns_in_words(split.rows)} {hint}"
+        f"{split.key} has {problem}: {first_columns}. {columns_in_words(split.rows)} Say which:"
+        " data.text_column=NAME, or data.messages_column=NAME for a column of turns."
     )
 
 

@@ -217,17 +217,10 @@ def _why_nothing(name: str) -> str:
         )
     if glob.has_magic(name):
         return "no file matches this glob."
+    # An ending is no likeness: the rest of the name decides.
     beside = {}
     if path.parent.is_dir():
-        beside = {other.name: str(other) for other in path.parent.iterdir()}
-    # An ending is no likeness: among files of the same kind the rest of the name decides.
-    stems = {
-        other.removesuffix(path.suffix): other
-        for other in beside
-        if Path(other).suffix == path.suffix
-    }
-    names_alike = [stems[stem] for stem in difflib.get_close_matches(path.stem, stems, n=1)]
-    other_kinds = [other for other in beside if Path(other).suffix != path.suffix]
-    names_alike += difflib.get_close_matches(path.name, other_kinds, n=1)
-    hint = f" Did you mean {beside[names_alike[0]]}?" if names_alike else ""
+        beside = {other.stem: str(other) for other in path.parent.iterdir()}
+    alike = difflib.get_close_matches(path.stem, beside, n=1, cutoff=0.75)
+    hint = f" Did you mean {beside[alike[0]]}?" if alike else ""
     return f"no such file (looked from {Path.cwd()}).{hint}"

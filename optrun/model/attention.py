@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from optrun.base.errors import ConfigError
+from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def device_type(name: str) -> str:
 
 
 def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
-    """Refuse an attention implementation without its device or precision.
+    """Refuse an unknown attention implementation, or one without its device or precision.
 
     Args:
         config: The model choice.
@@ -41,10 +41,20 @@ def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:
         precision: `training.precision`.
 
     Raises:
-        ConfigError: Its kernels run elsewhere, or in 16 bits alone.
+        ConfigError: It does not exist, or its kernels run elsewhere, or in 16 bits alone.
     """
     chosen = config.attn_implementation
     kind = device_type(device)
+    if chosen is None or "/" in chosen:  # code of the hub, which is refused elsewhere
+        return
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    implementations = ["eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()]
+    if chosen not in implementations:
+        raise ConfigError(
+            f"{KEY}={chosen}: transformers has no such attention."
+            f" {did_you_mean(chosen, implementations)}"
+        )
     if chosen in (_FLEX, *_FLASH) and kind != "cuda":
         raise ConfigError(
             f"{KEY}={chosen}: its kernels train on CUDA devices alone, and training.device={device}"

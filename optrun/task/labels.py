@@ -466,12 +466,9 @@ class ClassNumbers:
             return number
         close = nearest(label, self.names, limit=1)
         hint = f" Did you mean {close[0]}?" if close else ""
-        label_names = ", ".join(self.names[:MAX_SHOWN]) + (
-            ", ..." if len(self.names) > MAX_SHOWN else ""
-        )
         raise ConfigError(
             f"{where} has the label {label!r}, which {self.known_from} does not have. Labels:"
-            f" {label_names}.{hint}"
+            f" {_some(self.names)}.{hint}"
         )
 
     def _find(self, label: str) -> int | None:

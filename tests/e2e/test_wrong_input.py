@@ -26,7 +26,7 @@ COMMAND_LINE = [
         ["model.config.hidden_size=-8", "1 or more"],
     ),
     (["=3"], ["'=3'", "key=value"]),
-    (["run_name=a=b"], ["run_name=a=b", "cannot be read", "unexpected '='", "'run_name=\"a=b\"'"]),
+    (["run_name=a=b"], ["run_name=a=b", "cannot be read", "'run_name=\"a=b\"'"]),
     (["learning_rate=1e-3"], ["learning_rate", "called lr"]),
     (["training.max_steps=0"], ["training.max_steps=0", "1 or more"]),
     (["training.device=tpu"], ["training.device=tpu", "cuda"]),
@@ -40,7 +40,7 @@ COMMAND_LINE = [
     ),
     (
         ["model.attn_implementation=flash_attention_2"],
-        ["flash_attention_2", "flash_attn is not installed", "sdpa"],
+        ["flash_attention_2", "CUDA", "sdpa"],
     ),
     (["training.device=cuda:7"], ["training.device=cuda:7", "no such device"]),
     (["lr=1e-3,2e-3"], ["lr=1e-3,2e-3", "-m"]),
