@@ -6,6 +6,7 @@
 tensors of BERT-base, over the time of torch's fused AdamW in the same round. The second is a step
 of GPT-2 with 124 million parameters on blocks of 1,024 tokens in bf16: a bare loop (fused AdamW,
 batches in pinned memory, loss read every ten steps), transformers.Trainer, and optrun's loop.
+Between them stands the loss over 128,256 words: all logits, optrun's chunks, torch's and liger's.
 With `OPTRUN_GPU_DRY=1` both run on the CPU with small models, which shows that the program works
 and says nothing of a device.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from chunked_loss import WAYS, loss
 from optimizer_step import bert
 
 from optrun.optimizer import (
@@ -82,6 +84,47 @@ def optimizer_steps(rounds: int) -> None:
             f"| {make.__name__} | {statistics.median(ratios):.2f} | {extra / 2**20:.0f} |",
             flush=True,
         )
+
+
+def head_losses(rounds: int) -> None:
+    """Print time, memory and error of the gradient of each way to a loss over a vocabulary."""
+    rows, width, vocabulary = (64, 32, 512) if DRY else (8192, 2048, 128256)
+    dtype = torch.float32 if DRY else torch.bfloat16
+    torch.manual_seed(0)
+    states = torch.randn(rows, width, dtype=dtype, device=DEVICE).requires_grad_()
+    weight = torch.randn(vocabulary, width, dtype=dtype, device=DEVICE).mul_(0.02)
+    weight.requires_grad_()
+    targets = torch.randint(vocabulary, (rows,), device=DEVICE)
+    print(f"\nA loss over {rows} x {width} x {vocabulary}, {dtype}, forward and backward")
+    print("| loss | ms | memory, MiB | gradient's distance |\n| --- | --- | --- | --- |")
+    reference: torch.Tensor | None = None
+    for way in (*WAYS, "liger"):
+
+        def work(way: str = way) -> None:
+            states.grad = weight.grad = None
+            if way != "liger":
+                loss(way, states, weight, targets).backward()
+                return
+            from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+            LigerFusedLinearCrossEntropyLoss()(weight, states, targets).backward()
+
+        try:
+            work()
+        except (ImportError, AttributeError) as error:
+            print(f"| {way} | left out: {error} | | |")
+            continue
+        states.grad = weight.grad = None
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if DEVICE == "cuda" else 0
+        seconds = statistics.median(seconds_of(work) for _ in range(rounds))
+        peak = torch.cuda.max_memory_allocated() - before if DEVICE == "cuda" else 0
+        assert states.grad is not None
+        gradient = states.grad.float()
+        reference = gradient if reference is None else reference
+        distance = float((gradient - reference).norm() / reference.norm())
+        print(f"| {way} | {seconds * 1e3:.2f} | {peak / 2**20:,.0f} | {distance:.1e} |", flush=True)
 
 
 def gpt2() -> Any:
@@ -261,6 +304,7 @@ def main() -> None:
     name = "a dry run on the CPU" if DRY else torch.cuda.get_device_name()
     print(f"{name}, torch {torch.__version__}")
     optimizer_steps(3 if DRY else options.rounds)
+    head_losses(3 if DRY else options.rounds)
     training_steps(options.seconds)
 
 
