@@ -21,7 +21,6 @@ from optrun.artifacts.manifest import problems
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.report.runs import load_run
-from optrun.runner.resume import restore as loading
 from optrun.training import nonfinite
 from optrun.training.step import TrainStep
 from tests.faults.checkpoints import edit_manifest
@@ -333,24 +332,6 @@ def test_whole_but_not_finite_is_nothing_to_go_on_from(
     assert code == 0
     assert "holds NaN or infinity" in said
     straight.same(run)
-
-
-def test_a_wrong_restore_is_noticed(
-    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A tensor that is changed on its way from the file into the optimizer."""
-    straight.cut(tmp_path / "run", 4)
-    original = loading.load_named_state
-
-    def mutate(optimizer: torch.optim.Optimizer, *args: Any) -> None:
-        original(optimizer, *args)
-        values = next(iter(optimizer.state.values()))
-        values["exp_avg"].view(-1)[0] += 1e-3
-
-    monkeypatch.setattr(loading, "load_named_state", mutate)
-    code, said = go("resume=run")
-    assert code == 4
-    assert "exp_avg differs in memory" in said
 
 
 def test_a_manifest_of_a_newer_kind_is_refused(straight: Straight, go: Go, tmp_path: Path) -> None:
