@@ -217,11 +217,11 @@ def load_run(path: Location, *, plugins: Sequence[Location] = ()) -> Run:
     """Open a run directory.
 
     Args:
-        path: The directory, or a checkpoint in it.
-        plugins: Files or modules that register the choices it was made with, as `--plugin`.
+        path: The run directory, or a checkpoint in it.
+        plugins: Files or modules that register the choices of the run, as `--plugin` does.
 
     Raises:
-        ConfigError: It is neither, or a plugin cannot be loaded.
+        ConfigError: The path is neither, or a plugin cannot be loaded.
     """
     load_plugins(plugins)
     return Run(locate(str(path)).run.path.resolve())

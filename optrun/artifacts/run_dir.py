@@ -127,11 +127,11 @@ class RunDir:
         return self.logs / f"rank-{rank}.log"
 
     def is_run(self) -> bool:
-        """Tell whether a run was started here.
+        """Tell whether a run was started here: it has a summary, metrics or Hydra's folder.
 
-        A lone `config.yaml` does not count, since folders of configuration have one too. Hydra's
-        folder counts, unless it names another program: a job that a wrong value ended before it
-        wrote anything has no more.
+        A lone `config.yaml` does not count, since folders of configuration have one too. A job
+        that failed before it wrote anything has only Hydra's folder, which counts unless it names
+        another program.
         """
         if self.summary.is_file() or self.metrics.is_file():
             return True

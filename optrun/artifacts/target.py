@@ -217,7 +217,10 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
 
 
 def _latest_run(run_dir: Path | None, outputs: Path) -> Path | None:
-    """Find the run that began last, or the begun run in `run_dir`."""
+    """Find the run in `outputs` with the latest start, or take the run in `run_dir`.
+
+    None if there is none that wrote a summary, or if training in `run_dir` has not begun.
+    """
     if run_dir is not None:
         run = RunDir(run_dir)
         return run_dir if run.is_run() and not run.is_unbegun() else None

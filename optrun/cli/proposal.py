@@ -229,12 +229,15 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
 
 
 def _add_model(draft: _Draft, say: Say) -> None:
-    """Add a small model from scratch for the task, unless the user typed one."""
-    why = "as it was said"
+    """Add a small model from scratch for the task, unless the user typed one.
+
+    Adds `task.chat_template=chatml` if the model has no chat template and the task needs one.
+    """
+    origin = "as you typed it"
     if not any(token.startswith(("model=", "model.")) for token in draft.typed):
         task = draft.compose(draft.overrides).task
         draft.add(*_SCRATCH.get(task.AUTO_CLASS, ["model=bert_tiny"]))
-        why = "from scratch (model=pretrained model.path=NAME takes a pretrained one)"
+        origin = "from scratch (model=pretrained model.path=NAME takes a pretrained one)"
     try:
         facts = draft.explain()
     except ConfigError as error:
@@ -243,7 +246,7 @@ def _add_model(draft: _Draft, say: Say) -> None:
         draft.add("task.chat_template=chatml")
         facts = draft.explain()
     parameters = count(facts.parameters)
-    say("model", f"{facts.model} for {facts.task}, {parameters} parameters train, {why}")
+    say("model", f"{facts.model} for {facts.task}, {parameters} parameters train, {origin}")
 
 
 def _add_length(draft: _Draft) -> None:

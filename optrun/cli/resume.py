@@ -178,20 +178,20 @@ def _as_begun(run_trunk: str | None, changes: CommandLine, run: RunDir) -> Comma
 
 
 def _names_trunk(value: object, run_trunk: str | None) -> bool:
-    """Tell whether a value of `branch_from` names the trunk of a run.
+    """Tell whether a typed `branch_from` names the checkpoint that a run branched from.
 
     Args:
-        value: A folder that holds the trunk, the trunk with its digest, or None for no trunk.
+        value: The typed value: a folder at or above the checkpoint, FOLDER@DIGEST, or None.
         run_trunk: `branch_from` of the run.
     """
     trunk = None if run_trunk is None else Trunk.parse(run_trunk)
     if value is None or trunk is None:
         return value is None and trunk is None
-    named_trunk = Trunk.parse(str(value))
-    folder = Path(str(value)) if named_trunk is None else named_trunk.folder
-    if not trunk.folder.is_relative_to(folder.resolve()):
-        return False
-    return named_trunk is None or named_trunk.digest == trunk.digest
+    typed_trunk = Trunk.parse(str(value))
+    if typed_trunk is None:  # a folder without a digest
+        return trunk.folder.is_relative_to(Path(str(value)).resolve())
+    is_inside = trunk.folder.is_relative_to(typed_trunk.folder.resolve())
+    return is_inside and typed_trunk.digest == trunk.digest
 
 
 def _refuse_other_recipe(run: RunDir, config_name: str) -> None:

@@ -93,9 +93,9 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         return replace(unread, spec=_spec(config, task, None))
     # A label that the sample has in its evaluation rows alone is one that all of the training rows
     # may have.
-    eval_sets = {name: _some(split) for name, split in source.eval_sets.items()}
+    eval_sets = {name: _sample_rows(split) for name, split in source.eval_sets.items()}
     sample = replace(
-        source, train=_some(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[]
+        source, train=_sample_rows(source.train), eval_sets=eval_sets, cut_from_train=True, notes=[]
     )
     looked_at = _sizes(sample)
     if any(size and not count for size, count in zip(sizes, looked_at, strict=True)):
@@ -166,10 +166,13 @@ def _sizes(source: Source) -> tuple[int, int]:
     return len(source.train.rows), sum(len(split.rows) for split in source.eval_sets.values())
 
 
-def _some(split: Split) -> Split:
-    """Sample rows from all over a split, as many as there is room for."""
+def _sample_rows(split: Split) -> Split:
+    """Sample at most `MOST_ROWS` rows and `MOST_CHARACTERS` characters, in their order.
+
+    Token blocks are not sampled: reading them costs nothing.
+    """
     if isinstance(split.rows, TokenBlocks):
-        return split  # to look at them reads nothing
+        return split
     count = len(split.rows)
     order = generator(0, "explain").permutation(count)[:MOST_ROWS]
     indices: list[int] = []
@@ -179,9 +182,9 @@ def _some(split: Split) -> Split:
         if characters > MOST_CHARACTERS:
             break
         indices.append(index)
-    return (
-        split if len(indices) == count else split.take(np.sort(np.array(indices, dtype=np.int64)))
-    )
+    if len(indices) == count:
+        return split
+    return split.take(np.sort(np.array(indices, dtype=np.int64)))
 
 
 def _characters(value: object) -> int:

@@ -27,7 +27,7 @@ class Difference:
     seeds: dict[int, float]
     """Paired differences by seed."""
     lost: Collection[int]
-    """Seeds of which one of both diverged, so that a bad value stands in for its score."""
+    """Seeds on which the contender or the reference diverged: a bad value replaces its score."""
 
 
 def differences(
@@ -38,9 +38,9 @@ def differences(
     """Subtract the scores of its reference from each contender's, seed by seed.
 
     Args:
-        comparisons: By contender, in the order of the pictures; None for one that is not ranked.
-        scores: By contender and seed.
-        lost: Seeds that diverged, by contender.
+        comparisons: Contender -> comparison, in the order of the pictures; None: it is not ranked.
+        scores: Contender -> seed -> score.
+        lost: Contender -> seeds that diverged.
     """
     lines = []
     for series, (name, versus) in enumerate(comparisons.items()):
@@ -63,13 +63,13 @@ def differences(
 def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matters: float) -> Chart:
     """Draw one line per contender, best on top.
 
-    The mean a dot, the interval a bar, the seeds small dots.
+    A dot is the mean, a bar its interval, small dots the seeds.
 
     Args:
-        lines: What is drawn; what is ruled out is hollow.
-        metric: What differs.
+        lines: The contenders; the dot of one that is ruled out is hollow.
+        metric: Name of the metric.
         mode: "min" or "max".
-        matters: The smallest difference that counts, a band around 0; NaN: none is known.
+        matters: The smallest difference that counts, drawn as a band around 0; NaN: unknown.
     """
     better = "lower" if mode == "min" else "higher"
     label = f"{metric} minus that of {short_name(lines[0].versus.reference)} ({better} is better)"
@@ -89,26 +89,25 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
 
 
 def _write_above(ax: Axes, x: float, index: int, text: str) -> None:
-    """Write small text above a line.
-
-    The name on the left (0), the verdict on the right (1).
-    """
+    """Write text above a line: the name on the left (x = 0), the verdict on the right (x = 1)."""
+    look: dict[str, Any] = {"ha": "left", "color": INK, "fontsize": 8.5}
+    if x == 1.0:
+        look = {"ha": "right", "color": MUTED, "fontsize": 7.5}
     box = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-    side, colour, size = ("right", MUTED, 7.5) if x else ("left", INK, 8.5)
-    look: dict[str, Any] = {"ha": side, "va": "center", "color": colour, "fontsize": size}
-    ax.text(x, 0.33 - index, text, bbox=box, transform=ax.get_yaxis_transform(), **look)
+    transform = ax.get_yaxis_transform()
+    ax.text(x, 0.33 - index, text, va="center", bbox=box, transform=transform, **look)
 
 
 def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
-    """Choose x limits around the intervals, without a few far ones."""
-    ends = [0.0]
+    """Choose the x limits: 0, all differences and intervals, but no outlier (`find_reach`)."""
+    values = [0.0]
     for line in lines:
-        ends += [line.versus.difference, *line.seeds.values()]
+        values += [line.versus.difference, *line.seeds.values()]
         if not math.isnan(line.versus.low):
-            ends += [line.versus.low, line.versus.high]
-    far = find_reach(map(abs, ends), matters if math.isfinite(matters) else 0.0)
-    low = max(min(ends), -far)
-    high = min(max(ends), far)
+            values += [line.versus.low, line.versus.high]
+    reach = find_reach(map(abs, values), matters if math.isfinite(matters) else 0.0)
+    low = max(min(values), -reach)
+    high = min(max(values), reach)
     margin = 0.07 * (high - low) or 0.01
     return low - margin, high + margin
 

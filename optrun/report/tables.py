@@ -109,7 +109,8 @@ def scores_table(comparison: Comparison) -> Table:
 def workloads_table(comparison: Comparison) -> Table:
     """Tabulate the workloads.
 
-    What a score of 0 and of 1 is there, who is best, and why one does not count.
+    Columns: the metric values that score 0 and 1, the best contender, and whether the workload
+    counts or why not.
     """
     columns: list[Column[Findings]] = [
         ("workload", False, lambda workload: workload.name),

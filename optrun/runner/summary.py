@@ -198,11 +198,13 @@ class Summary:
         self.write()
 
     def keep_classes(self, name: str, metrics: MetricAccumulator) -> None:
-        """Remember the figures of each class of an evaluation set.
+        """Store the metrics by class of an evaluation set, if it has any.
+
+        Those of an earlier step are dropped. Does nothing before `begin`.
 
         Args:
-            name: Of the set; that of a single one is empty.
-            metrics: Of it, after all batches.
+            name: Name of the evaluation set; empty if there is only one.
+            metrics: Its metrics, after all batches.
         """
         table = metrics.table()
         if table is None or self.setup is None:

@@ -298,7 +298,7 @@ class ContenderStudy:
         """Add the late result of a trial to the study."""
         value = self._value(trial, board)
         if value is not None:
-            study_of.tell_again(self._study, trial.frozen, value)
+            study_of.add_late_result(self._study, trial.frozen, value)
 
     def _value(self, trial: Trial, board: Board) -> float | None:
         """Compute the outcome of a trial: the mean over its seeds.

@@ -154,20 +154,21 @@ def described(distribution: BaseDistribution) -> str:
     return f"tag(log, {text})" if distribution.log else text
 
 
-def tell_again(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
-    """Add the late result of an ended trial, once.
+def add_late_result(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
+    """Add the late result of a failed or pruned trial as a new trial, at most once.
 
-    Optuna takes none for a trial that has ended.
+    Optuna refuses a result for a trial that has ended. The new trial names the old one in its user
+    attribute `AGAIN`.
 
     Args:
-        study: Nobody else changes it meanwhile.
-        trial: Failed or pruned.
-        value: What its jobs came to in the end.
+        study: The study; nobody else changes it meanwhile.
+        trial: The ended trial; nothing is added if it is complete.
+        value: Final score of its jobs.
     """
-    repeated = {
-        known_trial.user_attrs.get(AGAIN) for known_trial in study.get_trials(deepcopy=False)
-    }
-    if trial.number in repeated or trial.state == TrialState.COMPLETE:
+    if trial.state == TrialState.COMPLETE:
+        return
+    repeated = {other.user_attrs.get(AGAIN) for other in study.get_trials(deepcopy=False)}
+    if trial.number in repeated:
         return
     study.add_trial(
         optuna.trial.create_trial(

@@ -26,7 +26,7 @@ from optrun.config.schema.run import refuse_ended_fork
 from optrun.runner.forks.overrides import (
     as_overrides,
     names_fork,
-    refuse_other_place,
+    refuse_other_data_position,
     under,
 )
 
@@ -133,7 +133,7 @@ class Forks:
                     f"{KEY}={value}: it stands in a file; expected on the command line alone."
                 )
             trunk = self._trunk(str(value))
-            refuse_other_place(trunk.values, values, str(value))
+            refuse_other_data_position(trunk.values, values, str(value))
             length = values["training"]["max_steps"]
             if length is not None:
                 refuse_ended_fork(str(value), trunk.step, length, f"training.max_steps={length}")

@@ -49,16 +49,16 @@ def names_fork(token: str) -> bool:
 def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
     """Write a resolved configuration as overrides of the default one.
 
-    Values that stand in the configuration files, or follow from others, are left to these, so that
-    the default lr of another optimizer is its own.
+    A value equal to the default, or to what interpolation gives, is not written: if a branch types
+    another optimizer, it gets that optimizer's default lr.
 
     Args:
-        hydra: Composes.
-        values: Of a run, every key of today in it.
-        where: What it is, for messages.
+        hydra: Composes configurations.
+        values: Resolved values of a run, with every key that this version knows.
+        where: What to call the run in messages.
 
     Raises:
-        ConfigError: A value that cannot be written on a command line.
+        ConfigError: A value cannot be written on a command line.
     """
     values_of_trunk = {key: value for key, value in values.items() if key not in OWN}
     choices = {
@@ -97,7 +97,7 @@ _GONE = object()
 def _differing(
     base: PlainMapping, target: PlainMapping, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys with different values."""
+    """Yield each dotted key that differs, with its target value; `_GONE` if it has none."""
     for name in dict.fromkeys([*base, *target]):
         key = f"{prefix}{name}"
         if key in OWN or (name == KIND and prefix):
@@ -127,13 +127,13 @@ def _interpolated(composed: DictConfig, key: str) -> bool:
 
 
 def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> list[str]:
-    """Put the overrides of a trunk before the typed ones.
+    """Put the overrides of a trunk before the typed ones, group choices first.
 
     Args:
-        trunk: Its configuration, by `as_overrides`.
-        values: The same, resolved.
-        typed: Overrides of the command line; they win. A choice that the trunk has already changes
-            nothing, another one comes with values of its own.
+        trunk: Configuration of the trunk, from `as_overrides`.
+        values: Resolved values of the trunk.
+        typed: Overrides of the command line; they win. A typed choice that the trunk already has
+            is dropped; any other choice drops what the trunk set in that group.
 
     Returns:
         The overrides of the branch.
@@ -143,7 +143,7 @@ def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> l
     for token, override in zip(typed, parse(typed), strict=True):
         key = override.key_or_group
         if key in GROUPS:
-            if _is_choice_of(values[key], key, override):
+            if _repeats_trunk_choice(values[key], key, override):
                 typed_words.remove(token)
                 continue
             trunk_words = [
@@ -158,16 +158,21 @@ def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> l
     return [*chosen, *(word for word in trunk_words if word not in chosen), *typed_words]
 
 
-def _is_choice_of(section: Mapping[str, object], group: str, override: Override) -> bool:
-    """Tell whether the one choice that was typed is the one there is already."""
-    if override.is_sweep_override():
-        return False
-    typed = str(override.value())
+def _repeats_trunk_choice(section: Mapping[str, object], group: str, override: Override) -> bool:
+    """Tell whether a typed choice, such as `optimizer=lamb`, is the choice of the trunk.
+
+    A trunk may use a plugin's choice (`KIND`) under its own name. If optrun has a choice of that
+    name, too, the typed word means optrun's.
+
+    Args:
+        section: The trunk's values of the group.
+        group: Name of the group.
+        override: What was typed; a sweep over several choices is never the trunk's.
+    """
     name = section["name"]
-    kind = section.get(KIND, section["name"])
-    if typed == name:
-        return kind == name or name not in GROUPS[group]  # one of ours has that name, too
-    return False
+    if override.is_sweep_override() or str(override.value()) != name:
+        return False
+    return section.get(KIND, name) == name or name not in GROUPS[group]
 
 
 def _below(token: str, keys: Sequence[str]) -> bool:
@@ -175,35 +180,31 @@ def _below(token: str, keys: Sequence[str]) -> bool:
     return any(key == other_key or key.startswith(f"{other_key}.") for other_key in keys)
 
 
-def refuse_other_place(trunk: PlainMapping, values: PlainMapping, where: str) -> None:
-    """Refuse what would not be the same model at the same place in the same data.
+def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where: str) -> None:
+    """Refuse a branch that changes the model, the data or the position in the data.
 
-    Files are judged by what they hold, when they are read.
+    Paths may differ: files are compared by content later, when they are read.
 
     Args:
         trunk: Resolved values of the trunk.
-        values: Those of the branch.
+        values: Resolved values of the branch.
         where: The trunk, for the message.
 
     Raises:
-        ConfigError: With every such key, its value and the trunk's.
+        ConfigError: Lists every such key with both values.
     """
-    alone = all(config["distributed"]["name"] == "none" for config in (trunk, values))
-    keys = (*_PLACE, *(_BATCH if alone else ()))
-    differences = saved.differences(trunk, values)
+    fixed_keys: tuple[str, ...] = _PLACE
+    if all(config["distributed"]["name"] == "none" for config in (trunk, values)):
+        fixed_keys += _BATCH
     paths = path_keys(values)
-    fixed = {
-        key: pair
-        for key, pair in differences.items()
-        if (key in keys or key.startswith(("model.", "task.", "data.")))
-        and not key.startswith(_HARMLESS)
-        and not is_path(key, paths)
-    }
-    if fixed:
-        changed_keys = ", ".join(
-            f"{key}={_shown(now)} (the trunk: {_shown(before)})"
-            for key, (before, now) in fixed.items()
-        )
+    refused = []
+    for key, (before, now) in saved.differences(trunk, values).items():
+        if key.startswith(_HARMLESS) or is_path(key, paths):
+            continue
+        if key in fixed_keys or key.startswith(("model.", "task.", "data.")):
+            refused.append(f"{key}={_shown(now)} (the trunk: {_shown(before)})")
+    if refused:
+        changed_keys = ", ".join(refused)
         raise ConfigError(
             f"{changed_keys}: a branch has the model of its trunk and its place in the data, and"
             f" takes both from {where}. Leave it out, or start a new run without branch_from."

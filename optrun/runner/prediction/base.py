@@ -104,10 +104,10 @@ class Predictor(ABC):
         return text_column(self.source, self.split, taken)
 
     def encode_texts(self, *columns: str, **options: bool) -> list[Inputs]:
-        """Encode a text of each row, or a pair of texts, as in training.
+        """Tokenize one column of texts, or two as pairs, as in training; one array per row and key.
 
         Raises:
-            ConfigError: A row whose value is no text, or has no token.
+            ConfigError: A value is not a text, or a row has no token.
         """
         sides = [list(texts(self.split, column)) for column in columns]
         rows = sides[0] if len(sides) == 1 else list(zip(*sides, strict=True))

@@ -60,7 +60,9 @@ MEANINGS = {
 
 
 def meaning(key: str) -> str:
-    """Find the meaning of a changed key in `MEANINGS`.
+    """Classify a changed key by what it changes: the name of an entry of `MEANINGS`.
+
+    Any key that is not listed counts as 'mathematics', except those of `data` and `task`.
 
     Example:
         >>> meaning("training.logging_steps"), meaning("lr"), meaning("data.train")

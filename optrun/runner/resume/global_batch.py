@@ -98,18 +98,18 @@ def settle_batch(
 
 
 def _asks_for_another_batch(request: Request, saved: CheckpointMetadata, *, branches: bool) -> bool:
-    """Tell whether somebody asks for another batch than the checkpoint's.
+    """Tell whether somebody asks for a batch other than the checkpoint's.
 
-    A value that the run has already asks for nothing. In a branch every value counts. In a run that
-    goes on only those of its command line do: ranks that are started once more have the values of
-    the first start, and none of those that were derived since.
+    In a branch every changed value counts. In a resumed run only a value that is typed and
+    differs from the checkpoint's counts: when ranks start again, their configuration still has the
+    values of the first start, not those derived since.
     """
     before = saved.config.get("training", {})
     now = request.values["training"]
     for key in (MICRO, ACCUMULATION, WHOLE):
         name = key.partition(".")[2]
-        is_open = key == MICRO and now.get(name) is None
-        if is_open or now.get(name) == before.get(name):
+        follows_from_global_batch = key == MICRO and now.get(name) is None
+        if follows_from_global_batch or now.get(name) == before.get(name):
             continue
         if branches or any(is_typed(typed, request.overrides) for typed in (key, "training")):
             return True
@@ -129,13 +129,13 @@ def _settled(request: Request, micro: int, accumulation: int, count: int) -> Set
 
 
 def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int) -> str:
-    """List the numbers of ranks that could share the step of a checkpoint.
+    """Write the message for ranks that cannot share a step, with the numbers that could.
 
     Args:
-        training: With the examples of that step, and the micro-batch if somebody gave one.
-        ranks: Which cannot.
-        accumulation: As somebody gave it; 1: it follows.
-        most: Examples of a micro-batch at most.
+        training: Its global batch is the checkpoint's; its micro-batch is None unless typed.
+        ranks: Number of ranks, which cannot share the step.
+        accumulation: The typed accumulation; 1 if none was typed.
+        most: Most examples of a micro-batch.
     """
     global_batch = training.global_batch_size
     micro = training.per_device_train_batch_size

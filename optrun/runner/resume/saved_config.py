@@ -104,7 +104,10 @@ def configuration_of(
 
 
 def plugins_of(run: RunDir) -> list[dict[str, object]]:
-    """Read the records of plugins of a run, as `config.registry.origins.records`."""
+    """Read the plugin records of a run from its summary, else from its newest checkpoint.
+
+    Each record is one of `config.registry.origins.records`. Empty if neither can be read.
+    """
     try:
         plugins = read_summary(run.summary).get("plugins", [])
     except (OSError, ValueError):

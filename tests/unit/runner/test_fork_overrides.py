@@ -11,7 +11,7 @@ from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import checked
-from optrun.runner.forks.overrides import as_overrides, refuse_other_place, under
+from optrun.runner.forks.overrides import as_overrides, refuse_other_data_position, under
 
 
 def composed(hydra: Hydra, *tokens: str) -> dict:
@@ -70,7 +70,7 @@ def test_composed_again_it_is_the_same(tokens: list[str]) -> None:
     values = composed(hydra, *tokens)
     again = composed(hydra, *under(as_overrides(hydra, values, "trunk"), values, []))
     assert {**again, "run_name": None} == {**values, "run_name": None}
-    refuse_other_place(values, again, "trunk")
+    refuse_other_data_position(values, again, "trunk")
 
 
 @pytest.mark.slow
@@ -96,4 +96,4 @@ def test_another_choice_brings_its_own_values() -> None:
     assert (longer["max_steps"], longer["num_train_epochs"]) == (None, 3)
     assert branch("distributed=none")["training"]["nproc_per_node"] == "auto"
     with pytest.raises(ConfigError, match=r"seed=1 \(the trunk: 0\)"):
-        refuse_other_place(values, branch("seed=1"), "trunk")
+        refuse_other_data_position(values, branch("seed=1"), "trunk")
