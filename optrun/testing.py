@@ -47,7 +47,7 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
     another `weight_decay` if it has one, leads to other weights.
 
     Args:
-        name: As in `optimizer=NAME`.
+        name: The optimizer, as in `optimizer=NAME`.
         lr: At which it goes down on a sum of squares in 60 steps.
         ranks: From 2 on, so many processes (forked, gloo) step it in shards, too: weights and state
             have to be those of one process, as `distributed=fsdp` needs them.
@@ -135,7 +135,7 @@ def check_transfer(
     `optrun certify transfer` for whole models.
 
     Args:
-        name: As in `optimizer=NAME`.
+        name: The optimizer, as in `optimizer=NAME`.
         lr: At the base, 32 wide.
         steps: Of each network.
         seeds: Of the initial weights.

@@ -143,7 +143,7 @@ class Run:
 
         Raises:
             ConfigError: An override that does not fit, or means nothing to an evaluation.
-            CheckpointError: There is no whole checkpoint.
+            CheckpointError: The run has no complete checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)
         with one_call():
@@ -168,7 +168,7 @@ class Run:
         Raises:
             ConfigError: A key that has no effect on a prediction, rows that do not fit, a file that
                 is there already.
-            CheckpointError: There is no whole checkpoint.
+            CheckpointError: The run has no complete checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)
         with one_call():

@@ -40,7 +40,7 @@ def storing(path: Path) -> Iterator[None]:
     Leave what the library wrote until the block has ended: it still takes its room then.
 
     Raises:
-        StorageError: The disk refused.
+        StorageError: The disk refused the write.
     """
     try:
         yield
@@ -79,7 +79,7 @@ def refuse_without_room(path: Path, size: int, advice: str) -> None:
         advice: The end of the message.
 
     Raises:
-        DiskFullError: With the bytes that are needed, and those that are free.
+        DiskFullError: The message names the needed and the free bytes.
     """
     needed = size + MARGIN
     free = shutil.disk_usage(path.parent).free
@@ -107,7 +107,7 @@ class Output:
         """Write all of it.
 
         Raises:
-            OSError: The disk refused; a part may have been written.
+            OSError: The disk refused the write; a part may have been written.
         """
         rest = memoryview(content)
         with naming(self.path):
@@ -173,7 +173,7 @@ def commit_folder(aside: Path, folder: Path) -> None:
     """Rename a finished folder into place and flush the entry.
 
     Raises:
-        OSError: The disk refused, or something else stands there.
+        OSError: The disk refused the rename, or the destination exists.
     """
     sync_folder(aside)
     os.rename(aside, folder)  # noqa: PTH104

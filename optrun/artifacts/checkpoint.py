@@ -146,8 +146,8 @@ def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
     """Make the folder to write into; None: this checkpoint is there already.
 
     Raises:
-        StorageError: There is no room.
-        OSError: The disk refused.
+        StorageError: The disk has no room.
+        OSError: The disk refused the write.
     """
     if folder.exists():
         if problems(folder, snapshot.metadata.run_id):
@@ -229,7 +229,7 @@ def make_checkpoints_dir(run: RunDir) -> None:
     """Make the folder of checkpoints, on the disk for good; once, before the first step.
 
     Raises:
-        StorageError: The disk refused, or a link stands there.
+        StorageError: The disk refused the write, or the path is a link.
     """
     if run.checkpoints.is_symlink():
         raise StorageError(

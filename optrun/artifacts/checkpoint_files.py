@@ -59,7 +59,7 @@ def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) 
         On every rank, what all of them wrote.
 
     Raises:
-        OSError: The disk refused; on every rank.
+        OSError: The disk of one rank refused the write; every rank raises.
         OptrunError: Another thing went wrong on one of several ranks; raised on each.
     """
     if saving is not None:
@@ -129,7 +129,7 @@ def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) 
     """Write the metadata of a checkpoint beside its tensors, the manifest last.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk refused the write.
         ValueError: The manifest would be larger than what is read again.
     """
     text = json.dumps(to_json(metadata.to_dict()), allow_nan=False).encode()

@@ -63,7 +63,7 @@ class Trunk:
         """Refuse a missing checkpoint, or one with other content than named.
 
         Raises:
-            CheckpointError: With the folder.
+            CheckpointError: The message names the folder.
         """
         if not self.folder.is_dir():
             raise CheckpointError(

@@ -112,7 +112,7 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
     """Judge a run by its numbers.
 
     Args:
-        summary: As in `summary.json`; what is missing is not judged by.
+        summary: Values of `summary.json`; a missing one is not used.
 
     Returns:
         None where nothing can be said: no evaluation, no loss in it, or no floor to compare with.

@@ -92,7 +92,7 @@ def _take(path: Path, descriptor: int) -> None:
     """Take a lock.
 
     Raises:
-        LockedError: Another process holds it.
+        LockedError: Another process holds the lock.
         StorageError: It lies on a file system without locks.
     """
     try:

@@ -82,7 +82,7 @@ def read_sealed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str,
         supported_format: The format that this version reads.
 
     Raises:
-        OtherFormatError: It is of another format.
+        OtherFormatError: Another format than this version reads.
         CheckpointError: The seal is not that of the content. With our number it would be: only the
             number was changed.
     """
@@ -129,7 +129,7 @@ def refusing_other_formats() -> Iterator[None]:
     The optrun that wrote it can use what this one cannot.
 
     Raises:
-        OtherFormatError: It is of another format.
+        OtherFormatError: Another format than this version reads.
     """
     try:
         yield
@@ -217,7 +217,7 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
     """Refuse a manifest with other file names than a checkpoint's.
 
     Raises:
-        CheckpointError: With the files.
+        CheckpointError: The message names the files.
     """
     file_names = ", ".join(sorted(files))[:200]
     if ranks is None:
@@ -243,7 +243,7 @@ def refuse_other_format(folder: Path) -> None:
     """Refuse another format before its checkpoint is put out of the way.
 
     Raises:
-        OtherFormatError: It is of another format.
+        OtherFormatError: Another format than this version reads.
     """
     with refusing_other_formats():
         read_manifest(folder)
@@ -254,7 +254,7 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
 
     Args:
         folder: Its manifest can be read.
-        run_id: Of the run it lies in; None: it is not known.
+        run_id: Id of the run whose directory holds the checkpoint; None: unknown.
 
     Raises:
         ForeignCheckpointError: It is of another one.
@@ -272,7 +272,7 @@ def problems(folder: Path, run_id: str | None = None) -> list[str]:
 
     Args:
         folder: The checkpoint.
-        run_id: Of the run it lies in, as for `refuse_foreign`.
+        run_id: Id of the run whose directory holds the checkpoint; None: unknown.
     """
     try:
         refuse_foreign(folder, run_id)

@@ -112,7 +112,7 @@ class MetricsWriter:
         Raises:
             ValueError: No whole, non-negative `step`, or the file is closed.
             TypeError: A value that JSON does not have; the name is in the message.
-            OSError: The disk refused; nothing of the record is in the file.
+            OSError: The disk refused the write; no part of the record is in the file.
         """
         step = record.get("step")
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -308,7 +308,7 @@ def write_summary(path: Path | str, summary: Mapping[str, object]) -> None:
 
     Raises:
         TypeError: A value that JSON does not have; the message says where it stands.
-        OSError: The disk refused; the old file is as it was.
+        OSError: The disk refused the write; the old file is as it was.
     """
     text = json.dumps(
         to_json(summary, where="summary"), ensure_ascii=False, allow_nan=False, indent=2

@@ -24,7 +24,7 @@ def write_checksums(folder: Path) -> None:
     """Flush every file of a folder to the disk and write `checksums.json` beside them.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk refused the write.
     """
     entries = {}
     for path in sorted(folder.rglob("*")):
@@ -75,7 +75,7 @@ def refuse_damaged(folder: Path) -> None:
     """Refuse an existing folder with damaged files.
 
     Raises:
-        CheckpointError: With each file, and the way out.
+        CheckpointError: The message names each file and a way out.
     """
     if not os.path.lexists(folder):
         return

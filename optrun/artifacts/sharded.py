@@ -59,7 +59,7 @@ class ShardWriter(HuggingFaceStorageWriter):
         """Write this rank's share of the data, flushed to the disk.
 
         Raises:
-            OSError: The disk refused.
+            OSError: The disk refused the write.
             TypeError: A dtype that the format does not have.
         """
         tensors: dict[str, torch.Tensor] = {}
@@ -98,7 +98,7 @@ def write_shards(
         The files of this rank, by name.
 
     Raises:
-        OSError: The disk refused on one of the ranks; raised on each, with its number.
+        OSError: The disk of one rank refused the write; every rank raises, with its number.
         OptrunError: Another thing went wrong on one of them.
         RankLostError: A rank no longer answers.
     """

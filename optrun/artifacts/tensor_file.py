@@ -87,7 +87,7 @@ def write_tensors(
         metadata: For the header, in addition.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk refused the write.
         TypeError: A dtype that the format does not have; the tensor is named.
         ValueError: This rank holds a part of a tensor alone.
     """
@@ -145,7 +145,7 @@ def tensors_on_disk(
         On the CPU, by name.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk refused the write.
     """
     tensor_places = []
     with naming(folder), TemporaryFile(dir=folder) as file:

@@ -36,7 +36,7 @@ class Desk:
         """Read a whole number from an option.
 
         Raises:
-            ConfigError: It is none, or too small.
+            ConfigError: The value is no whole number, or too small.
         """
         text = getattr(self.options, name) or str(default)
         if not text.isdecimal() or int(text) < least:

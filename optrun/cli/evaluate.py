@@ -99,7 +99,7 @@ def evaluate(
     Raises:
         ConfigError: An override that does not fit, or means nothing to an evaluation; data that
             does not fit.
-        CheckpointError: There is no whole checkpoint.
+        CheckpointError: The run has no complete checkpoint.
     """
     from optrun.config import saved, store
     from optrun.config.safety import refuse_stored_trust
@@ -127,7 +127,7 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
 
     Raises:
         ConfigError: A plugin of the run is not loaded.
-        CheckpointError: There is no whole checkpoint.
+        CheckpointError: The run has no complete checkpoint.
     """
     from optrun.artifacts.checkpoint import read_state
     from optrun.artifacts.target import locate
@@ -154,7 +154,7 @@ def refuse_meaningless(overrides: list[str]) -> None:
     Unknown keys pass: `saved.changed` refuses them.
 
     Raises:
-        ConfigError: Naming the first such key.
+        ConfigError: The message names the first such key.
     """
     from optrun.config.overrides import is_hydra, parse
     from optrun.config.schema.run import RunConfig

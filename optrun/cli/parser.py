@@ -42,7 +42,7 @@ class VerbArguments:
         """Read true or false; None if the key is not given.
 
         Raises:
-            ConfigError: Another word.
+            ConfigError: The value is another word.
         """
         text = self.key_values.get(key)
         if text not in (None, "true", "false"):

@@ -67,7 +67,7 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     Raises:
         ConfigError: A key that does not exist, or has no effect on a prediction; rows that do not
             fit.
-        CheckpointError: There is no whole checkpoint.
+        CheckpointError: The run has no complete checkpoint.
     """
     from optrun.config import saved, store
     from optrun.config.overrides import parse, plain_value, refuse_twice

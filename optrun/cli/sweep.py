@@ -441,7 +441,7 @@ def _tell_end(driver: Driver, end: str) -> None:
     """Print the counts of job results below the comparison.
 
     Args:
-        driver: Of the sweep.
+        driver: The driver of the sweep.
         end: Why it was stopped, and how it goes on; empty if it was not.
     """
     note = driver.view.note

@@ -23,12 +23,12 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
     """Refuse to go on with a sweep after a change of its data or model.
 
     Args:
-        directory: Of the sweep; takes note of what the files hold now.
+        directory: Directory of the sweep; the current contents of the files are recorded in it.
         jobs: They show every path of the sweep.
 
     Raises:
-        ConfigError: With the key, the file and the job.
-        StorageError: The disk refused.
+        ConfigError: The message names the key, the file and the job.
+        StorageError: The disk refused the write.
     """
     try:
         contents_by_path: dict[str, dict[str, str]] = read_json(directory.files)

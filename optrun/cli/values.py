@@ -67,7 +67,7 @@ def read_number(
     """Read a number between two limits, both excluded; None if it is not given.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The value is no such number.
     """
     if value is None:
         return None
@@ -84,7 +84,7 @@ def read_seeds(value: object) -> list[int]:
     """Read `5-9`, `5,6,7` or a mixture; in YAML also 5 or [5, 6, 7].
 
     Raises:
-        ConfigError: Anything else.
+        ConfigError: The value is anything else.
 
     Example:
         >>> read_seeds("5-7,11"), read_seeds([5, 6])

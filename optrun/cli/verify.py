@@ -151,7 +151,7 @@ def examine(folder: Path, run_id: str | None = None) -> Report:
 
     Args:
         folder: A checkpoint, whole or not.
-        run_id: Of the run it lies in; None: it is not known.
+        run_id: Id of the run whose directory holds the checkpoint; None: unknown.
     """
     from optrun.artifacts import run_dir as names
     from optrun.artifacts.checksum import file_problem

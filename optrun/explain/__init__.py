@@ -25,7 +25,7 @@ def run(
         config: The whole configuration.
         all_tensors: Show every tensor, not every group.
         as_json: One JSON object on stdout, and nothing else.
-        trunk: Of a branch.
+        trunk: State of the trunk, if the run is a branch.
 
     Raises:
         ConfigError: Whatever training would refuse before its first step, as far as it does not

@@ -59,7 +59,7 @@ def explain(
     Args:
         config: The whole configuration.
         model: In place of the one it names; best on the meta device.
-        trunk: Of a branch.
+        trunk: State of the trunk, if the run is a branch.
 
     Raises:
         ConfigError: Whatever training would refuse before its first step, as far as it does not

@@ -98,7 +98,7 @@ class RankMemory:
         shards: Ranks that share one model; 1 where each holds the whole.
         weight_bytes: Of its pieces of all parameters.
         gradient_bytes: Of those that train.
-        state_bytes: Of the optimizer; None where it is not known.
+        state_bytes: Bytes of optimizer state; None: unknown.
     """
 
     distributed: str
@@ -126,7 +126,7 @@ class Facts:
         weight_dtype: Of the parameters, those apart that an adapter trains.
         weight_bytes: Of all parameters.
         gradient_bytes: Of the trainable ones.
-        state_bytes: Of the optimizer; None where it is not known.
+        state_bytes: Bytes of optimizer state; None: unknown.
         rank_memory: What each rank holds of that; None in one process.
         data: What named data hold; None where none are named, or they are looked at by a run alone.
         branch: Where it leaves its trunk; None for a run of its own.

@@ -34,8 +34,8 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
     """Print the facts of a configuration.
 
     Args:
-        facts: What to show.
-        console: Where.
+        facts: The facts to show.
+        console: Where to print.
         all_tensors: Every tensor rather than every group.
     """
     table = _table(facts, console.width, all_tensors=all_tensors)
@@ -193,8 +193,8 @@ def _columns(facts: Facts, width: int, *, all_tensors: bool) -> list[_Column]:
     """Choose the informative columns; the last one may be long.
 
     Args:
-        facts: What to show.
-        width: Of the terminal, in characters.
+        facts: The facts to show.
+        width: Width of the terminal, in characters.
         all_tensors: A row is a tensor, and not a group.
     """
 

@@ -97,27 +97,28 @@ def report(
     """Compare the runs at or beneath some directories.
 
     Args:
-        directories: Runs, sweeps, or folders of them.
-        out: Where to write; default: the directory; of several, or of a run that others lie
-            beneath, `outputs/reports/` and date and time. Made where missing. Another metric,
-            baseline or key than the sweep's own stands in the names of the files.
-        baseline: The contender to test the others against; default: each is asked whether it could
+        directories: Runs, sweeps, or folders that hold runs or sweeps.
+        out: Where to write; created if missing. Default: the directory, or a dated folder in
+            `outputs/reports/` if there are several directories or the directory is a run with other
+            runs beneath it. The file names contain a metric, baseline or key that differs from the
+            sweep's own.
+        baseline: The contender to test the others against; default: test for each whether it could
             be the best.
-        metric: The metric to compare by; default: the main metric of the runs, of several workloads
-            that of each. A confirmation is judged by its plan where none of these three is given.
-        by: Configuration keys that separate contenders; default: all that differ, but for lr and
-            the optimizer's own.
-        matters: The smallest difference that counts; default: that of the runs' configuration, else
-            one standard deviation between seeds.
+        metric: The metric to compare by; default: the main metric of each workload. A confirmation
+            uses the question of its plan unless metric, baseline or by is given.
+        by: Configuration keys that separate contenders; default: all that differ, except lr and the
+            optimizer's own keys.
+        matters: The smallest difference that counts; default: the one in the runs' configuration,
+            else one standard deviation between seeds.
         console: Where the table is printed; None prints nothing.
-        brief: Print one line and where the page lies: the whole report follows when more is known.
+        brief: Print only one line and the path of the page, because a fuller report follows.
 
     Returns:
         The findings, the warnings and the files.
 
     Raises:
-        ConfigError: No run there; an unknown metric, baseline or key; a file of a
-            person's own in the way.
+        ConfigError: There is no run; metric, baseline or key is unknown; or a file that is not a
+            report would be overwritten.
         StorageError: A file cannot be written.
     """
     dirs = [locate(str(directory)).runs_folder for directory in directories]
@@ -198,9 +199,9 @@ def _slug(typed: Mapping[str, object]) -> str:
 
 
 def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
-    """Count how often the growing set of seeds was asked.
+    """Count how often the contenders were judged while seeds were added, this time included.
 
-    A set that nothing is tested on is none.
+    A report that tests nothing does not count.
     """
     if comparison.judgement is None or not comparison.judgement.is_tested:
         return 1
@@ -286,7 +287,7 @@ def _open_sections(report: Report) -> list[Section]:
 
 
 def _interval_note(judged: Judgement | None) -> str:
-    """Say why the intervals of a table have their level."""
+    """Explain the confidence level of the intervals in a table."""
     if judged is None or not judged.is_tested:
         return ""
     interval = f"The {100 * judged.confidence:.3g} % interval of a difference"
@@ -300,14 +301,14 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
     """Collect the values of the page templates.
 
     Args:
-        report: What was found.
-        opened: What stands open.
+        report: The finished report.
+        opened: Sections that are shown unfolded.
 
     Returns:
-        `title`, `subtitle`; `line` and `next` (the verdict and a command); `table` of contenders,
-        `table_note`;
-        `warnings`, of which three stand open; `sections`, open, in both files; `folds`, folded, in
-        HTML alone; `commands` that make the runs again; `tested`, how the verdict came about.
+        `title`, `subtitle`; `line` (the verdict) and `next` (a command); `table` of contenders and
+        `table_note`; `warnings`, three of them unfolded; `sections`, unfolded in both files;
+        `folds`, folded and only in HTML; `commands` that repeat the runs; `tested`, the test behind
+        the verdict.
     """
     comparison = report.comparison
     runs = comparison.runs
@@ -344,7 +345,7 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
 
 
 def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
-    """Say how the verdict came about, in at most 150 words."""
+    """Describe the test behind the verdict, in at most 150 words."""
     judged = comparison.judgement
     every = comparison.workloads
     return fill_text(
@@ -398,8 +399,8 @@ def render(
     The content policy of the HTML page forbids every request.
 
     Args:
-        content: What the page says.
-        images: Of each picture, the PNG file that Markdown shows, and its bytes.
+        content: Values of the page templates, from `_content`.
+        images: Picture -> the PNG file that Markdown links to, and its bytes.
     """
     inline = [(picture, b64encode(png).decode()) for picture, (_, png) in images.items()]
     links = [(picture, path) for picture, (path, _) in images.items()]
@@ -420,7 +421,7 @@ def _draw(picture: Picture) -> bytes:
 def _write(
     folder: Path, stem: str, content: Mapping[str, object], table: str, drawn: Sequence[Picture]
 ) -> list[Path]:
-    """Write all files, none of them over a person's own."""
+    """Write all files; refuse to overwrite a file that is not a report."""
     images = {picture: (folder / f"{stem}-{picture.name}.png", _draw(picture)) for picture in drawn}
     pages = [folder / f"{stem}.{ending}" for ending in ("html", "md", "csv")]
     files = [*pages, *(path for path, _ in images.values())]

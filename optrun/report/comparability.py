@@ -38,7 +38,7 @@ def unify_paths(runs: Sequence[Run]) -> None:
     lie elsewhere on another machine, are the same if two runs of one seed saw the same examples.
 
     Args:
-        runs: Their `respelt` is filled.
+        runs: Changed in place: `respelt` maps keys to the common spelling.
     """
     folder = cache(_started_in)
     keys: dict[str, None] = {}
@@ -103,7 +103,7 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
     """Shorten paths by their common first folders and common last pieces.
 
     Args:
-        values: Of one setting.
+        values: The values of one setting.
 
     Returns:
         Each path and its short form, no two the same; nothing if a value is no path.
@@ -144,10 +144,10 @@ def _count_shared(paths: Sequence[Sequence[str]]) -> int:
 
 
 def explain_incomparable(runs: Sequence[Run]) -> str:
-    """Say why runs with a score cannot be ranked against each other; empty if they can.
+    """Explain why runs with a score cannot be ranked together; empty if they can.
 
-    Another length of texts or another tokenizer makes other examples of the same evaluation rows,
-    and is what a sweep may be about; other rows are not.
+    Runs may differ in tokenizer or text length, which a sweep may compare, but not in their
+    evaluation rows.
 
     Returns:
         A clause that names the tasks, or the data.
@@ -181,7 +181,7 @@ def _name_task(run: Run) -> str:
 
 
 def _explain_other_rows(runs: Sequence[Run]) -> str:
-    """Say why runs of one seed were evaluated on other rows; empty if they were not."""
+    """Explain which runs of one seed used other evaluation rows; empty if none did."""
     by_rows = defaultdict[tuple[object, ...], set[str]](set)
     by_settings = defaultdict[tuple[tuple[str, str], ...], set[str]](set)
     for run in runs:
@@ -200,7 +200,7 @@ def _explain_other_rows(runs: Sequence[Run]) -> str:
 
 
 def _rows(run: Run) -> tuple[object, ...]:
-    """Collect the configuration of the choice of evaluation rows."""
+    """Collect the settings that choose the evaluation rows."""
     keys = ["data.train", "data.train_split", "data.eval_fraction"]
     if run.config.get("data.eval") is not None:
         keys = ["data.eval"]

@@ -54,12 +54,12 @@ class Configuration:
     """Runs left out of `scores` because a later run has the same configuration and seed."""
 
     def of(self, keys: Iterable[str]) -> dict[str, Setting]:
-        """Pick the settings of some keys, as far as it has them."""
+        """Pick the settings of these keys; skip keys that it lacks."""
         return {key: self.settings[key] for key in keys if key in self.settings}
 
     @property
     def counted(self) -> list[Run]:
-        """List the runs that count, one for each seed, finished or not."""
+        """List one run for each seed, finished or not; repeated runs are left out."""
         return [
             run
             for run in self.runs
@@ -116,7 +116,7 @@ class LrCurve:
         return tuple(sorted({*self.points, *self.diverged}))
 
     def beside(self) -> tuple[float | None, float | None]:
-        """Find the learning rates below and above the best; None: it is the last."""
+        """Find the tried learning rates next to the best, below and above; None at an edge."""
         best = self.started_lrs[0] if self.best is None else self.best.lr or 0.0
         below = [lr for lr in self.started_lrs if lr < best]
         above = [lr for lr in self.started_lrs if lr > best]
@@ -125,9 +125,9 @@ class LrCurve:
 
 @dataclass(frozen=True)
 class Contender:
-    """What a verdict is about.
+    """One optimizer, or whatever else is compared, with all configurations tried for it.
 
-    One optimizer (or whatever is compared) with all configurations tried for it.
+    The verdict judges contenders.
     """
 
     name: str
@@ -252,14 +252,13 @@ def build_configurations(
 
     Args:
         runs: Runs whose whole configuration is known.
-        keys: Those in which the runs differ, see `differing_keys`.
-        metric: What gives the score.
+        keys: Keys in which the runs differ, see `differing_keys`.
+        metric: Name of the metric that is the score.
         mode: "min" or "max".
 
     Returns:
-        In the order of their first run. If one configuration and seed occurs twice, the run that
-        was updated last counts, a finished one before an unfinished one. A run that diverged has
-        the score of `stand_in`.
+        Configurations in the order of their first run. If a seed occurs twice, the finished run
+        counts, then the one updated last. A diverged run gets the score of `stand_in`.
     """
     scores = [score for run in runs if (score := run.score(metric)) is not None]
     worst = stand_in(scores, (run.untrained(metric, mode) for run in runs), mode)
@@ -307,13 +306,13 @@ def build_contenders(
 ) -> list[Contender]:
     """Gather configurations into contenders, best first, and choose one for each.
 
-    The chosen one has the best mean among those with the most seeds, of equal ones the lower loss.
-    So a configuration that was run again with more seeds is preferred to one lucky run, and a
-    stable one to one that diverged on some seeds.
+    Each contender chooses the configuration with the best mean among those with the most scored
+    seeds; ties go to the lower loss. A repeated configuration is so preferred to one lucky run, and
+    a stable one to one that diverged on some seeds.
 
     Args:
         configurations: All configurations.
-        keys: Those that separate contenders, see `pick_compared_keys`.
+        keys: Keys that separate contenders, see `pick_compared_keys`.
         mode: "min" or "max".
     """
     groups: dict[tuple[object, ...], list[Configuration]] = defaultdict(list)
@@ -371,7 +370,7 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
     """Find a contender by its own name or by one of its settings.
 
     Raises:
-        ConfigError: None or several fit; the message lists what there is.
+        ConfigError: No contender fits, or several do; the message lists all.
     """
     fitting = [contender for contender in contenders if contender.name == name]
     if not fitting:
@@ -413,8 +412,8 @@ def describe_settings(settings: Mapping[str, Setting], *, scientific: bool = Fal
     """Describe settings in one line of at most 80 characters.
 
     Args:
-        settings: By key.
-        scientific: Whether an lr of 0.01 is written as 1e-2, as beside a smaller one.
+        settings: Key -> setting.
+        scientific: Write an lr of 0.01 as 1e-2, to match smaller ones beside it.
 
     Example:
         >>> describe_settings({"optimizer.name": "lamb", "lr": 0.002, "seed": 1})

@@ -37,7 +37,7 @@ _OWN = ("resume=", "hydra.", "hydra/", "seed=")
 
 @dataclass(frozen=True)
 class ConfirmationPlan:
-    """What is run; written beside its runs, so that it stays what was planned."""
+    """The planned runs of a confirmation; written beside them, so that the plan cannot drift."""
 
     contenders: dict[str, list[str]]
     """Name -> overrides of the chosen configuration, without the seed."""
@@ -69,10 +69,10 @@ class ConfirmationPlan:
         ]
 
     def write(self, folder: Path) -> None:
-        """Write it into the folder of its runs.
+        """Write the plan into the folder of its runs.
 
         Raises:
-            OSError: The disk refused.
+            OSError: The disk refused the write.
         """
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(
@@ -80,10 +80,10 @@ class ConfirmationPlan:
         )
 
     def check(self) -> None:
-        """Refuse values of wrong types.
+        """Refuse a plan file with values of wrong types.
 
         Raises:
-            TypeError: There is one.
+            TypeError: A value has a wrong type.
         """
         texts: list[object] = [self.metric]
         for text in (self.reference, self.config_name, self.sweep):
@@ -107,7 +107,7 @@ def read_plan(folder: Path) -> ConfirmationPlan | None:
     """Read the plan of a confirmation folder; None for any other folder.
 
     Raises:
-        ConfigError: Its record cannot be read.
+        ConfigError: The plan file cannot be read.
     """
     try:
         record = read_json(folder / RECORD)
@@ -126,7 +126,7 @@ def read_plan(folder: Path) -> ConfirmationPlan | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmationRequest:
-    """What is asked of a confirmation."""
+    """The options of a confirmation."""
 
     seeds: Sequence[int] | None = None
     """To run on; None: see `make_plan`."""
@@ -155,15 +155,15 @@ def load_or_make_plan(
     """Plan the confirmation of a sweep, or load the existing plan.
 
     Args:
-        sweep: Its runs are what is confirmed.
-        folder: Where the confirming runs go.
-        request: How.
+        sweep: The sweep to confirm.
+        folder: Directory of the confirming runs.
+        request: The typed options.
 
     Returns:
-        The plan, and what to tell about it.
+        The plan, and a note about it for the user.
 
     Raises:
-        ConfigError: As for `make_plan`; or the folder holds the confirmation of something else.
+        ConfigError: As for `make_plan`; or the folder holds the confirmation of another sweep.
     """
     request = request or ConfirmationRequest()
     other_plans = find_plans([sweep])
@@ -189,7 +189,7 @@ def load_or_make_plan(
 def _analyse_choice(
     sweep: Path, beside: Sequence[Path], request: ConfirmationRequest, plan: ConfirmationPlan | None
 ) -> Findings:
-    """Analyse the runs of a sweep by the typed question or the plan's."""
+    """Analyse the runs of a sweep by the typed question, else by the plan's."""
     runs = require_runs([sweep], beside=beside)
     for run in runs:
         if Fork.of(run.summary) is not None:
@@ -214,7 +214,8 @@ def _refuse_other_plan(
     """Refuse to go on with a plan of another choice, or with other seeds.
 
     Raises:
-        ConfigError: The choice changed, or other seeds, power or difference were typed.
+        ConfigError: The contenders chosen in the sweep changed, or other seeds, power or difference
+            were typed.
     """
     now, _ = make_plan(findings, ConfirmationRequest(seeds=plan.seeds))
     changed = [
@@ -277,17 +278,17 @@ def make_plan(
     """Choose the configurations and seeds of a confirmation.
 
     Args:
-        findings: Of the sweep that is confirmed.
-        request: How; no seeds: as many as find the smallest difference that matters, whatever the
-            sweep observed.
-        used: Seeds of earlier confirmations of the sweep: none of them is planned, and one that is
-            named is told.
+        findings: Findings of the sweep that is confirmed.
+        request: The typed options. Without seeds, as many are planned as detect the smallest
+            difference that matters, whatever difference the sweep observed.
+        used: Seeds of earlier confirmations of the sweep. They are never planned; the note names
+            any that the user typed.
 
     Returns:
-        The plan, and what to tell about it.
+        The plan, and a note about it for the user.
 
     Raises:
-        ConfigError: Nothing to compare; seeds that took part in the choice; a configuration that
+        ConfigError: There is nothing to compare, a seed was used in the sweep, or a configuration
             cannot be typed again.
     """
     rows = findings.ranked
@@ -327,8 +328,8 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
     """Return the typed overrides of a run, without the keys of a confirmation.
 
     Raises:
-        ConfigError: It is an option, or lets code run: that a person says, and no file of a run
-            directory.
+        ConfigError: An override is an option or would run code; only a user may type these, not a
+            file of a run directory.
     """
     for token in tokens:
         if token.startswith("-") or token.lstrip("+").startswith("model.trust_remote_code="):
@@ -341,9 +342,10 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
 def _choose_seeds(
     plan: ConfirmationPlan, findings: Findings, request: ConfirmationRequest, first: int
 ) -> tuple[ConfirmationPlan, str]:
-    """Count the seeds needed to find the smallest relevant difference.
+    """Add to a plan the seeds that detect the smallest difference that matters.
 
-    Never the observed one, which was selected.
+    Never those for the observed difference: it was selected for being large. `first` is the first
+    seed. Returns the plan and a note about it.
     """
     judged = findings.judgement
     power = request.power or POWER
@@ -386,11 +388,11 @@ def refuse_stale(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
     """Refuse too few seeds, and seeds already used in the choice.
 
     Args:
-        seeds: Of a confirmation.
-        used_seeds: Of the choice.
+        seeds: Seeds of the confirmation.
+        used_seeds: Seeds of the sweep that is confirmed.
 
     Raises:
-        ConfigError: With the first fresh ones.
+        ConfigError: The message names the first unused seeds.
     """
     stale = sorted(set(used_seeds) & set(seeds))
     if stale:
@@ -407,7 +409,7 @@ def refuse_stale(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
 
 
 def write_seeds(seeds: Sequence[int]) -> str:
-    """Write seeds shortly.
+    """Write seeds as text, consecutive ones as a range.
 
     Example:
         >>> write_seeds([5, 6, 7]), write_seeds([5, 7])
@@ -421,7 +423,7 @@ def write_seeds(seeds: Sequence[int]) -> str:
 def find_plans(directories: Sequence[Path]) -> Mapping[Path, ConfirmationPlan]:
     """Find the confirmations with a run beneath some directories, at any depth.
 
-    A directory itself is none.
+    The directories themselves are not searched for a plan.
     """
     plans: dict[Path, ConfirmationPlan] = {}
     for directory in directories:

@@ -34,7 +34,7 @@ from optrun.report.workloads import Comparison, compare_runs
 
 @dataclass(frozen=True)
 class ConfirmationResult:
-    """What the confirmations of one choice found."""
+    """Runs, tests and notes of all confirmations of one sweep."""
 
     plans: Mapping[Path, ConfirmationPlan]
     """By folder, in the order of their seeds."""
@@ -74,14 +74,14 @@ def judge_together(
 ) -> ConfirmationResult | None:
     """Judge the confirmations directly beneath some directories by all their runs.
 
-    One that has not come to its end is not looked at. Those of another choice than the last one are
-    only named. None if there is no confirmation.
+    An unfinished confirmation is left out. If the sweep has chosen other configurations since, only
+    confirmations of the last choice count and the others are named. None if there are none.
 
     Args:
         planned: Folder -> plan, see `find_plans`.
-        directories: The sweeps.
-        choice: What was found in them.
-        typed: What a person asked of the choice; `matters` alone goes for the confirmations, too.
+        directories: Directories of the sweeps.
+        choice: Comparison of the sweeps.
+        typed: The options of the report; of these only `matters` applies to confirmations.
     """
     sweeps = {directory.resolve() for directory in directories}
     beneath = [folder for folder in planned if folder.resolve().parent in sweeps]
@@ -150,7 +150,7 @@ def _deviations(
 def question_of_plans(
     plans: Sequence[ConfirmationPlan], runs: Sequence[Run], **typed: Unpack[Question]
 ) -> Question:
-    """Ask as some plans of one choice do, as far as nothing else was typed."""
+    """Build the question of some plans of one sweep; typed values win."""
     last = plans[-1]
     differences = [plan.difference for plan in plans if plan.difference]
     matters = min(differences) if differences else read_matters(runs)
@@ -169,7 +169,7 @@ def question_of_plans(
 
 
 def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
-    """Say why a confirmation is not judged: runs are left, or none has a result; else empty."""
+    """Explain why a confirmation cannot be judged yet; empty if it can."""
     seeds = write_seeds(plan.seeds)
     ended = [run for run in runs if run.finished or run.status == "failed"]
     missing = len(plan.points()) - len(ended)
@@ -210,13 +210,13 @@ def choose_next_command(
 ) -> str:
     """Choose the most useful next command.
 
-    Empty if there is nothing to do, or no command that the program would take.
+    Empty if nothing is left to do, or if optrun would refuse every command.
 
     Args:
-        comparison: Of the report.
-        confirmed: Of its confirmations, or the one that it is.
-        dirs: What is reported.
-        request: The baseline, metric and keys that were given.
+        comparison: Comparison of the reported runs.
+        confirmed: Result of its confirmations, or of the reported confirmation itself.
+        dirs: The reported directories.
+        request: The typed baseline, metric and keys.
     """
     judged = comparison.judgement
     findings = comparison.findings
@@ -249,8 +249,8 @@ def is_open(judged: Judgement) -> bool:
 def _widen(findings: Findings, sweep: Path) -> str:
     """Compose the command to widen the grids with the best lr at an edge.
 
-    One line for several contenders that differ in the optimizer alone; else for the first of them.
-    Empty for a search, or a recipe that is a sweep: neither is widened by one value.
+    One command covers several contenders if they differ only in the optimizer; else it is for the
+    first. Empty for a search or a sweep recipe: one more value does not widen those.
     """
     edges = find_edges(findings)
     if not edges or findings.tuned_keys != ["lr"] or is_search(sweep):
@@ -281,7 +281,7 @@ def _widen(findings: Findings, sweep: Path) -> str:
 
 
 def _as_typed(path: Path) -> str:
-    """Quote a path with characters of Hydra's grammar."""
+    """Quote a path if it has characters of Hydra's grammar."""
     return quote_path(path) if re.search(r"[,'\"\[\](){}$\\]", str(path)) else str(path)
 
 
@@ -298,7 +298,7 @@ def _without_optimizer(run: Run) -> list[str]:
 def _confirm_again(confirmed: ConfirmationResult) -> str:
     """Go on with an unfinished confirmation, or begin another on fresh seeds.
 
-    Another one is begun if several contenders could be the best.
+    It begins another if several contenders could still be the best.
     """
     plugins = plugins_of(confirmed.comparison.runs)
     for folder, plan in confirmed.waiting.items():

@@ -56,8 +56,8 @@ def curves_figure(run: Run, title: str = "") -> Chart:
     Below them the main evaluation metric and learning rates, where logged.
 
     Args:
-        run: What its files say.
-        title: One line above all panels.
+        run: The run to draw.
+        title: Text above all panels; one line.
     """
     names = run.log.names()
     eval_losses = [name for name in names if name.startswith("eval/") and name.endswith("/loss")]
@@ -93,7 +93,7 @@ def smooth(values: Array, width: float) -> Array:
 
     Args:
         values: Shape (n,).
-        width: In points; below 0.5 nothing is done.
+        width: Width in points; below 0.5 the values are returned unsmoothed.
 
     Returns:
         Shape (n,); NaN where the value itself is not finite.
@@ -223,7 +223,7 @@ def data_name(run: Run) -> str:
 
 
 def _last_part(path: object) -> str:
-    """Take the end of a path; empty for none, and for a list of them."""
+    """Return the last part of a path; empty if it is no single path."""
     text = str(path or "").rstrip("/")
     return "" if text.startswith("[") else text.rpartition("/")[2]
 

@@ -19,7 +19,7 @@ _WITHIN = ("differences", "metric", "lr")
 
 
 def all_pictures(comparison: Comparison) -> list[Picture]:
-    """List the pictures of a report: of its one workload, or over several and then of each."""
+    """List the pictures of a report: first over all workloads if several, then of each."""
     if not comparison.several:
         return pictures(comparison.findings)
     all_drawn = verdict_picture(comparison)
@@ -37,9 +37,9 @@ def all_pictures(comparison: Comparison) -> list[Picture]:
 
 
 def _ordered(findings: Findings, comparison: Comparison) -> Findings:
-    """Put the rows of a workload in the order of all.
+    """Order the contenders of a workload as in the ranking over all workloads.
 
-    So that a contender has one colour in all pictures.
+    A contender then has the same colour in all pictures.
     """
     names = [] if comparison.judgement is None else comparison.judgement.ranking
     order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
@@ -88,7 +88,7 @@ def pictures(findings: Findings) -> list[Picture]:
 def verdict_picture(comparison: Comparison) -> list[Picture]:
     """Describe the picture of the verdict.
 
-    Nothing where less than two contenders have a difference.
+    Empty if fewer than two contenders have a difference.
     """
     judged = comparison.judgement
     scores = comparison.scores

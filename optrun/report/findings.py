@@ -39,7 +39,7 @@ DEFAULT_METRIC = "eval/loss"
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known about runs of one workload."""
+    """Contenders, tests and warnings of the runs of one workload."""
 
     runs: list[Run]
     metric: str
@@ -102,7 +102,7 @@ class Findings:
 
 
 class Question(TypedDict, total=False):
-    """What a person, or the plan of a confirmation, asks of runs."""
+    """The options of an analysis, typed or from the plan of a confirmation."""
 
     metric: str | None
     """To compare by; None: the main metric that most runs name."""
@@ -120,15 +120,14 @@ class Question(TypedDict, total=False):
 
 
 def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
-    """Join runs to configurations and these to contenders, then rank and test them.
+    """Group runs into configurations and contenders, then rank and test the contenders.
 
     Args:
-        runs: What was collected; at least one.
-        question: See `Question`.
+        runs: All runs to analyse; at least one.
+        question: The options, see `Question`.
 
     Raises:
-        ConfigError: A metric that no run has or that ranks nothing, a baseline or a key that is
-            none here.
+        ConfigError: No run has the metric, the metric cannot rank, or baseline or key is unknown.
     """
     by = list(question.get("by", ()))
     baseline = question.get("baseline")
@@ -195,7 +194,7 @@ def _expect_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
 
 
 def _rank(contenders: Sequence[Contender], judgement: Judgement, mode: str) -> list[Contender]:
-    """Give contenders with a score their rank (equal means share one) and their comparison."""
+    """Add rank and comparison to contenders with a score; equal means share a rank."""
     costs = [contender.configuration.cost(mode) for contender in contenders]
     ranked = []
     for contender, cost in zip(contenders, costs, strict=True):
@@ -209,7 +208,7 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
     """Choose the metric to compare by and its mode.
 
     Raises:
-        ConfigError: A metric was asked for that no run has, or that is of training.
+        ConfigError: No run has the typed metric, or it is a training metric.
     """
     declared: Counter[tuple[str, str]] = Counter()
     for run in runs:
@@ -242,10 +241,10 @@ def read_matters(runs: Sequence[Run]) -> float | None:
 
 
 def _name_trunks(runs: Sequence[Run]) -> None:
-    """Spell the trunk of each fork by its step, without the trunk's seed.
+    """Respell the trunk of each fork as its step, so that forks of trunk seeds compare.
 
     Args:
-        runs: Their `respelt` is filled.
+        runs: Changed in place: `respelt` maps keys to the common spelling.
     """
     forks = {}
     for run in runs:

@@ -65,9 +65,9 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
     Runs that have not finished count only if none has. A training loss is smoothed.
 
     Args:
-        rows: The contenders that are drawn.
-        metric: What was logged.
-        axis: What it is drawn against.
+        rows: The contenders to draw.
+        metric: Name of the logged metric.
+        axis: The x axis.
     """
     lines = []
     for series, row in enumerate(rows):
@@ -126,7 +126,7 @@ def _line_style(line: SeedLine, *, is_first: bool, is_alone: bool) -> dict[str, 
 
 
 def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
-    """Show how the lines end, and the descent from a quarter of their length on."""
+    """Set the y limits to show the lines from a quarter of their length on."""
     ends = [float(line.y[-1]) for line in lines]
     values = np.concatenate([line.y for line in lines])
     best = float(values.min() if mode == "min" else values.max())
@@ -136,7 +136,7 @@ def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
 
 
 def draw_lr_curves(rows: Sequence[Contender], findings: Findings) -> Chart:
-    """Draw the final metric against lr, lr logarithmic."""
+    """Draw the final metric against lr, on a logarithmic lr axis."""
     figure, ax = panel(len(rows), "peak learning rate", f"final {findings.metric}")
     log_axis(ax, "x", [lr for row in rows for lr in row.lr_curve.tried])
     ax.margins(x=0.05)
@@ -170,7 +170,7 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings) -> Chart:
 def _lr_dots(ax: Axes, row: Contender) -> list[Dot]:
     """List the outcome at each lr.
 
-    An lr at which some seeds diverged is listed only if its outcome is in sight.
+    An lr with diverged seeds is listed only if its score lies inside the limits.
     """
     low, high = ax.get_ylim()
     lr_curve = row.lr_curve

@@ -43,7 +43,7 @@ class Picture:
 def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
     """Pick the contenders to draw.
 
-    Their place in this list is their colour and marker everywhere.
+    The index in this list decides colour and marker in all pictures.
     """
     return [row for row in rows if row.configuration.runs][:SHOWN]
 
@@ -67,7 +67,7 @@ def style_of(series: int, **more: object) -> dict[str, Any]:
 
 
 def panel(lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
-    """Begin a picture with room for a legend of so many lines below it."""
+    """Create a figure with room for a legend of `lines` lines below the panel."""
     figure = Chart(WIDTH, 3.3 + 0.17 * lines)
     ax = figure.add_subplot()
     style_axes(ax, xlabel=xlabel, ylabel=ylabel)
@@ -77,15 +77,15 @@ def panel(lines: int, xlabel: str, ylabel: str) -> tuple[Chart, Axes]:
 def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
     """Find how far from the best a picture reaches.
 
-    So that a few bad values do not squeeze the others.
+    A few bad values must not squeeze the others.
 
     Args:
-        distances: Of what could be shown, from the best; those that are not finite do not count.
-        least: What is shown in any case.
+        distances: Distances of all values from the best; non-finite ones are ignored.
+        least: Smallest distance to return.
 
     Returns:
-        The nearer half is inside; each further one, too, unless it is `FAR` times as far as all
-        before it.
+        A distance that covers the nearer half of the values, and each further value until one is
+        `FAR` times as far as the value before it.
 
     Example:
         >>> find_reach([0.0, 0.01, 0.02, 0.05]), find_reach([0.0, 0.01, 0.02, 0.6])
@@ -100,13 +100,13 @@ def find_reach(distances: Iterable[float], least: float = 0.0) -> float:
 
 
 def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0.0) -> None:
-    """Limit y by `reach`.
+    """Set the y limits to the best value and `find_reach`.
 
     Args:
-        ax: What is drawn on it.
-        values: What should be seen; see `reach`.
+        ax: The axes; their limits are set.
+        values: Values to show; outliers are cut, see `find_reach`.
         mode: "min" or "max".
-        least: Distance from the best that is seen in any case.
+        least: Distance from the best that is always shown.
     """
     sign = 1.0 if mode == "min" else -1.0
     finite = [sign * value for value in values if math.isfinite(value)]
@@ -126,10 +126,10 @@ def note_cut_values(
     """Note above the picture the contenders or values outside its limits.
 
     Args:
-        ax: Its limits are set.
-        mode: "min": what may be missing are high values; "max": low ones.
-        ends: Name and result of each contender.
-        values: Everything that was drawn.
+        ax: The axes, whose limits are set already.
+        mode: "min" notes values above the limits, "max" values below them.
+        ends: Name and final value of each contender.
+        values: All drawn values.
     """
     low, high = ax.get_ylim()
     gone = [
@@ -169,16 +169,16 @@ def draw_dots(
 ) -> None:
     """Draw the outcomes of a contender.
 
-    A ring around the chosen one, on the worse edge what lies outside.
+    The chosen one gets a ring; an outcome outside the limits lies on the worse edge.
 
     Args:
-        ax: Where; its limits are set.
-        series: The contender.
-        label: In the legend.
-        dots: By rising x where they are joined; a cross on the edge diverged, an arrowhead has a
-            value further out.
+        ax: The axes, whose limits are set already.
+        series: Index of the contender, which decides colour and marker.
+        label: Text in the legend.
+        dots: The outcomes, by rising x if they are joined. On the edge, a cross is a diverged run,
+            an arrowhead a value outside.
         mode: "min" or "max".
-        width: Of the line that joins them.
+        width: Width of the line that joins them; 0: no line.
     """
     style = style_of(series, linewidth=0)
     worse_edge, arrowhead = (0.985, "^") if mode == "min" else (0.015, "v")

@@ -41,7 +41,7 @@ _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 @dataclass
 class Run:
-    """One run as its directory tells it."""
+    """One run, read from its directory."""
 
     path: Path
     label: str
@@ -73,7 +73,7 @@ class Run:
     def setting(self, key: str) -> Setting:
         """Return the value of a key, with paths in the common spelling.
 
-        None: none.
+        None if the run has no such key.
         """
         return self.respelt.get(key, self.config.get(key))
 
@@ -84,7 +84,7 @@ class Run:
     def at(self, *path: str) -> object:
         """Look up a value of the summary, such as `at("data", "fingerprint")`.
 
-        None where there is none.
+        None if it is missing.
         """
         return lookup(self.summary, *path)
 
@@ -147,7 +147,7 @@ class Run:
     def untrained(self, metric: str, mode: str) -> float | None:
         """Find the score of the untrained model.
 
-        The value before the first step, else the worst that was logged.
+        It is the value before the first step, else the worst logged value.
         """
         before = self.before_training(metric)
         if before is not None:
@@ -200,7 +200,7 @@ class Run:
     def score(self, metric: str) -> float | None:
         """Return the metric's last value if the run finished and it is finite.
 
-        Its configuration scores a diverged run.
+        A diverged run is scored by its `Configuration`.
         """
         if not self.finished or self.diverged:
             return None
@@ -260,11 +260,11 @@ class Run:
     def command(self, *, seeds: Sequence[int] = ()) -> str:
         """Compose the shell line to repeat this run, word by word.
 
-        The line that the run noted is never repeated as it stands: a file from elsewhere may say
-        anything.
+        It is built from the parsed parts of the recorded line, never copied: a run's files may come
+        from elsewhere and contain anything.
 
         Args:
-            seeds: More than one: the line is a sweep over these seeds instead of the run's own.
+            seeds: If there are several, the line is a sweep over them instead of the run's seed.
         """
         is_sweep = len(seeds) > 1
         tokens = ["optrun", *self.plugins]
@@ -337,7 +337,7 @@ def normalise_setting(value: object) -> object:
 def to_number(value: object) -> float | None:
     """Convert a number to float.
 
-    None for anything else, booleans and integers beyond every float among it.
+    None for anything else, such as booleans and integers too large for a float.
     """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
@@ -349,8 +349,8 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
 
     Args:
         path: The directory.
-        label: What the report calls it; empty: its name.
-        planned: Overrides of a job of a sweep that has not begun.
+        label: Name in the report; empty: the directory's name.
+        planned: Overrides of a sweep's job that has not begun.
     """
     files = RunDir(path)
     problems: list[str] = []
@@ -395,11 +395,11 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
 def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
     """Read every run at or beneath some directories, each once, in order.
 
-    Unstarted jobs of their sweeps last.
+    Jobs of their sweeps that have not begun come last.
 
     Args:
-        directories: Runs, sweeps, or folders of them.
-        beside: Folders whose runs are left out.
+        directories: Runs, sweeps, or folders that hold runs or sweeps.
+        beside: Folders whose runs are left out, such as those of confirmations.
     """
     left_out = [path.resolve() for path in beside]
     begun_jobs: dict[Path, tuple[Path, list[str]]] = {}
@@ -427,7 +427,7 @@ def require_runs(directories: Sequence[Path], *, beside: Iterable[Path] = ()) ->
     """Read the runs of directories as `load_runs`.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: No run is found.
     """
     runs = load_runs(directories, beside=beside)
     if not runs:
@@ -445,7 +445,7 @@ def read_config(path: Path) -> dict[str, object]:
         path: A YAML file with a mapping at the top.
 
     Returns:
-        Nested plain values; `1e-3`, which YAML 1.1 takes for a word, is a number.
+        Nested plain values; `1e-3`, a string in YAML 1.1, is a number here.
 
     Raises:
         OSError: The file cannot be read.
@@ -460,8 +460,8 @@ def read_config(path: Path) -> dict[str, object]:
 def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting]:
     """Flatten to dotted keys and their leaves; a list is one leaf, an empty mapping too.
 
-    A choice that goes by a name of its own is told with its kind, and an optimizer of
-    pytorch-optimizer with its class: the library's `lamb` is not ours.
+    A plugin's choice is written with its kind, and an optimizer of pytorch-optimizer with its
+    class: the library's `lamb` is not optrun's.
 
     Example:
         >>> flatten({"lr": 1.0, "optimizer": {"name": "lamb", "betas": [0.9, 0.999]}})

@@ -35,7 +35,7 @@ UNSET = "another seed changes"
 
 
 class Verdict(StrEnum):
-    """Say what the test found about one contender."""
+    """The verdict of the test on one contender."""
 
     could_be_best = "could be the best"
     ruled_out = "ruled out"
@@ -55,7 +55,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Hold one contender's difference from the reference, and its verdict."""
+    """One contender's difference from the reference, and its verdict."""
 
     name: str
     reference: str
@@ -81,7 +81,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """Hold the comparisons of all contenders."""
+    """The comparisons of all contenders."""
 
     comparisons: dict[str, Comparison]
     """In the order given."""
@@ -130,7 +130,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class PairedTests:
-    """Hold the tests of every two contenders.
+    """The paired tests of every two contenders.
 
     Shapes (..., k, k), where [..., i, j] is about i less j.
     """
@@ -210,13 +210,13 @@ def compare(
     sd: float | None = None,
     looks: int = 1,
 ) -> Judgement:
-    """Judge contenders.
+    """Judge contenders by paired t tests over seeds.
 
-    With the best as `rule_out` does, or by two-sided tests against a baseline, Holm over k - 1.
+    Without a baseline, test each for being the best as `rule_out` does; with one, run two-sided
+    tests against it, corrected by Holm over k - 1.
 
     Args:
-        scores: Name of contender -> seed -> score. Each pair is compared over the seeds that both
-            have.
+        scores: Contender -> seed -> score. Each pair is compared over the seeds that both have.
         mode: "min" if less is better, "max" if more is.
         baseline: A contender that was named before anything ran.
         matters: Smallest difference that counts, in units of the metric; None: the standard
@@ -334,13 +334,13 @@ def _verdict(
     """Name the verdict on one contender.
 
     Args:
-        is_baseline: It is the baseline itself.
+        is_baseline: The contender is the baseline itself.
         against_baseline: Contenders are tested against a baseline, not each against the others.
         is_significant: The adjusted p is below alpha.
-        is_small: The whole interval of its difference is smaller than what matters.
-        t: Of the test against the reference; NaN: there was none.
-        shared: Seeds that it shares with whom it is tested against.
-        has_other: It shares enough seeds with another contender, the reference.
+        is_small: The whole interval of its difference lies within what matters.
+        t: Statistic of the test against the reference; NaN: there was none.
+        shared: Number of seeds that it shares with the reference.
+        has_other: Another contender, the reference, shares enough seeds with it.
     """
     if is_baseline:
         return Verdict.baseline
@@ -363,7 +363,7 @@ def _open_verdict(against_baseline: bool, *, no_spread: bool) -> Verdict:
 
 
 def _others(contenders: int) -> int:
-    """Count the tests of one contender against the others; 1 if it is alone."""
+    """Count the tests of one contender against the others, at least 1."""
     return max(1, contenders - 1)
 
 
@@ -466,9 +466,9 @@ def detectable(
     Args:
         sd: Standard deviation of the differences; NaN gives NaN.
         seeds: At least 2, unless `sd` is NaN.
-        alpha: Of this test, after all corrections.
-        power: The chance.
-        sides: 1 or 2.
+        alpha: Level of this test, after all corrections.
+        power: Chance of detecting the difference.
+        sides: 1 for a one-sided test, 2 for a two-sided one.
     """
     if math.isnan(sd):
         return math.nan
@@ -499,12 +499,13 @@ def seeds_for(
     Args:
         difference: The smallest that matters, in units of the metric. Never the one a pilot
             observed: that was selected for being large.
-        sd: Of a contender's residuals in the pilot (two-way table of contenders and seeds).
-        degrees: Of freedom of `sd`, (contenders - 1) (seeds - 1) for a whole table.
-        contenders: Of the confirmation.
+        sd: Standard deviation of a contender's residuals in the pilot (two-way table of contenders
+            and seeds).
+        degrees: Degrees of freedom of `sd`; (contenders - 1) (seeds - 1) for a complete table.
+        contenders: Number of contenders in the confirmation.
         most: Largest number of seeds to return.
-        power: The chance.
-        baseline: The contenders are compared with a baseline.
+        power: Chance of detecting the difference.
+        baseline: Whether the contenders are compared with a baseline.
 
     Returns:
         At least `MIN_SEEDS`; None if more than `most` are needed, or if the pilot shows no spread

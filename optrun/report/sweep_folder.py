@@ -39,14 +39,14 @@ def dated_folder(beneath: Path) -> Path:
 def in_sweep(run: Path) -> bool:
     """Tell whether a run directory belongs to a sweep, by the records beside it.
 
-    There a job that failed always has a summary. One with no more than Hydra's folder was handed to
-    a launcher, and left when the sweep was stopped.
+    In a sweep a failed job always has a summary. A job with only Hydra's folder was handed to a
+    launcher and left when the sweep stopped.
     """
     return (run.parent / SWEEP).is_file() or (run.parent / ".sweep").is_dir()
 
 
 def is_search(sweep: Path) -> bool:
-    """Tell whether trials of a sweep were proposed: its learning rates are no grid."""
+    """Tell whether a sweep is a search, so that its learning rates form no grid."""
     return (sweep / ".sweep" / "ask.lock").exists()
 
 
@@ -76,7 +76,7 @@ def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
 
 
 def with_group_names(keys: Iterable[str]) -> set[str]:
-    """Collect the configuration keys of typed keys: each itself and `KEY.name`."""
+    """Collect typed keys as configuration keys: each itself and `KEY.name`."""
     names: set[str] = set()
     for key in keys:
         names |= {key, f"{key}.name"}
@@ -91,15 +91,15 @@ def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
 
 
 def count_looks(folders: Sequence[Path], metric: str, seeds: int) -> int:
-    """Count the looks up to this one, and note it in each folder.
+    """Count how often these sweeps were tested, and record this time in each folder.
 
     Args:
-        folders: The sweeps of a report.
-        metric: What it compares by: each has its own looks.
-        seeds: How many seeds its contenders have, the most of one.
+        folders: Directories of the sweeps.
+        metric: Metric of the test; each metric is counted separately.
+        seeds: Largest number of seeds of a contender.
 
     Returns:
-        1 for the first; as before if this number of seeds was looked at before.
+        1 for the first time; a repeated test of the same number of seeds does not count again.
     """
     numbers = [1]
     for folder in folders:

@@ -52,10 +52,10 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     """Render a table for the terminal; names are text, never markup.
 
     Args:
-        table: What to show.
-        title: Above it.
-        width: Of the terminal, in characters: the last columns are left out where no word of theirs
-            would fit. None: all are shown.
+        table: The table to show.
+        title: Text above the table.
+        width: Width of the terminal in characters; trailing columns that do not fit are left out.
+            None: all columns are shown.
     """
     headed = any(table.columns)
     grid = RichTable(
@@ -73,9 +73,10 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
 
 
 def _fit_widths(table: Table, width: int) -> list[int]:
-    """Fit as many columns as there is room for: no word breaks, numbers stay on one line.
+    """Fit as many columns as the width holds, without breaking words or numbers.
 
-    Long names may fold. rich by itself narrows every column at once, down to pieces of words.
+    Returns their widths. Long names may wrap. rich itself would narrow all columns at once and
+    break words.
     """
     full_widths = []
     least = []

@@ -34,7 +34,7 @@ _PERF: dict[str, tuple[str, Callable[[float], str]]] = {
 def tabulate(
     rows: Iterable[T], columns: Sequence[Column[T]], style: Callable[[T], str] = lambda _: ""
 ) -> Table:
-    """Lay out rows, a cell for each column."""
+    """Build a table with one row per item and one cell per column."""
     row_list = list(rows)
     cells = [[cell(row) for _, _, cell in columns] for row in row_list]
     return Table(
@@ -163,7 +163,7 @@ def _setting_of(key: str, configuration: Configuration) -> str:
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
-    """Tabulate every run as its files tell it, a column for each setting."""
+    """Tabulate every run, with one column for each setting."""
     columns: list[Column[Run]] = [("run", False, lambda run: run.label)]
     for key in keys:
         short = shorten_paths(run.config[key] for run in runs if key in run.config)

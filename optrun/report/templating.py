@@ -31,8 +31,8 @@ def fill_markdown(template: str, package: str = "optrun.report", /, **content: o
 
     Args:
         template: Its file name.
-        package: In whose folder `templates` it lies.
-        content: By name.
+        package: Package whose folder `templates` holds it.
+        content: Values by name.
     """
     return _environment(_markdown, package).get_template(template).render(**content).strip() + "\n"
 

@@ -100,7 +100,7 @@ def style_axes(
 
 
 def above(ax: Axes, text: str, x: int, points: int, *, fontsize: float) -> None:
-    """Write above the axes, flush with their left (0) or right (1) end, so many points higher."""
+    """Write text `points` above the axes, flush with their left (x = 0) or right (x = 1) end."""
     side = "right" if x else "left"
     ax.annotate(
         text,
@@ -116,7 +116,7 @@ def above(ax: Axes, text: str, x: int, points: int, *, fontsize: float) -> None:
 
 
 def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None) -> list[Line2D]:
-    """Draw a ring around the best."""
+    """Draw a ring around a point, such as the best result."""
     return ax.plot(
         x,
         y,
@@ -135,8 +135,8 @@ def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None)
 def legend(ax: Axes, *, below: Chart | None = None) -> None:
     """Add a legend without a box, over paper.
 
-    With `below` it stands under the panels of this figure, in as many columns as its longest label
-    leaves room for.
+    With `below`, it lies under the panels of that figure, in as many columns as fit its longest
+    label.
     """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
@@ -161,7 +161,7 @@ def _legend_columns(longest: int) -> int:
 
 
 def count_axis(ax: Axes) -> None:
-    """Put whole numbers on the x axis: steps."""
+    """Put whole numbers on the x axis, for steps."""
     ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count(value)))
 
@@ -215,9 +215,9 @@ def _log_ticks(ratio: float) -> tuple[float, ...]:
 
 @contextlib.contextmanager
 def any_letters(figure: Figure) -> Iterator[None]:
-    """Take texts literally.
+    """Draw all texts literally while the block lasts.
 
-    A dollar sign is no formula, a letter that the font lacks is a box without a warning.
+    A dollar sign starts no formula, and a letter missing in the font gives a box but no warning.
     """
     for text in figure.findobj(Text):
         text.set_parse_math(False)
@@ -240,7 +240,7 @@ def save_png(figure: Figure, path: Path) -> Path:
     """Write a picture to a PNG file, replaced by one rename.
 
     Raises:
-        OSError: The disk refused.
+        OSError: The disk refused the write.
     """
     replace_bytes(path, to_png(figure))
     return path

@@ -94,7 +94,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     """Split runs into workloads, judge within each, and over all if there are several.
 
     Args:
-        runs: What was collected; at least one.
+        runs: All runs to analyse; at least one.
         question: As for `findings.analyse_runs`. Of several workloads the metric goes for those
             that logged it; `matters` is in units of the score.
 

@@ -68,12 +68,12 @@ def refuse_other_adapter(
     An adapter beside another base, or none at all.
 
     Args:
-        saved: Of the checkpoint.
+        saved: Metadata of the checkpoint.
         now: Facts of the adapter in the model that was built; None: it has none.
         config: What it was built from.
 
     Raises:
-        ConfigError: With the key, and the way there is.
+        ConfigError: The message names the key and a way out.
     """
     before = saved.adapter
     name = config.adapter.name

@@ -243,11 +243,11 @@ def _start(
     """Take the state of a checkpoint, in the run itself or in a branch from there.
 
     Args:
-        saved: Of the checkpoint.
+        saved: Metadata of the checkpoint.
         opened: It, and whether it is the trunk of a branch.
         constants: As the next checkpoint will say them; what it says of a branch is filled in.
-        plan: In force now.
-        batch: In force now.
+        plan: The plan that is in force now.
+        batch: The batch sizes that are in force now.
 
     Raises:
         ConfigError: The adapter, the data or the batch is another one.
@@ -279,7 +279,7 @@ def _refuse_other_start(
     """Refuse ranks with other configurations, data or models, before the first step.
 
     Raises:
-        ConfigError: With machine and rank, key and both values.
+        ConfigError: The message names machine, rank, key and both values.
     """
     if world.size == 1:
         return
@@ -313,7 +313,7 @@ def _refuse_without_evaluation(config: RunConfig, schedule_metric: str | None) -
     """Refuse keys that need an evaluation if there are no evaluation rows.
 
     Raises:
-        ConfigError: With the key.
+        ConfigError: The message names the key.
     """
     for key, value, instead in (
         ("checkpoint.metric", config.checkpoint.metric, "leave it null"),
@@ -335,7 +335,7 @@ def refuse_unknown_metric(task: Task, key: str, metric: str) -> None:
     """Refuse a metric unknown to the task.
 
     Raises:
-        ConfigError: With the key and the metrics there are.
+        ConfigError: The message names the key and lists the task's metrics.
     """
     metrics = [f"{prefix}{name}" for prefix in eval_prefixes(task) for name in task.metric_names()]
     if metric not in metrics:

@@ -54,7 +54,7 @@ def model_card(
     """Write the text of `model/README.md`.
 
     Args:
-        summary: As in `summary.json`; what is missing is left out.
+        summary: Values of `summary.json`; missing ones are left out.
         config: The resolved configuration, nested.
         task_card: Of the task; None: it is not known here.
 

@@ -27,7 +27,7 @@ def tables_of(
     If they are of the weights that the summary is of.
 
     Args:
-        summary: As in `summary.json`; what is missing, or no figures, is left out.
+        summary: Values of `summary.json`; missing ones are left out.
         most: Classes of a table at most.
 
     Yields:

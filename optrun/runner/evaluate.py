@@ -55,7 +55,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
     Args:
         config: Which data and task, and where to run.
         run: The run it belongs to.
-        checkpoint: Whole.
+        checkpoint: A complete checkpoint.
 
     Raises:
         ConfigError: Data that does not fit, no rows to evaluate on, or a tokenizer that is not the

@@ -57,7 +57,7 @@ def write_model(
     otherwise.
 
     Args:
-        folder: New or empty.
+        folder: Where to write; new or empty.
         model: A transformers model.
         tokenizer: Its tokenizer or image processor; None: it has none.
         summary: Of the run, for the card.
@@ -102,7 +102,7 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
     """Write an adapter as peft does: `adapter_model.safetensors` and `adapter_config.json`.
 
     Args:
-        folder: New or empty.
+        folder: Where to write; new or empty.
         model: With an adapter; it is not changed.
     """
     from peft import get_peft_model_state_dict
@@ -149,7 +149,7 @@ def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
     """Write `tokenizer/` of a run, aside first: a link inside of it is replaced, not followed.
 
     Raises:
-        StorageError: The disk refused.
+        StorageError: The disk refused the write.
     """
     folder = run.tokenizer
     with written_aside(folder, replaces=True) as aside:
@@ -168,7 +168,7 @@ def publish(
     """Write `model/`, aside first; that of an earlier end of the same run is replaced.
 
     Raises:
-        StorageError: The disk refused.
+        StorageError: The disk refused the write.
     """
     folder = run.model
     with written_aside(folder, replaces=True) as aside:
@@ -188,7 +188,7 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
         sharded one; else None.
 
     Raises:
-        StorageError: The disk refused.
+        StorageError: The disk refused the write.
     """
     if not is_sharded(model):
         return model
@@ -248,8 +248,8 @@ def export(
     Args:
         run: The run it belongs to; lends the tokenizer and the numbers of the card, where they are
             there.
-        checkpoint: Whole.
-        destination: New or empty.
+        checkpoint: A complete checkpoint.
+        destination: Where to write; new or empty.
         merged: Write an adapter and its base as one model.
         note: Told what a person should know.
 
@@ -261,7 +261,7 @@ def export(
             another one.
         CheckpointError: The checkpoint, or what is taken from the run, is damaged, or its model
             class is not one of this transformers.
-        StorageError: The disk refused.
+        StorageError: The disk refused the write.
     """
     refuse_damaged(run.tokenizer)
     model, snapshot = load_trained_model(run, checkpoint, dequantized=merged)

@@ -23,11 +23,11 @@ def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
     Afterwards it takes its place, and nothing is left of it after an error.
 
     Args:
-        folder: New or empty.
+        folder: Where to write; new or empty.
         replaces: Whether one that is not empty goes, too; the folder that it lies in is there then.
 
     Raises:
-        StorageError: The disk refused, or something came there meanwhile.
+        StorageError: The disk refused the write, or the destination appeared meanwhile.
     """
     aside = aside_of(folder)
     with storing(folder):

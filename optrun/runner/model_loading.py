@@ -26,7 +26,7 @@ def load_trained_model(
 
     Args:
         run: The run it belongs to, which knows the base of an adapter.
-        checkpoint: Whole.
+        checkpoint: A complete checkpoint.
         dequantized: Give a quantised base plain modules, with the weights that these computed with.
 
     Returns:
@@ -82,7 +82,7 @@ def refuse_other_vocabulary(
     """Refuse a tokenizer other than the one of training.
 
     Raises:
-        CheckpointError: With the way out.
+        CheckpointError: The message names a way out.
     """
     if tokenizer is None and snapshot.metadata.tokenizer:
         raise CheckpointError(

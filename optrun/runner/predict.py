@@ -77,13 +77,13 @@ def predict_file(
     Args:
         config: Of the run, with the changes that a prediction goes by.
         run: The run it belongs to.
-        checkpoint: Whole.
+        checkpoint: A complete checkpoint.
         typed: Keys of the command line to values: `data.eval`, `out`, ...
 
     Raises:
         ConfigError: Anything asked for that does not fit the task or the rows; the file is there.
         CheckpointError: The checkpoint, or what is read of the run, is damaged.
-        StorageError: The disk refused.
+        StorageError: The disk refused the write.
     """
     kind = predictor_class(config.task)
     _refuse_unknown(typed, kind, f"task={config.task.name}")
@@ -123,7 +123,7 @@ def _refuse_unknown(typed: PlainMapping, kind: type[Predictor], task: str) -> No
     """Refuse a key that predictions of the task do not go by.
 
     Raises:
-        ConfigError: Naming the first.
+        ConfigError: The message names the first such key.
     """
     known_keys = [*_KEYS, *(f"data.{name}" for name in kind.columns)]
     if kind.cuts:
@@ -186,7 +186,7 @@ def _refuse_taken(out: Path) -> None:
     """Refuse to write over a file.
 
     Raises:
-        ConfigError: It is there.
+        ConfigError: The file exists.
     """
     if os.path.lexists(out):
         raise ConfigError(
@@ -241,7 +241,7 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
 
     Raises:
         ConfigError: A column is called as one of the predictions; the file came there meanwhile.
-        StorageError: The disk refused.
+        StorageError: The disk refused the write.
     """
     from datasets import Dataset, concatenate_datasets
 

@@ -248,7 +248,7 @@ def _refuse_sources_in_one_row(task: Task, model: PreTrainedModel) -> None:
     """Refuse a mixture whose losses could not be told apart by source.
 
     Raises:
-        ConfigError: With the key.
+        ConfigError: The message names the key.
     """
     if task.one_row and task.sources:
         raise ConfigError(

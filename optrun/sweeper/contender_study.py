@@ -53,7 +53,7 @@ class ContenderStudy:
     Args:
         hydra: Parses the overrides.
         compose: Resolves the overrides of a trial.
-        options: Of the sweeper.
+        options: Options of the sweeper.
         contender: Whose values are searched; one without a name stands for a sweep that tells no
             optimizers apart.
         share: Trials that it is to have.
@@ -190,7 +190,7 @@ class ContenderStudy:
         """Open the study, or create it.
 
         Args:
-            storage: Of Optuna's.
+            storage: An Optuna storage.
             where: How a message names it.
             sweep: Where its jobs write.
 

@@ -57,7 +57,7 @@ def job_devices(values: PlainMapping, devices: int) -> int:
     """Count the devices of a job.
 
     Args:
-        values: Its resolved configuration.
+        values: Resolved configuration of the job.
         devices: Those of the sweep, which `training.nproc_per_node=auto` takes.
     """
     if values["distributed"]["name"] == "none":
@@ -70,12 +70,12 @@ def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
     """Refuse a job with more devices than the sweep, or without CUDA.
 
     Args:
-        values: Its resolved configuration.
+        values: Resolved configuration of the job.
         label: What tells it from the others.
         devices: How many the sweep has.
 
     Raises:
-        ConfigError: With the key.
+        ConfigError: The message names the key.
     """
     name = values["training"]["device"]
     if name not in ("auto", "cuda"):

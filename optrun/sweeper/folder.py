@@ -158,7 +158,7 @@ class SweepDir:
         """Hold a job, with its record as it is then.
 
         Raises:
-            LockedError: Another process holds it.
+            LockedError: Another process holds the lock.
         """
         with RunLock(self.lock(name)):
             yield self.read_record(name)

@@ -46,7 +46,7 @@ def param_overrides(
     Args:
         params: Keys and values.
         key: Where it stands, for messages.
-        prefix: Of the overrides.
+        prefix: What each override begins with.
 
     Raises:
         ConfigError: A value that is a list.

@@ -24,7 +24,7 @@ def build_pruner(options: OptunaConfig, max_steps: int | None) -> optuna.pruners
     """Build the pruner of a study.
 
     Args:
-        options: Of the sweeper.
+        options: Options of the sweeper.
         max_steps: Optimizer steps of a whole trial; None: its configuration counts in epochs.
 
     Raises:
@@ -78,7 +78,7 @@ def value_at_rung(
     untrained model if that is worse.
 
     Args:
-        driver: Of the sweep.
+        driver: The driver of the sweep.
         jobs: Those of the trial; all have ended, or are at the rung.
         rung: Optimizer steps.
         other_values: Values of other trials there.

@@ -43,7 +43,7 @@ class Search:
     Args:
         hydra: Parses the overrides.
         compose: Resolves the overrides of a trial.
-        options: Of the sweeper.
+        options: Options of the sweeper.
         contenders: What each of them is tried with.
 
     Raises:

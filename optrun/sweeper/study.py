@@ -30,7 +30,7 @@ def open_study(
     """Open the study of a contender, or create it.
 
     Args:
-        storage: Of Optuna's.
+        storage: An Optuna storage.
         mode: `min` or `max`; a study that exists keeps its own.
         contender: Name of the optimizer; empty: all are searched as one.
         pruner: Stops weak trials; None: nobody does.
@@ -48,7 +48,7 @@ def refuse_mixed(storage: BaseStorage, where: str, per_optimizer: bool) -> None:
     """Refuse to mix a search of one space with a search of a space per optimizer.
 
     Args:
-        storage: Of Optuna's.
+        storage: An Optuna storage.
         where: How a message names it, and what to choose another of.
         per_optimizer: Whether optimizers have spaces of their own now.
 

@@ -232,9 +232,9 @@ def record_failure(
         sweep: The sweep directory.
         name: Of the job.
         why: One or two sentences.
-        values: Its resolved configuration.
+        values: Resolved configuration of the job.
         overrides: Its own.
-        command: Of the sweep.
+        command: The command line of the sweep.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     run = sweep.run(name)

@@ -50,7 +50,7 @@ class FittedCurve:
     """Lowest ln lr above `best` at which a run diverged; infinite if none did."""
 
     def optimum(self, variance: float) -> tuple[float, float, float]:
-        """Return ln lr* and the ends of its interval, which ends below what diverged."""
+        """Return ln lr* and the ends of its interval; the upper end stays below `limit`."""
         half = NORMAL * math.sqrt(variance) + abs(self.shift)
         return self.best, self.best - half, min(self.best + half, self.limit)
 
@@ -95,7 +95,7 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
     Least squares of cost = c_seed + b x + a x^2: each seed has a height of its own.
 
     Args:
-        lrs: ln of the learning rates, rising; shape (k,).
+        lrs: Natural logarithms of the learning rates, rising; shape (k,).
         costs: Shape (seeds, k); NaN where a run is missing. The best mean lies inside of the grid,
             and two seeds or more have all runs there and at both neighbours.
         limit: Lowest ln lr above the best at which a run diverged.
@@ -120,7 +120,7 @@ def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> Fitted
 
 
 def _around(lrs: Array, middle: int, *, neighbours: int, factor: float) -> NDArray[np.bool_]:
-    """Select so many neighbours on both sides, and every lr within a factor."""
+    """Select `neighbours` points on each side of an index, and every lr within a factor."""
     distance = np.abs(np.arange(len(lrs)) - middle)
     return np.asarray((distance <= neighbours) | (np.abs(lrs - lrs[middle]) <= math.log(factor)))
 
@@ -160,8 +160,8 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     it, and where they do not it widens the interval of a far target. Seeds do not dilute it.
 
     Args:
-        sizes: Shape (sizes, keys), positive, such that the slopes are identified.
-        curves: Of each.
+        sizes: Shape (sizes, keys), positive, of full rank, so that the slopes are identified.
+        curves: The fitted curve of each size.
     """
     center = np.log(sizes).mean(axis=0)
     x = np.log(sizes) - center

@@ -46,12 +46,12 @@ class Estimate:
         return math.isfinite(self.high)
 
     def exp(self) -> Estimate:
-        """Turn logarithms into numbers."""
+        """Convert an estimate of ln x to one of x."""
         value, low, high = np.exp([self.value, self.low, self.high])
         return Estimate(float(value), float(low), float(high))
 
     def interval(self) -> str:
-        """Write the ends of a learning rate."""
+        """Write the ends of the interval as text."""
         if not self.is_bounded:
             return "none: too few sizes to test the law"
         return f"{rate(self.low)} to {rate(self.high)}"
@@ -85,7 +85,7 @@ class Prediction:
 
 
 def write_size(values: Mapping[str, float]) -> str:
-    """Write keys and values as they are typed.
+    """Write keys and values as on the command line.
 
     Example:
         >>> write_size({"model.config.n_embd": 64.0, "training.num_train_epochs": 0.5})
@@ -100,12 +100,12 @@ def predict(
     """Predict the learning rate of a size from sweeps over lr at others.
 
     Args:
-        dirs: Sweeps, or folders of them.
+        dirs: Sweeps, or folders that hold sweeps.
         target: Keys of the configuration that varied, and their values at that size.
-        metric: What to judge by; default: the main metric of the runs.
+        metric: Metric that defines the optimum; default: the main metric of the runs.
 
     Raises:
-        ConfigError: No contender's sweeps suffice; the message says what is missing.
+        ConfigError: The sweeps of no contender suffice; the message says what is missing.
     """
     runs = _load_sweeps(dirs)
     sizes = [key for key in grouping.all_keys(runs) if key != "lr" and _is_size(key, runs)]
@@ -134,16 +134,16 @@ def find_lr_for_run(
     """Find the lr for a new run.
 
     Args:
-        folder: A sweep over lr, or a folder of them.
-        config: Of the run; its own lr does not count.
-        base: Configuration of the base of muP, in the standard parametrization: a sweep of that
-            is a sweep of muP at its base (Yang et al. 2022).
+        folder: A sweep over lr, or a folder of such sweeps.
+        config: Configuration of the new run; its lr is ignored.
+        base: Configuration of muP's base width in the standard parametrization. A sweep of it
+            counts as a sweep of muP at the base (Yang et al. 2022).
 
     Returns:
         The lr, and a sentence with its interval and where it came from.
 
     Raises:
-        ConfigError: The sweep is of another recipe, or does not tell this size.
+        ConfigError: The sweep has another configuration, or cannot predict this size.
     """
     where = ""
     try:
@@ -185,7 +185,7 @@ def _answer_for_run(runs: list[Run], config: Mapping[str, object]) -> Answer:
 
 
 def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
-    """Read the runs of sweeps whose configuration is known, without their confirmations."""
+    """Read the runs with a known configuration; leave out confirmations."""
     folders = [locate(str(directory)).runs_folder for directory in dirs]
     runs = [run for run in require_runs(folders, beside=find_plans(folders)) if run.described]
     if not runs:
@@ -209,7 +209,7 @@ def _find_contenders(
 
 
 def _size_of(run: Run, key: str) -> float:
-    """Read a setting as a number above 0; NaN if it is none."""
+    """Read a setting as a positive number; NaN if it is not one."""
     value = to_number(run.setting(key))
     return value if value is not None and value > 0 else math.nan
 
@@ -222,7 +222,7 @@ def _answer(contender: grouping.Contender, target: Mapping[str, float], mode: st
     """Take the optimum of the target if it was swept, else predict it by a power law.
 
     Raises:
-        ConfigError: The sizes do not suffice, or carry no useful number.
+        ConfigError: There are too few sizes, or the prediction is too uncertain to use.
     """
     runs = [run for item in contender.configurations for run in item.counted]
     axes, values = _find_axes(runs, target)
@@ -269,11 +269,11 @@ def _find_axes(
 ) -> tuple[list[str], dict[str, float]]:
     """Find the keys with an exponent of their own, and all values at the target.
 
-    A key that is a power law of the others in every run has no exponent; an unnamed one goes along
-    to the target.
+    A key that is a power law of the others in every run gets no exponent; if the target does not
+    name it, its value there follows from the law.
 
     Raises:
-        ConfigError: The runs do not tell two keys apart, or the size cannot be built.
+        ConfigError: Two keys always changed together, or the size cannot be built.
     """
     axes: list[str] = []
     values = dict(target)
@@ -303,7 +303,7 @@ def _find_axes(
 def _follow(
     runs: Sequence[Run], axes: Sequence[str], target: Mapping[str, float], key: str
 ) -> float | None:
-    """Find the value of a key at the target; None if it is no power law of the axes."""
+    """Predict a key at the target from the axes; None if it is not their power law."""
     rows = np.log([[_size_of(run, name) for name in (*axes, key)] for run in runs])
     design = np.column_stack([np.ones(len(rows)), rows[:, :-1]])
     powers = np.linalg.lstsq(design, rows[:, -1], rcond=None)[0]
@@ -317,7 +317,7 @@ def _fit_lr_curve(items: Sequence[grouping.Configuration], mode: str) -> fit.Fit
     """Fit the optimum of lr at one size.
 
     Raises:
-        ConfigError: The runs show none; the message says what to run.
+        ConfigError: The runs show no optimum; the message says what to run.
     """
     by_lr = {item.lr: item for item in items if item.lr}
     diverged = [lr for lr, item in by_lr.items() if item.diverged]

@@ -124,7 +124,7 @@ class Forks:
         Only the configuration is compared.
 
         Raises:
-            ConfigError: With the keys, and both values of each.
+            ConfigError: The message lists the keys with both values.
         """
         value = values.get(KEY)
         if value is not None:

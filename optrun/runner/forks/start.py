@@ -89,7 +89,7 @@ def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
     """Tell which step of the run is the first of the schedule: the trunk's own, or the branch's.
 
     Args:
-        saved: Of the trunk.
+        saved: Metadata of the trunk's checkpoint.
         schedule: `branch_schedule`.
     """
     if schedule is BranchSchedule.restart:
@@ -110,9 +110,9 @@ def begin_fork(
 
     Args:
         trunk: Where it lies.
-        saved: Of its checkpoint.
+        saved: Metadata of the trunk's checkpoint.
         now: As the first checkpoint of the branch will say it.
-        changes: Between the two configurations.
+        changes: Differences between the two configurations.
         schedule: `branch_schedule`.
 
     Raises:
@@ -154,7 +154,7 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
     """Refuse another order or size of the steps: the branch would not stand where the trunk stood.
 
     Raises:
-        ConfigError: With the keys that were changed, and both values of what came of it.
+        ConfigError: The message names the changed keys and both values of what follows from them.
     """
     before = step_plan(before)
     now = step_plan(now)
@@ -198,7 +198,7 @@ def restore_fork(
         fork: Its words are filled in.
         snapshot: Of the trunk, verified.
         model: Built from the configuration of the fork.
-        train_step: The same.
+        train_step: Optimizer and schedule, built likewise.
         total: Steps of the whole run.
 
     Returns:

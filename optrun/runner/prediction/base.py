@@ -122,7 +122,7 @@ class Predictor(ABC):
         """Refuse a row without a token.
 
         Raises:
-            ConfigError: With its number.
+            ConfigError: The message names the row by number.
         """
         if not ids:
             raise ConfigError(f"{self.split.where(row)} has no token: {NO_TOKEN}")

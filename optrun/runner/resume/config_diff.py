@@ -120,8 +120,8 @@ def changes_since(
     would count as the change that permits other rows.
 
     Args:
-        saved: Of the checkpoint.
-        values: In force; resolved and plain.
+        saved: Metadata of the checkpoint.
+        values: The configuration in force, as resolved plain values.
         started_from: The folder the run was started from; None: it is not known.
     """
     changed = differences(saved.config, values)
@@ -139,7 +139,7 @@ def refuse_idle(changes: Changes, done: int) -> None:
     It had no part in the results and must not stand beside them.
 
     Args:
-        changes: Since the last checkpoint.
+        changes: Configuration keys that changed since the last checkpoint.
         done: Steps, as many as are wanted, or more.
 
     Raises:
@@ -170,7 +170,7 @@ def table(
     Empty for no change.
 
     Args:
-        changes: Since the checkpoint.
+        changes: Configuration keys that changed since the checkpoint.
         title: Stands above.
         derived: What keys mean whose values nobody gave.
         examples: Of a step, then and now: where these differ, so do the numbers of another number

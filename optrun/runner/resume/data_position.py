@@ -52,8 +52,8 @@ def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str 
     The checkpoint's as long as the same data are named.
 
     Args:
-        config: In force.
-        saved: Of the checkpoint; None: the run begins.
+        config: The configuration in force.
+        saved: Metadata of the checkpoint; None: the run begins.
 
     Returns:
         None where the data is no such stream.
@@ -106,9 +106,9 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     """Refuse changed data without a changed key.
 
     Args:
-        saved: Of the checkpoint.
+        saved: Metadata of the checkpoint.
         now: `plan`, `tokenizer` and `model_config` as the next checkpoint will say them.
-        changes: Since the checkpoint.
+        changes: Configuration keys that changed since the checkpoint.
 
     Raises:
         ConfigError: The examples, or what their numbers mean, are not those the run was started
@@ -186,7 +186,7 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None
     """Refuse weights trained with the ids of another tokenizer.
 
     Args:
-        saved: Of the checkpoint.
+        saved: Metadata of the checkpoint.
         tokenizer: Of the model that the weights are for.
 
     Raises:
@@ -205,7 +205,7 @@ def warn_of_other_eval_rows(saved: CheckpointMetadata, evaluation: ExampleSource
     """Warn of evaluation rows other than the run's; else None.
 
     Args:
-        saved: Of the checkpoint.
+        saved: Metadata of the checkpoint.
         evaluation: Examples that were cut off from the training rows just now.
     """
     if saved.plan["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
@@ -243,7 +243,7 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
     Args:
         before: `plan_values` of the checkpoint.
         state: Of the checkpoint; changed in place.
-        plan: In force now.
+        plan: The plan that is in force now.
         fingerprint: Of the examples now.
 
     Returns:

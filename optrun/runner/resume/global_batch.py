@@ -46,7 +46,7 @@ def settle_batch(
 
     Args:
         request: Configuration and command line.
-        saved: Of the checkpoint that training goes on from; None: from the start.
+        saved: Metadata of the checkpoint to continue from; None: from the start.
         ranks: How many there are.
         branches: Whether a branch begins there, whose command line repeats the values of its trunk.
 

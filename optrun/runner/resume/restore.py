@@ -64,9 +64,9 @@ def restore_state(
     """Load weights, optimizer state, schedule and loss scale.
 
     Args:
-        snapshot: Verified.
-        model: Built from the configuration in force.
-        train_step: The same.
+        snapshot: A verified snapshot.
+        model: The model, built from the configuration in force.
+        train_step: Optimizer and schedule, built likewise.
         changes: Between the checkpoint's configuration and the one in force.
         on_other_optimizer: What to do with optimizer state that does not fit.
 
@@ -108,9 +108,9 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
     """Load the weights.
 
     Args:
-        snapshot: Verified.
-        model: Built from the configuration in force.
-        changes: As for `restore_state`.
+        snapshot: A verified snapshot.
+        model: The model, built from the configuration in force.
+        changes: Differences between the checkpoint's configuration and the one in force.
 
     Returns:
         The snapshot, with what this rank has of its tensors.
@@ -197,7 +197,7 @@ def _drop_other_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Sch
     """Drop a schedule's history of another metric or direction.
 
     Args:
-        saved: Of the checkpoint.
+        saved: Metadata of the checkpoint.
         state: Of the schedule as it was built.
 
     Returns:

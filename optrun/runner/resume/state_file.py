@@ -36,10 +36,10 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
 
     Args:
         folder: The checkpoint, for the message.
-        metadata: Its `state.json`.
+        metadata: Content of its `state.json`.
 
     Raises:
-        CheckpointError: With the first key whose value is none that a run saves.
+        CheckpointError: The message names the first key with a value that no run saves.
     """
     fault = _wrong_kind(metadata) or _wrong_origin(metadata) or _wrong_random(metadata)
     if fault is not None:
