@@ -23,7 +23,7 @@ from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.classes import class_of
-from optrun.optimizer.coordinates import Trial, coordinate_check
+from optrun.optimizer.coordinates import SizedModel, coordinate_check
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.restore import sharded_like
 from optrun.optimizer.state import TRAINED, load_named_state, named_state
@@ -152,7 +152,7 @@ def check_transfer(
     mup = MupConfig(name="mup", base={}, weight_decay=TransferDecay.independent)
     batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def trial(width: float, seed: int) -> Trial:
+    def trial(width: float, seed: int) -> SizedModel:
         torch.manual_seed(seed)
         base, model = _network(32), _network(int(32 * width))
         sizes = growth_of(model, base)
@@ -168,7 +168,7 @@ def check_transfer(
                 ).backward()
                 optimizer.step()
 
-        return Trial(model, lambda: model(batch), train)
+        return SizedModel(model, lambda: model(batch), train)
 
     failures = coordinate_check(trial, (1, 2, 4, 8), seeds).failures
     assert not failures, f"{name}: {failures[0].in_words()}"

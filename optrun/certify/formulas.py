@@ -1,9 +1,7 @@
-"""What each package computes, in a few lines of float64 written from its source.
+"""The update of each package for one tensor in float64, written from the package's source.
 
-One tensor, one step.
-
-They share no line with `optrun.optimizer`, so that an equality between the two says something.
-Where a package can be installed, recorded runs of it hold these formulas in turn
+These formulas share no line with `optrun.optimizer`, so that an equality between the two says
+something. They are tested against recorded runs of the packages that can be installed
 (`tests/reference/dialects`).
 """
 
@@ -20,16 +18,16 @@ from torch import Tensor
 
 @dataclass
 class Slot:
-    """What a formula keeps of one tensor between steps, float64."""
+    """The state that a formula keeps for one tensor between steps, in float64."""
 
     m: Tensor
     v: Tensor
     had: int = 0
-    """Gradients it has had, this one included."""
+    """Steps in which the tensor had a gradient, the current one included."""
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Hyperparameters:
     """The hyper-parameters of one tensor in one step."""
 
     lr: float
@@ -41,45 +39,55 @@ class Numbers:
     step: int
     """Of the optimizer, from 1."""
     decays: bool = True
-    """Whether the caller lets it decay; False also where its coefficient is 0."""
+    """Whether the caller lets the tensor decay; False also if its coefficient is 0."""
     excluded: bool = False
-    """Whether a list of names exempts it from layer adaptation."""
+    """Whether a list of names exempts the tensor from layer adaptation."""
 
 
-Formula: TypeAlias = Callable[[Tensor, Tensor, Slot, Numbers], Tensor]
-"""(weights, gradient, slot, numbers) -> weights; fills the slot."""
+Formula: TypeAlias = Callable[[Tensor, Tensor, Slot, Hyperparameters], Tensor]
+"""(weights, gradient, state, hyper-parameters) -> new weights; updates the state in place.
+
+In the formulas w are the weights, g the gradient, s the state, n the hyper-parameters, u the update
+and t the step of the bias correction.
+"""
 
 
-def _moments(g: Tensor, s: Slot, n: Numbers) -> None:
+def _update_moments(g: Tensor, s: Slot, n: Hyperparameters) -> None:
     b1, b2 = n.betas
-    s.m, s.v = b1 * s.m + (1 - b1) * g, b2 * s.v + (1 - b2) * g * g
+    s.m = b1 * s.m + (1 - b1) * g
+    s.v = b2 * s.v + (1 - b2) * g * g
 
 
-def _length(x: Tensor) -> float:
+def _norm(x: Tensor) -> float:
     return math.sqrt(float((x * x).sum()))
 
 
-def _quotient(w: float, u: float) -> float:
-    return w / u if w > 0 and u > 0 else 1.0
+def _trust_ratio(weight_norm: float, update_norm: float) -> float:
+    if weight_norm > 0 and update_norm > 0:
+        return weight_norm / update_norm
+    return 1.0
 
 
-def _corrected(s: Slot, n: Numbers, t: int) -> Tensor:
+def _adam_update(s: Slot, n: Hyperparameters, t: int) -> Tensor:
     b1, b2 = n.betas
     return (s.m / (1 - b1**t)) / (torch.sqrt(s.v / (1 - b2**t)) + n.eps)
 
 
-def _raw(s: Slot, n: Numbers) -> Tensor:
+def _uncorrected_update(s: Slot, n: Hyperparameters) -> Tensor:
     return s.m / (torch.sqrt(s.v) + n.eps)
 
 
-def _adapted(w: Tensor, g: Tensor, s: Slot, n: Numbers, t: int, *, adapts: bool = True) -> Tensor:
-    """Step along the corrected moments and the decayed weights, both scaled by the trust ratio."""
-    _moments(g, s, n)
-    u = _corrected(s, n, t) + n.decay * w
-    return w - n.lr * (_quotient(_length(w), _length(u)) if adapts else 1.0) * u
+def _adapted(
+    w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, t: int, *, adapts: bool = True
+) -> Tensor:
+    """Return LAMB's weights: Adam's update plus decayed weights, scaled by the trust ratio."""
+    _update_moments(g, s, n)
+    u = _adam_update(s, n, t) + n.decay * w
+    ratio = _trust_ratio(_norm(w), _norm(u)) if adapts else 1.0
+    return w - n.lr * ratio * u
 
 
-def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute timm 1.0's step, timm/optim/lamb.py, without its clip.
 
     Apex, csrc/multi_tensor_lamb.cu, `adam_w_mode`.
@@ -87,66 +95,72 @@ def lamb_timm(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     return _adapted(w, g, s, n, n.step, adapts=n.decay != 0)
 
 
-def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_nvlamb(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of apex with `use_nvlamb`, timm's `always_adapt`."""
     return _adapted(w, g, s, n, n.step)
 
 
-def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute DeepSpeed's step, csrc/lamb/fused_lamb_cuda_kernel.cu, `ADAM_MODE_1`.
 
     min_coeff 0.01, max_coeff 10.
     """
-    _moments(g, s, n)
+    _update_moments(g, s, n)
     b1, b2 = n.betas
-    u = _raw(s, n) + n.decay * w
-    lengths = _length(w), _length(u)
-    coeff = min(max(lengths[0] / lengths[1], 0.01), 10.0) if min(lengths) > 0 else 1.0
+    u = _uncorrected_update(s, n) + n.decay * w
+    weight_norm = _norm(w)
+    update_norm = _norm(u)
+    coeff = 1.0
+    if weight_norm > 0 and update_norm > 0:
+        coeff = min(max(weight_norm / update_norm, 0.01), 10.0)
     return w - n.lr * math.sqrt(1 - b2**s.had) / (1 - b1**s.had) * coeff * u
 
 
-def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of optax 0.2 `lamb`: Adam's scaling, decayed weights, trust ratio."""
     return _adapted(w, g, s, n, n.step)
 
 
-def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of Keras 3, keras/src/optimizers/lamb.py.
 
     Decay by the base class, before the norms.
     """
-    _moments(g, s, n)
+    _update_moments(g, s, n)
     w = w - n.lr * n.decay * w
-    u = _corrected(s, n, n.step)
-    return w - n.lr * _quotient(_length(w), _length(u)) * u
+    u = _adam_update(s, n, n.step)
+    return w - n.lr * _trust_ratio(_norm(w), _norm(u)) * u
 
 
-def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_pytorch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of pytorch_optimizer 4.1.
 
     Decoupled, |w| at most 10, eps in the ratio, lr / (1 - b1^t).
     """
-    _moments(g, s, n)
+    _update_moments(g, s, n)
     w = w * (1 - n.lr * n.decay)
-    u = _raw(s, n)
-    length, size = min(_length(w), 10.0), _length(u)
-    ratio = length / (size + n.eps) if length > 0 and size > 0 else 1.0
+    u = _uncorrected_update(s, n)
+    weight_norm = min(_norm(w), 10.0)
+    update_norm = _norm(u)
+    ratio = 1.0
+    if weight_norm > 0 and update_norm > 0:
+        ratio = weight_norm / (update_norm + n.eps)
     return w - n.lr / (1 - n.betas[0] ** n.step) * ratio * u
 
 
-def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of torch_optimizer 0.3, lamb.py: |w| at most 10, no bias correction."""
-    _moments(g, s, n)
-    u = _raw(s, n) + n.decay * w
-    return w - n.lr * _quotient(min(_length(w), 10.0), _length(u)) * u
+    _update_moments(g, s, n)
+    u = _uncorrected_update(s, n) + n.decay * w
+    return w - n.lr * _trust_ratio(min(_norm(w), 10.0), _norm(u)) * u
 
 
-def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of paddlepaddle 3.3 `Lamb`; a tensor without decay is not adapted."""
     return _adapted(w, g, s, n, s.had, adapts=n.decay > 0)
 
 
-def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of tf-models-official 2.20 `LAMB`.
 
     A list of names exempts from decay and adaptation alike.
@@ -154,19 +168,20 @@ def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     return _adapted(w, g, s, n, n.step, adapts=not n.excluded)
 
 
-def _adamax(w: Tensor, g: Tensor, s: Slot, n: Numbers, size: Tensor) -> Tensor:
+def _adamax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, size: Tensor) -> Tensor:
     b1, b2 = n.betas
-    s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v, size)
+    s.m = b1 * s.m + (1 - b1) * g
+    s.v = torch.maximum(b2 * s.v, size)
     return w - n.lr / (1 - b1**s.had) * s.m / s.v
 
 
-def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of torch/optim/adamax.py: coupled decay, eps beside |g|."""
     g = g + n.decay * w
     return _adamax(w, g, s, n, g.abs() + n.eps)
 
 
-def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of optax 0.2 `adamaxw`: decoupled decay, eps beside |g|.
 
     `adamax` is the same without decay.
@@ -174,43 +189,45 @@ def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
     return _adamax(w, g, s, n, g.abs() + n.eps) - n.lr * n.decay * w
 
 
-def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of paddlepaddle 3.3 `Adamax`, `L2Decay`: eps beside the decayed maximum."""
     b1, b2 = n.betas
     g = g + n.decay * w
-    s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v + n.eps, g.abs())
+    s.m = b1 * s.m + (1 - b1) * g
+    s.v = torch.maximum(b2 * s.v + n.eps, g.abs())
     return w - n.lr / (1 - b1**s.had) * s.m / s.v
 
 
-def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of Keras 3, keras/src/optimizers/adamax.py.
 
     Eps beside the maximum, decay by the base class.
     """
     b1, b2 = n.betas
     w = w - n.lr * n.decay * w
-    s.m, s.v = b1 * s.m + (1 - b1) * g, torch.maximum(b2 * s.v, g.abs())
+    s.m = b1 * s.m + (1 - b1) * g
+    s.v = torch.maximum(b2 * s.v, g.abs())
     return w - n.lr * s.m / ((1 - b1**s.had) * (s.v + n.eps))
 
 
-def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of torch/optim/adamw.py and optax `adamw`.
 
     The decay is multiplied with lr.
     """
-    _moments(g, s, n)
-    return w - n.lr * (_corrected(s, n, s.had) + n.decay * w)
+    _update_moments(g, s, n)
+    return w - n.lr * (_adam_update(s, n, s.had) + n.decay * w)
 
 
-def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Numbers) -> Tensor:
+def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2.
 
     The schedule's multiplier alone.
     """
-    _moments(g, s, n)
+    _update_moments(g, s, n)
     if not n.peak:  # a tensor that does not train
         return w
-    return w - n.lr / n.peak * (n.peak * _corrected(s, n, s.had) + n.decay * w)
+    return w - n.lr / n.peak * (n.peak * _adam_update(s, n, s.had) + n.decay * w)
 
 
 FORMULAS: Mapping[str, Mapping[str, Formula]] = {
@@ -238,22 +255,26 @@ FORMULAS: Mapping[str, Mapping[str, Formula]] = {
 
 @dataclass
 class FormulaReference:
-    """A formula over several tensors."""
+    """An optimizer that applies a formula to several tensors; replaces entries of `weights`."""
 
     formula: Formula
     weights: dict[str, Tensor]
     slots: dict[str, Slot] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with moments of 0."""
+        """Start with moments of 0."""
         self.slots = {
             name: Slot(torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
         }
 
-    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
+    def step(
+        self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
+    ) -> None:
         """Step every tensor that has a gradient."""
         for name, grad in grads.items():
-            if grad is not None:
-                slot = self.slots[name]
-                slot.had += 1
-                self.weights[name] = self.formula(self.weights[name], grad, slot, numbers[name])
+            if grad is None:
+                continue
+            slot = self.slots[name]
+            slot.had += 1
+            weight = self.weights[name]
+            self.weights[name] = self.formula(weight, grad, slot, hyperparameters[name])

@@ -1,6 +1,6 @@
-"""Two optimizers over the same weights, gradients and groups, step by step.
+"""Compare two optimizers over the same weights, gradients and groups, step by step.
 
-Equal, or where and by what they part.
+They are equal, or the verdict names the first step that differs and the options that cause it.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Options
 from optrun.base.plain import PlainDict
-from optrun.certify.formulas import FORMULAS, FormulaReference, Numbers
+from optrun.certify.formulas import FORMULAS, FormulaReference, Hyperparameters
 from optrun.certify.packages import PACKAGES, ClassReference, ParamsSide
 from optrun.certify.problem import Problem, make_problem
 from optrun.config.dialects import DIALECTS, dialect_options
@@ -40,7 +41,7 @@ TERMS = {
     "exclude_from_layer_adaptation": "exclusion from adaptation",
     "step_count": "step count",
 }
-"""What an option is a term of."""
+"""The term of the update that each option belongs to, for messages."""
 
 ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
     "lamb": {
@@ -68,60 +69,61 @@ ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
         "weight_decay": (0.0,),
     },
 }
-"""Values that are tried where two part, besides those of the dialects."""
+"""Values to try if two optimizers differ, besides those of the dialects."""
 
 Groups = Sequence[Mapping[str, Any]]
 """As `build_param_groups` returns them; only names and shapes count."""
 
 
 class Stepper(Protocol):
-    """One side."""
+    """One of the two optimizers that are compared, over its own copy of the weights."""
 
     @property
     def weights(self) -> Mapping[str, Tensor]:
-        """As they are now, by name."""
+        """The current weights by name."""
 
-    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers], /) -> None:
+    def step(
+        self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Hyperparameters], /
+    ) -> None:
         """Take one step."""
 
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two sides part for the first time."""
+    """The first step after which the two optimizers' weights differ."""
 
     step: int
     """From 1."""
     tensor: str
-    """The one that is furthest off in that step."""
+    """The tensor with the largest relative difference in that step."""
     ours: float
     reference: float
-    """The entry that is furthest off, on both sides."""
+    """Its entry that differs most, on either side."""
 
 
 @dataclass
 class Verdict:
-    """What `optrun certify optimizer` found."""
+    """The result of `optrun certify optimizer`."""
 
     choice: str
     family: str | None
-    """The choice of ours whose options tell the two apart."""
+    """Our choice (`lamb`, `adamax`, `adamw`) in whose options the difference is expressed."""
     dialect: str
     reference: str
-    """What stood on the other side: a package with its version, a formula, a class of the user's.
-    """
+    """The other optimizer: a package with its version, a formula, or a class of the user."""
     steps: int
     tensors: int
     groups: int
     largest: float
-    """Largest difference over the largest entry of its tensor, up to where they part."""
+    """Largest relative difference (`relative_difference`), up to the first step that differs."""
     parting: Parting | None = None
     terms: list[str] = field(default_factory=list)
     overrides: list[str] = field(default_factory=list)
-    """What makes them equal; empty where they are, or where nothing that was tried does."""
+    """Overrides that make them equal; empty if they are, or if nothing that was tried does."""
 
     @property
     def equal(self) -> bool:
-        """Whether no step parts them."""
+        """Whether the weights agree after every step."""
         return self.parting is None
 
     def to_dict(self) -> dict[str, object]:
@@ -130,134 +132,147 @@ class Verdict:
 
 
 class Ours(ParamsSide):
-    """What `build_optimizer` makes, over the problem's weights.
+    """An optimizer from `build_optimizer`, over a copy of the problem's weights.
 
     Args:
         config: A configuration, or the name of a choice.
-        groups: Of the model.
+        groups: The parameter groups of the model.
         problem: Gives the weights.
         lr: Base learning rate.
-        **options: Beside a name.
+        **options: Options of the choice, if `config` is a name.
     """
 
     def __init__(
         self, config: Any, groups: Groups, problem: Problem, lr: float, **options: Any
     ) -> None:
         super().__init__(problem.weights)
-        own = [
-            {**group, "params": [(name, self.params[name]) for name, _ in group["params"]]}
-            for group in groups
-        ]
-        self.optimizer = build_optimizer(config, own, lr=lr, **options)
+        copied_groups = []
+        for group in groups:
+            params = [(name, self.params[name]) for name, _ in group["params"]]
+            copied_groups.append({**group, "params": params})
+        self.optimizer = build_optimizer(config, copied_groups, lr=lr, **options)
         for group in self.optimizer.param_groups:
             group["initial_lr"] = group["lr"]
 
-    def numbers(
+    def hyperparameters(
         self, multiplier: float, step: int, eps: float, betas: tuple[float, float]
-    ) -> dict[str, Numbers]:
-        """Return the hyper-parameters of each tensor for the other side.
+    ) -> dict[str, Hyperparameters]:
+        """Read the hyper-parameters of each tensor in one step, for the other optimizer.
 
-        `eps` and `betas` if a group has none.
+        Args:
+            multiplier: Of the learning rate in this step.
+            step: From 1.
+            eps: For groups without one.
+            betas: For groups without any.
         """
         names = {id(param): name for name, param in self.params.items()}
         decays = getattr(self.optimizer, "decays", lambda _: True)
         unadapted = getattr(self.optimizer, "_unadapted", ())
-        found = {}
+        hyperparameters = {}
         for group in self.optimizer.param_groups:
+            peak = float(group["initial_lr"])
             for param in group["params"]:
-                peak, decay = float(group["initial_lr"]), float(group.get("weight_decay", 0.0))
-                found[names[id(param)]] = Numbers(
+                name = names[id(param)]
+                hyperparameters[name] = Hyperparameters(
                     lr=peak * multiplier,
                     peak=peak,
-                    decay=decay if decays(names[id(param)]) else 0.0,
+                    decay=float(group.get("weight_decay", 0.0)) if decays(name) else 0.0,
                     betas=tuple(group.get("betas", betas)),
                     eps=float(group.get("eps", eps)),
                     step=step,
-                    excluded=names[id(param)] in unadapted,
+                    excluded=name in unadapted,
                 )
-        return found
+        return hyperparameters
 
-    def schedule(self, numbers: Mapping[str, Numbers]) -> None:
-        """Give each group its learning rate of a step."""
-        multiplier = next(
-            (of_one.lr / of_one.peak for of_one in numbers.values() if of_one.peak), 1.0
-        )
+    def set_lr(self, hyperparameters: Mapping[str, Hyperparameters]) -> None:
+        """Set the learning rate of each group for a step."""
+        multiplier = 1.0
+        for tensor in hyperparameters.values():
+            if tensor.peak:
+                multiplier = tensor.lr / tensor.peak
+                break
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
 
 
-def apart(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
-    """Measure how far two tensors are apart, over the largest entry, and at which entry most.
+def relative_difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
+    """Return the largest difference over their tensor's largest entry, and its flat index.
 
-    Two NaN are equal.
+    The divisor is the largest finite entry of `theirs`, at least 1e-6. Two NaN are equal; NaN
+    against a number is infinity.
 
     Example:
-        >>> apart(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
+        >>> relative_difference(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
         (0.5, 1)
     """
     if not theirs.numel():
         return 0.0, 0
-    off = (ours - theirs).abs().nan_to_num(nan=torch.inf)
-    off[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0  # two infinities leave NaN
-    return float(off.max()) / max(float(theirs.abs().nan_to_num().max()), 1e-6), int(off.argmax())
+    differences = (ours - theirs).abs().nan_to_num(nan=torch.inf)
+    # Also two equal infinities, whose difference is NaN.
+    differences[(ours == theirs) | (ours.isnan() & theirs.isnan())] = 0.0
+    largest_entry = max(float(theirs.abs().nan_to_num().max()), 1e-6)
+    return float(differences.max()) / largest_entry, int(differences.argmax())
 
 
 @dataclass
-class Trial:
-    """One comparison that can be repeated with other options on our side."""
+class Comparison:
+    """One comparison that can be repeated with other options of our optimizer."""
 
     groups: Groups
     lr: float
     problem: Problem
-    numbers: list[dict[str, Numbers]]
-    """Of each step."""
+    hyperparameters: list[dict[str, Hyperparameters]]
+    """By tensor, one mapping a step."""
     reference: list[dict[str, Tensor]]
-    """Weights of the other side after each step."""
+    """Weights of the other optimizer after each step."""
 
     @property
-    def whole(self) -> int:
-        """The `agreement` of equal sides."""
+    def full_agreement(self) -> int:
+        """The `agreement` of equal optimizers."""
         return len(self.problem.weights) * len(self.problem.grads)
 
-    def parts(self, side: Stepper) -> tuple[Parting | None, float]:
-        """Step one side along the other.
+    def find_parting(self, ours: Stepper) -> tuple[Parting | None, float]:
+        """Find the first step whose weights differ; None: there is none.
 
-        Where they part, and the largest relative difference until then.
+        Also returns the largest relative difference up to that step.
         """
         largest = 0.0
-        path = zip(path_of(side, self.problem, self.numbers), self.reference, strict=True)
-        for number, (ours, theirs) in enumerate(path, start=1):
-            worst, parting = 0.0, None
-            for name, weight in ours.items():
-                off, at = apart(weight, theirs[name])
-                largest = max(largest, off)
-                if off > max(worst, RELATIVE):
-                    worst = off
-                    parting = Parting(
-                        number, name, float(weight.flatten()[at]), float(theirs[name].flatten()[at])
-                    )
+        steps = weights_after_steps(ours, self.problem, self.hyperparameters)
+        for step, (weights, reference) in enumerate(zip(steps, self.reference, strict=True), 1):
+            largest_in_step = 0.0
+            parting = None
+            for name, weight in weights.items():
+                difference, index = relative_difference(weight, reference[name])
+                largest = max(largest, difference)
+                if difference > max(largest_in_step, RELATIVE):
+                    largest_in_step = difference
+                    our_entry = float(weight.flatten()[index])
+                    their_entry = float(reference[name].flatten()[index])
+                    parting = Parting(step, name, our_entry, their_entry)
             if parting is not None:
                 return parting, largest
         return None, largest
 
     def agreement(self, choice: str, options: Mapping[str, object]) -> int:
-        """Add up over tensors the steps that agree from the first on.
+        """Count the steps before the first difference, summed over tensors.
 
         -1 for options that are refused.
         """
         try:
-            side = Ours(choice, self.groups, self.problem, self.lr, **options)
+            ours = Ours(choice, self.groups, self.problem, self.lr, **options)
         except (ConfigError, TypeError, ValueError):
             return -1
-        agreed, found = set(self.problem.weights), 0
-        for ours, theirs in zip(
-            path_of(side, self.problem, self.numbers), self.reference, strict=True
-        ):
-            agreed = {name for name in agreed if apart(ours[name], theirs[name])[0] <= RELATIVE}
-            found += len(agreed)
-            if not agreed:
+        equal_names = set(self.problem.weights)
+        count = 0
+        steps = weights_after_steps(ours, self.problem, self.hyperparameters)
+        for weights, reference in zip(steps, self.reference, strict=True):
+            for name in list(equal_names):
+                if relative_difference(weights[name], reference[name])[0] > RELATIVE:
+                    equal_names.remove(name)
+            count += len(equal_names)
+            if not equal_names:
                 break
-        return found
+        return count
 
 
 def certify(
@@ -272,19 +287,19 @@ def certify(
     seed: int,
     watch: Callable[[str], None] = lambda _: None,
 ) -> Verdict:
-    """Hold an optimizer against a package's, a formula or another class.
+    """Compare an optimizer with that of a package, a formula or another class.
 
     Args:
-        config: Our side, as `build_optimizer` takes it.
-        groups: Of the model, as `build_param_groups` returns them.
-        choice: Of our side; where it is none that has dialects, `optimizer=CHOICE` of the family
-            `dialect` belongs to.
+        config: Our optimizer, as `build_optimizer` takes it.
+        groups: Parameter groups of the model, from `build_param_groups`.
+        choice: The choice of our optimizer. If it has no dialects, a difference is expressed in
+            options of the choice that has `dialect`.
         dialect: A dialect of `choice`, or the name of a registered optimizer.
         lr: Base learning rate.
-        options: Keywords of our side, where it is a choice that has dialects.
-        steps: How many.
-        seed: Of weights and gradients.
-        watch: Told what goes on.
+        options: Keywords of our optimizer, if its choice has dialects.
+        steps: How many steps to compare.
+        seed: Draws weights and gradients.
+        watch: Called with what is done next, for progress.
 
     Raises:
         ConfigError: There is no such dialect and no such optimizer.
@@ -293,71 +308,97 @@ def certify(
     problem = make_problem(shapes, steps, seed)
     family = choice if choice in DIALECTS else family_of(dialect)
     ours = Ours(config, groups, problem, lr)
-    eps, betas = float(options.get("eps", 1e-8)), tuple(options.get("betas", (0.9, 0.999)))
-    numbers = [
-        ours.numbers(factor, step, eps, betas)
-        for step, factor in enumerate(problem.multipliers, start=1)
+    eps = float(options.get("eps", 1e-8))
+    betas = tuple(options.get("betas", (0.9, 0.999)))
+    hyperparameters = [
+        ours.hyperparameters(multiplier, step, eps, betas)
+        for step, multiplier in enumerate(problem.multipliers, start=1)
     ]
-    title, reference = referee(family, dialect, problem, numbers[0])
+    title, reference = build_reference(family, dialect, problem, hyperparameters[0])
     try:
-        theirs = list(path_of(reference, problem, numbers))
+        theirs = list(weights_after_steps(reference, problem, hyperparameters))
     except Exception as error:  # whatever a class of others raises
         raise ConfigError(f"dialect={dialect}: {title} fails at a step: {error}") from error
-    trial = Trial(groups, lr, problem, numbers, theirs)
-    parting, largest = trial.parts(ours)
+    comparison = Comparison(groups, lr, problem, hyperparameters, theirs)
+    parting, largest = comparison.find_parting(ours)
     verdict = Verdict(
         choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting
     )
     if parting is None or family is None:
         return verdict
     watch("looking for the term")
-    known = dict(options) if choice in DIALECTS else _fit(trial, family, config, groups, options)
-    changes = None if known is None else closing(trial, family, dialect, known)
+    our_options: Mapping[str, object] | None = options
+    if choice not in DIALECTS:
+        our_options = _fit_options(comparison, family, config, groups, options)
+    if our_options is None:
+        return verdict
+    changes = find_closing_options(comparison, family, dialect, our_options)
     if changes is not None:
         verdict.terms = list(dict.fromkeys(TERMS.get(key, key) for key in changes))
-        verdict.overrides = [f"optimizer.{key}={_written(value)}" for key, value in changes.items()]
+        verdict.overrides = [
+            f"optimizer.{key}={_yaml_value(value)}" for key, value in changes.items()
+        ]
     return verdict
 
 
-def path_of(
-    side: Stepper, problem: Problem, numbers: Sequence[Mapping[str, Numbers]]
+def weights_after_steps(
+    optimizer: Stepper,
+    problem: Problem,
+    hyperparameters: Sequence[Mapping[str, Hyperparameters]],
 ) -> Iterator[dict[str, Tensor]]:
-    """Step one side through the problem, and yield its weights after each step."""
-    for grads, of_step in zip(problem.grads, numbers, strict=True):
-        side.step(grads, of_step)
-        yield {name: weight.clone() for name, weight in side.weights.items()}
+    """Run an optimizer through the problem, and yield a copy of its weights after each step."""
+    for grads, hyperparameters_of_step in zip(problem.grads, hyperparameters, strict=True):
+        optimizer.step(grads, hyperparameters_of_step)
+        yield {name: weight.clone() for name, weight in optimizer.weights.items()}
 
 
-def _fit(
-    trial: Trial, family: str, config: object, groups: Groups, options: Mapping[str, object]
+def _fit_options(
+    comparison: Comparison,
+    family: str,
+    config: object,
+    groups: Groups,
+    options: Mapping[str, object],
 ) -> dict[str, object] | None:
-    """Find the options with which a choice of ours takes the steps of a user's class.
+    """Find options with which `family` makes the steps of the user's class `config`.
 
-    None: none that was tried.
+    None: no options that were tried do.
     """
-    own = Ours(config, groups, trial.problem, trial.lr)
-    fitted = replace(trial, reference=list(path_of(own, trial.problem, trial.numbers)))
+    users = Ours(config, groups, comparison.problem, comparison.lr)
+    steps = weights_after_steps(users, comparison.problem, comparison.hyperparameters)
+    to_users = replace(comparison, reference=list(steps))
     shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
-    begin = [
+    candidates = [
         {**defaults_of(family), **dialect_options(family, name, **shared)}
         for name in (None, *DIALECTS[family])
     ]
-    nearest = max(begin, key=lambda candidate: fitted.agreement(family, candidate))
-    changes = _climb(fitted, family, nearest)
+    nearest = max(candidates, key=lambda candidate: to_users.agreement(family, candidate))
+    changes = _change_one_by_one(to_users, family, nearest)
     return None if changes is None else {**nearest, **changes}
 
 
 def family_of(dialect: str) -> str | None:
-    """Name the choice of ours whose dialect, or whose own name, this is; None if it is neither."""
-    return next(
-        (choice for choice, own in DIALECTS.items() if dialect == choice or dialect in own), None
-    )
+    """Find our choice with this name or this dialect; None: there is none.
+
+    Example:
+        >>> family_of("timm"), family_of("adamax"), family_of("mine")
+        ('lamb', 'adamax', None)
+    """
+    for choice, dialects in DIALECTS.items():
+        if dialect == choice or dialect in dialects:
+            return choice
+    return None
 
 
-def referee(
-    family: str | None, dialect: str, problem: Problem, numbers: Mapping[str, Numbers]
+def build_reference(
+    family: str | None,
+    dialect: str,
+    problem: Problem,
+    hyperparameters: Mapping[str, Hyperparameters],
 ) -> tuple[str, Stepper]:
-    """Return the other side, and what it is called.
+    """Build the other optimizer, and return its title before it.
+
+    A dialect is the installed package's class, else a formula; any other name is a registered
+    class.
 
     Raises:
         ConfigError: As `certify`.
@@ -367,23 +408,22 @@ def referee(
         package = PACKAGES[family].get(dialect)
         cls = None if package is None else package.load()
         if package is not None and cls is not None:
-            return package.title, ClassReference(cls, package.options, weights, numbers)
+            return package.title, ClassReference(cls, package.options, weights, hyperparameters)
         formula = FORMULAS[family][dialect]
         title = (formula.__doc__ or "").partition("\n")[0].removeprefix("Compute ").rstrip(".")
         return title, FormulaReference(formula, weights)
     try:
         cls = class_of(dialect)
     except ConfigError as error:
-        own = dict.fromkeys(name for presets in DIALECTS.values() for name in presets)
+        dialects = dict.fromkeys(chain.from_iterable(DIALECTS.values()))
         raise ConfigError(
             f"dialect={dialect}: no package whose formula is known here, and no optimizer that is"
-            f" registered. {did_you_mean(dialect, own)} A class of your own comes by --plugin"
+            f" registered. {did_you_mean(dialect, dialects)} A class of your own comes by --plugin"
             " FILE.py."
         ) from error
+    title = f"{cls.__qualname__}, the class of optimizer={dialect}"
     try:
-        return f"{cls.__qualname__}, the class of optimizer={dialect}", ClassReference(
-            cls, {}, weights, numbers
-        )
+        return title, ClassReference(cls, {}, weights, hyperparameters)
     except Exception as error:  # whatever a class of others raises
         raise ConfigError(
             f"dialect={dialect}: {cls.__qualname__} cannot be built over the tensors of this model"
@@ -392,64 +432,84 @@ def referee(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Return the keywords of a choice that a dialect or a trial may change."""
-    one: Any = build_optimizer(
-        choice, [{"params": [("w", torch.nn.Parameter(torch.ones(1)))]}], lr=1.0
-    )
-    keep = {*ALTERNATIVES[choice], *(key for preset in DIALECTS[choice].values() for key in preset)}
-    return {key: value for key, value in one.get_config().items() if key in keep}
+    """Return the defaults of those options that a dialect or `ALTERNATIVES` may change."""
+    params = [("w", torch.nn.Parameter(torch.ones(1)))]
+    optimizer: Any = build_optimizer(choice, [{"params": params}], lr=1.0)
+    keys = {*ALTERNATIVES[choice], *chain.from_iterable(DIALECTS[choice].values())}
+    return {key: value for key, value in optimizer.get_config().items() if key in keys}
 
 
-def closing(
-    trial: Trial, choice: str, dialect: str, options: Mapping[str, object]
+def find_closing_options(
+    comparison: Comparison, choice: str, dialect: str, options: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """Find the fewest options that make a choice take the other side's steps.
+    """Find few options whose change makes our optimizer equal to the other one.
+
+    Tries the presets of the dialects first, and reduces the first that fits; then single options.
 
     Args:
-        trial: Says what equal means.
+        comparison: Counts the steps that agree.
         choice: One that has dialects.
         dialect: Its preset is tried first.
         options: In force.
 
     Returns:
-        Option -> value; None where nothing that was tried does.
+        New value by option; None if nothing that was tried makes them equal.
     """
     defaults = defaults_of(choice)
     shared = {key: options[key] for key in ("eps", "weight_decay") if key in options}
-    for name in dict.fromkeys(
-        [*([dialect] if dialect in DIALECTS[choice] else []), None, *DIALECTS[choice]]
-    ):
-        wanted = {**defaults, **dialect_options(choice, name, **shared)}
-        changes = {key: value for key, value in wanted.items() if options.get(key) != value}
-        if trial.agreement(choice, {**options, **changes}) == trial.whole:
-            for key in list(changes):
-                fewer = {other: value for other, value in changes.items() if other != key}
-                if trial.agreement(choice, {**options, **fewer}) == trial.whole:
-                    changes = fewer
-            return changes
-    return _climb(trial, choice, options)
+    presets = [None, *DIALECTS[choice]]
+    if dialect in DIALECTS[choice]:
+        presets = [dialect, *presets]
+    for preset in dict.fromkeys(presets):
+        target = {**defaults, **dialect_options(choice, preset, **shared)}
+        changes = {key: value for key, value in target.items() if options.get(key) != value}
+        if not _makes_equal(comparison, choice, options, changes):
+            continue
+        for key in list(changes):
+            fewer = {other: value for other, value in changes.items() if other != key}
+            if _makes_equal(comparison, choice, options, fewer):
+                changes = fewer
+        return changes
+    return _change_one_by_one(comparison, choice, options)
 
 
-def _climb(trial: Trial, choice: str, options: Mapping[str, object]) -> dict[str, object] | None:
-    """Change one option after another.
+def _makes_equal(
+    comparison: Comparison,
+    choice: str,
+    options: Mapping[str, object],
+    changes: Mapping[str, object],
+) -> bool:
+    return comparison.agreement(choice, {**options, **changes}) == comparison.full_agreement
 
-    Each time the one after which most tensors agree for most steps.
+
+def _change_one_by_one(
+    comparison: Comparison, choice: str, options: Mapping[str, object]
+) -> dict[str, object] | None:
+    """Change one option after another, always the one that adds the most agreement.
+
+    None: the optimizers still differ when no further change helps.
     """
     changes: dict[str, object] = {}
-    best = trial.agreement(choice, options)
-    while best < trial.whole:
-        tried = [
-            (trial.agreement(choice, {**options, **changes, key: value}), key, value)
-            for key, values in ALTERNATIVES[choice].items()
-            for value in values
-            if key not in changes and options.get(key) != value
-        ]
-        most, key, value = max(tried, key=lambda trial: trial[0])
-        if most <= best:
+    agreement = comparison.agreement(choice, options)
+    while agreement < comparison.full_agreement:
+        best_agreement = agreement
+        best_change: dict[str, object] = {}
+        for key, values in ALTERNATIVES[choice].items():
+            for value in values:
+                if key in changes or options.get(key) == value:
+                    continue
+                result = comparison.agreement(choice, {**options, **changes, key: value})
+                if result > best_agreement:
+                    best_agreement = result
+                    best_change = {key: value}
+        if not best_change:
             return None
-        best, changes[key] = most, value
+        changes.update(best_change)
+        agreement = best_agreement
     return changes
 
 
-def _written(value: object) -> str:
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+def _yaml_value(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)

@@ -7,18 +7,19 @@ import importlib.metadata
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from optrun.base.options import Options
-from optrun.certify.formulas import Numbers
+from optrun.certify.formulas import Hyperparameters
 
 
 @dataclass(frozen=True)
 class Package:
-    """Where a package has its class, and its arguments besides lr, betas, eps and weight decay."""
+    """The optimizer class of a package, and its arguments besides lr, betas, eps, weight decay."""
 
     distribution: str
     module: str
@@ -26,13 +27,13 @@ class Package:
     options: Options
 
     def load(self) -> type[Optimizer] | None:
-        """Import the class; None where the package is not installed, or what it needs is not."""
+        """Import the class; None: it, or something that it needs, is not installed."""
         try:
-            found = getattr(importlib.import_module(self.module), self.name)
-        except Exception:  # a package beside another torch than its own raises what it likes
+            cls = getattr(importlib.import_module(self.module), self.name)
+        except Exception:  # made for another version of torch, a package may raise anything
             return None
-        assert issubclass(found, Optimizer)
-        return found  # type: ignore[no-any-return]
+        assert issubclass(cls, Optimizer)
+        return cls  # type: ignore[no-any-return]
 
     @property
     def title(self) -> str:
@@ -52,14 +53,14 @@ PACKAGES: Mapping[str, Mapping[str, Package]] = {
     "adamax": {"torch": Package("torch", "torch.optim", "Adamax", {})},
     "adamw": {"torch": Package("torch", "torch.optim", "AdamW", {"foreach": False})},
 }
-"""timm's clip is off: a clip of gradients is a matter of `clip` here."""
+"""timm's clipping of gradients is off, because optrun clips outside of the optimizer."""
 
 
 class ParamsSide:
-    """One side that is a torch optimizer.
+    """A torch optimizer over a copy of the weights.
 
     Args:
-        weights: At the start.
+        weights: Initial weights by name.
     """
 
     optimizer: Optimizer
@@ -69,30 +70,33 @@ class ParamsSide:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """As they are now, by name."""
+        """The current weights by name."""
         return {name: param.detach() for name, param in self.params.items()}
 
-    def step(self, grads: Mapping[str, Tensor | None], numbers: Mapping[str, Numbers]) -> None:
+    def step(
+        self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
+    ) -> None:
         """Step every tensor that has a gradient."""
         for name, grad in grads.items():
             self.params[name].grad = None if grad is None else grad.clone()
-        self.schedule(numbers)
+        self.set_lr(hyperparameters)
         self.optimizer.step()
 
-    def schedule(self, numbers: Mapping[str, Numbers]) -> None:
-        """Give each group its learning rate of a step."""
+    def set_lr(self, hyperparameters: Mapping[str, Hyperparameters]) -> None:
+        """Set the learning rate of each group for a step."""
         for name, group in zip(self.params, self.optimizer.param_groups, strict=True):
-            group["lr"] = numbers[name].lr
+            group["lr"] = hyperparameters[name].lr
 
 
 class ClassReference(ParamsSide):
-    """A torch optimizer with a group for each tensor.
+    """An optimizer class, built with one group for each tensor.
 
     Args:
-        cls: Its class.
-        options: Its keywords besides those of `numbers`.
-        weights: At the start.
-        numbers: Hyper-parameters of each tensor; what the class has no keyword for is not given.
+        cls: The class.
+        options: Its keywords besides the hyper-parameters.
+        weights: Initial weights by name.
+        hyperparameters: Of each tensor. Those without a keyword of the class are left out; betas
+            and eps of the first tensor hold for all.
     """
 
     def __init__(
@@ -100,17 +104,16 @@ class ClassReference(ParamsSide):
         cls: type[Optimizer],
         options: Options,
         weights: Mapping[str, Tensor],
-        numbers: Mapping[str, Numbers],
+        hyperparameters: Mapping[str, Hyperparameters],
     ) -> None:
         super().__init__(weights)
-        known = inspect.signature(cls).parameters
-        first = next(iter(numbers.values()))
-        shared = {key: getattr(first, key) for key in ("betas", "eps") if key in known}
-        self.optimizer = cls(
-            [
-                {"params": [param], "lr": numbers[name].lr}
-                | ({"weight_decay": numbers[name].decay} if "weight_decay" in known else {})
-                for name, param in self.params.items()
-            ],
-            **{"lr": first.lr, **shared, **options},
-        )
+        keywords = inspect.signature(cls).parameters
+        first = next(iter(hyperparameters.values()))
+        shared = {key: getattr(first, key) for key in ("betas", "eps") if key in keywords}
+        groups: list[dict[str, Any]] = []
+        for name, param in self.params.items():
+            group = {"params": [param], "lr": hyperparameters[name].lr}
+            if "weight_decay" in keywords:
+                group["weight_decay"] = hyperparameters[name].decay
+            groups.append(group)
+        self.optimizer = cls(groups, **{"lr": first.lr, **shared, **options})

@@ -1,6 +1,6 @@
 """Weights and gradients that tell optimizers apart.
 
-Every term of an update shows in some tensor at some step.
+Every term of an update has an effect on some tensor at some step.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 LARGEST = 8
-"""A longer side of a tensor is cut to this: what is compared are formulas, not sizes."""
+"""Largest side of a tensor; longer ones are cut, because formulas are compared and not sizes."""
 
 WEIGHT_SCALES = (0.3, 30.0, 1e-4, 0.0)
-"""Ordinary; a norm and a ratio that a bound cuts; likewise from below; a tensor that begins at 0.
-"""
+"""Ordinary; large and small enough for the bounds on norm and trust ratio; zero at the start."""
 
 GRAD_SCALES = (1.0, 1e-3, 1e-6)
-"""The last is where eps counts."""
+"""At the last one eps is not negligible."""
 
 MISSING = (3, 6)
 """Steps, from 0, at which every fifth tensor has no gradient."""
@@ -30,11 +29,11 @@ ZERO = 5
 
 @dataclass(frozen=True)
 class Problem:
-    """What both sides are given.
+    """The weights, gradients and schedule that both optimizers get.
 
     Attributes:
-        weights: At the start, float64, by name.
-        grads: One mapping a step; None: no gradient.
+        weights: Initial weights by name, in float64.
+        grads: Gradients by name, one mapping a step; None: no gradient.
         multipliers: Of the learning rate, one a step; the first is 1, the highest.
     """
 
@@ -44,12 +43,12 @@ class Problem:
 
 
 def make_problem(shapes: Mapping[str, Sequence[int]], steps: int, seed: int) -> Problem:
-    """Draw weights and gradients.
+    """Draw weights and gradients for a comparison.
 
     Args:
-        shapes: Of each tensor by name, in order; sides are cut.
-        steps: How many.
-        seed: Of the draw.
+        shapes: Shape of each tensor by name; sides are cut to `LARGEST`. The order matters.
+        steps: Number of optimizer steps.
+        seed: Of the random generator.
 
     Example:
         >>> problem = make_problem({"weight": (64, 3), "bias": (3,)}, 4, 0)
@@ -69,10 +68,14 @@ def make_problem(shapes: Mapping[str, Sequence[int]], steps: int, seed: int) -> 
     }
     grads: list[dict[str, Tensor | None]] = []
     for step in range(steps):
-        found: dict[str, Tensor | None] = {}
+        step_grads: dict[str, Tensor | None] = {}
         for index, (name, shape) in enumerate(shapes.items()):
             grad = GRAD_SCALES[(index + step // 4) % len(GRAD_SCALES)] * draw(shape)
-            zero = step == ZERO and index % 3 == 0
-            found[name] = None if step in MISSING and index % 5 == 4 else grad * 0 if zero else grad
-        grads.append(found)
+            if step in MISSING and index % 5 == 4:
+                step_grads[name] = None
+            elif step == ZERO and index % 3 == 0:
+                step_grads[name] = grad * 0
+            else:
+                step_grads[name] = grad
+        grads.append(step_grads)
     return Problem(weights, grads, [1 - step / (2 * steps) for step in range(steps)])

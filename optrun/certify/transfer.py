@@ -28,7 +28,7 @@ from optrun.config.schema.parametrization import (
 )
 from optrun.config.schema.run import RunConfig
 from optrun.optimizer.build import choice_of
-from optrun.optimizer.coordinates import CoordinateCheck, Trial, coordinate_check
+from optrun.optimizer.coordinates import CoordinateCheck, SizedModel, coordinate_check
 from optrun.runner.assemble import assemble
 from optrun.runner.prepare import Prepared, initial_model, prepare
 
@@ -107,7 +107,9 @@ def certify(
             )
         trials = _Trials(replace(request, config=small), prepared, keys, parametrization, steps)
 
-        def told(size: float, seed: int, along: str = along, trials: _Trials = trials) -> Trial:
+        def told(
+            size: float, seed: int, along: str = along, trials: _Trials = trials
+        ) -> SizedModel:
             watch(f"{along} x{size:g}, seed {seed}")
             return trials(size, seed)
 
@@ -148,7 +150,7 @@ class _Trials:
             config, model=model, parametrization=config.parametrization if size == 1 else larger
         )
 
-    def __call__(self, size: float, seed: int) -> Trial:
+    def __call__(self, size: float, seed: int) -> SizedModel:
         config = self.config_of(size, seed)
         model, _, sizes = initial_model(config, self.prepared.spec)
         prepared = replace(self.prepared, model=model.double(), sizes=sizes)
@@ -158,7 +160,7 @@ class _Trials:
             self.batches = [[_doubled(batch) for batch in one] for one in islice(steps, _BATCHES)]
             steps.close()
         step = setup.train_step
-        return Trial(
+        return SizedModel(
             model,
             lambda: step.model(**self.batches[0][0]),
             lambda: list(map(step, self._of_steps())),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from optrun.optimizer.coordinates import CoordinateCheck, Line
+    from optrun.optimizer.coordinates import CoordinateCheck, SlopeLine
 
 FORCED = {
     "scheduler": "constant",
@@ -123,7 +123,7 @@ def _show(console: Console, check: CoordinateCheck) -> None:
     )
     for name in ("parameter", "initial output", "its change", "by own update"):
         table.add_column(name, justify="left" if name == "parameter" else "right", overflow="fold")
-    rows: dict[str, dict[str, Line]] = {}
+    rows: dict[str, dict[str, SlopeLine]] = {}
     for line in check.lines:
         rows.setdefault(line.parameter, {})[line.measure] = line
     for name, lines in rows.items():
@@ -137,7 +137,7 @@ def _show(console: Console, check: CoordinateCheck) -> None:
     )
 
 
-def _cell(line: Line | None) -> Text:
+def _cell(line: SlopeLine | None) -> Text:
     from rich.text import Text
 
     if line is None:

@@ -34,7 +34,7 @@ gradient."""
 
 
 @dataclass(frozen=True)
-class Trial:
+class SizedModel:
     """One model of one size, at its start.
 
     Attributes:
@@ -52,7 +52,7 @@ class Trial:
 
 
 @dataclass
-class Line:
+class SlopeLine:
     """One measure of one parameter over sizes.
 
     Attributes:
@@ -134,7 +134,7 @@ class CoordinateCheck:
     """
 
     along: str
-    lines: list[Line]
+    lines: list[SlopeLine]
 
     @property
     def sizes(self) -> list[float]:
@@ -163,7 +163,7 @@ class CoordinateCheck:
         }
 
     @property
-    def failures(self) -> list[Line]:
+    def failures(self) -> list[SlopeLine]:
         """Lines that fail; a parameter's own fault stands before what follows from it."""
         order = {"initial": 0, "update": 1, "change": 2}
         return sorted(
@@ -172,7 +172,7 @@ class CoordinateCheck:
 
 
 def coordinate_check(
-    trial: Callable[[float, int], Trial],
+    trial: Callable[[float, int], SizedModel],
     sizes: Sequence[float],
     seeds: Sequence[int],
     along: str = "width",
@@ -196,20 +196,20 @@ def coordinate_check(
         largest.model, largest.sizes or growth_of(largest.model, smallest.model)
     )
     shared = _shared(largest, smallest, grown) if by_gradient and along == "width" else set()
-    lines: dict[tuple[str, str], Line] = {}
+    lines: dict[tuple[str, str], SlopeLine] = {}
     for size in sizes:
         for seed in seeds:
             for key, value in _merged(measure(trial(size, seed)), along).items():
                 below = 0.5 if key[0] in shared and key[1] == "update" else 0.0
                 line = lines.setdefault(
-                    key, Line(*key, expected=_expected(*key, grown, along), below=below)
+                    key, SlopeLine(*key, expected=_expected(*key, grown, along), below=below)
                 )
                 line.values.setdefault(size, []).append(value)
     complete = [line for line in lines.values() if _is_complete(line, sizes, seeds)]
     return CoordinateCheck(along, complete)
 
 
-def _shared(larger: Trial, smaller: Trial, grown: Mapping[str, Growth]) -> set[str]:
+def _shared(larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]) -> set[str]:
     """Name parameters of one size shared by a growing number of units.
 
     Norms of queries, which act on every head, are an example. The gradient of such a parameter is a
@@ -252,7 +252,7 @@ def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str,
     return out
 
 
-def _is_complete(line: Line, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
+def _is_complete(line: SlopeLine, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
     """Tell whether a line was measured everywhere, and is more than rounding."""
     values = list(chain.from_iterable(line.values.values()))
     return len(values) == len(sizes) * len(seeds) and all(value > 0 for value in values)
@@ -298,7 +298,7 @@ def _expected_along_depth(name: str, measure: str, size: Growth) -> float | None
     return -1.0 if size.ends_branch else 0.0
 
 
-def measure(trial: Trial) -> dict[tuple[str, str], float]:
+def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
     """Measure one model.
 
     (parameter, measure) -> mean absolute value, in the order of the forward pass.

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from optrun.certify.formulas import Numbers
+from optrun.certify.formulas import Hyperparameters
 from optrun.certify.problem import Problem, make_problem
 
 FILE = Path(__file__).parent / "dialects" / "recorded.json"
@@ -109,20 +109,22 @@ def scaled_groups(key: str) -> list[dict[str, Any]]:
     ]
 
 
-def scaled_numbers_at(step: int) -> dict[str, Numbers]:
+def scaled_numbers_at(step: int) -> dict[str, Hyperparameters]:
     """Of a step from 1, with the rates of `scaled_groups`."""
     peaks = {name: LR * SCALES[index % len(SCALES)] for index, name in enumerate(SHAPES)}
     return {
-        name: Numbers(peak * drawn().multipliers[step - 1], peak, DECAY, BETAS, EPS, step)
+        name: Hyperparameters(peak * drawn().multipliers[step - 1], peak, DECAY, BETAS, EPS, step)
         for name, peak in peaks.items()
     }
 
 
-def numbers_at(step: int) -> dict[str, Numbers]:
+def numbers_at(step: int) -> dict[str, Hyperparameters]:
     """Of a step from 1."""
     found = {}
     for name in SHAPES:
         peak = LR * (0.5 if name in UNDECAYED else 1.0)
         decay = 0.0 if name in UNDECAYED else DECAY
-        found[name] = Numbers(peak * drawn().multipliers[step - 1], peak, decay, BETAS, EPS, step)
+        found[name] = Hyperparameters(
+            peak * drawn().multipliers[step - 1], peak, decay, BETAS, EPS, step
+        )
     return found

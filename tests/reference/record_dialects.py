@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from optrun.certify.formulas import Numbers
+from optrun.certify.formulas import Hyperparameters
 from optrun.certify.packages import PACKAGES, ClassReference, Package
 from tests.reference.dialect_problem import KEPT, LATE, LR, drawn, numbers_at, scaled_numbers_at
 
@@ -77,7 +77,7 @@ def _corrected() -> Iterator[dict[str, Any]]:
 
 
 def _played(
-    package: Package, numbers_at: Callable[[int], dict[str, Numbers]]
+    package: Package, numbers_at: Callable[[int], dict[str, Hyperparameters]]
 ) -> dict[int, dict[str, list[float]]]:
     cls = package.load()
     if cls is None:

@@ -22,7 +22,7 @@ from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
-from optrun.optimizer.coordinates import CoordinateCheck, Trial, coordinate_check
+from optrun.optimizer.coordinates import CoordinateCheck, SizedModel, coordinate_check
 from optrun.optimizer.transfer import RULES, transferred
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth, growth_of
@@ -373,7 +373,7 @@ def tied_check(name: str, carries: Callable[[float], float]) -> CoordinateCheck:
     """
     config, lr = config_of(name), RATES[name]
 
-    def trial(width: float, seed: int) -> Trial:
+    def trial(width: float, seed: int) -> SizedModel:
         torch.manual_seed(seed)
         base, model = (Tied(int(32 * size)).double() for size in (1, width))
         sizes = carrying(growth_of(model, base), carries(width))
@@ -387,7 +387,7 @@ def tied_check(name: str, carries: Callable[[float], float]) -> CoordinateCheck:
                 nn.functional.cross_entropy(model(IDS), TARGETS).backward()
                 optimizer.step()
 
-        return Trial(model, lambda: model(IDS), train, sizes)
+        return SizedModel(model, lambda: model(IDS), train, sizes)
 
     return coordinate_check(trial, (1, 2, 4, 8), (0, 1))
 
@@ -480,7 +480,7 @@ def shared_check(steps: int, lr: float, *, by_gradient: bool) -> CoordinateCheck
     config = config_of("sgd")
     batch = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def trial(width: float, seed: int) -> Trial:
+    def trial(width: float, seed: int) -> SizedModel:
         torch.manual_seed(seed)
         base, model = (SharedGain(int(32 * size)).double() for size in (1, width))
         sizes = growth_of(model, base)
@@ -494,7 +494,7 @@ def shared_check(steps: int, lr: float, *, by_gradient: bool) -> CoordinateCheck
                 nn.functional.cross_entropy(model(batch), torch.arange(4)).backward()
                 optimizer.step()
 
-        return Trial(model, lambda: model(batch), train, sizes)
+        return SizedModel(model, lambda: model(batch), train, sizes)
 
     return coordinate_check(trial, (1, 2, 4, 8, 16), range(12), by_gradient=by_gradient)
 
@@ -540,7 +540,7 @@ def shared_heads_check(name: str) -> CoordinateCheck:
         )
         return transformers.LlamaForCausalLM(llama)
 
-    def trial(width: float, seed: int) -> Trial:
+    def trial(width: float, seed: int) -> SizedModel:
         torch.manual_seed(seed)
         base, model = build(1), build(int(width))
         sizes = growth_of(model, base)
@@ -554,7 +554,7 @@ def shared_heads_check(name: str) -> CoordinateCheck:
                 model(input_ids=ids, labels=ids).loss.backward()
                 optimizer.step()
 
-        return Trial(model, lambda: model(input_ids=ids).logits, train, sizes)
+        return SizedModel(model, lambda: model(input_ids=ids).logits, train, sizes)
 
     return coordinate_check(trial, (1, 2, 4, 8), (0, 1))
 
