@@ -60,7 +60,7 @@ def _no_notes_of_another_test() -> Iterator[None]:
     """
     yield
     if (cache := sys.modules.get("optrun.data.cache")) is not None:
-        cache.discarded()
+        cache.pop_discard_messages()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -62,10 +62,13 @@ def run(arguments: VerbArguments) -> int:
     checkpoint, evaluated = evaluate(
         arguments.positional[0], arguments.overrides, arguments.options.config_dir
     )
-    from optrun.data.cache import discarded
+    from optrun.data.cache import pop_discard_messages
     from optrun.runner.class_tables import as_values
 
-    for note in [*discarded(), *([] if evaluated.warning is None else [evaluated.warning])]:
+    for note in [
+        *pop_discard_messages(),
+        *([] if evaluated.warning is None else [evaluated.warning]),
+    ]:
         sys.stderr.write(f"optrun: {note}\n")
     numbers = {
         "checkpoint": str(checkpoint),

@@ -198,9 +198,9 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     Raises:
         ConfigError: It is not sure what the rows are for, and no task was named.
     """
-    from optrun.data.column_roles import roles_of, undecoded
+    from optrun.data.column_roles import roles_of, without_image_decoding
 
-    rows = undecoded(source.train.rows)
+    rows = without_image_decoding(source.train.rows)
     say("rows", *source.notes)
     try:
         roles = roles_of(rows)

@@ -68,7 +68,7 @@ def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
     """
     parts: dict[str, Source] = {}
     for name, part_config in config.parts().items():
-        with of_part(name):
+        with name_source_in_errors(name):
             parts[name] = load_source(part_config, seed=seed, documents=documents)
         for split in parts[name].splits:
             split.key = f"data.mixture.{name}.{split.key.removeprefix('data.')}"
@@ -88,7 +88,7 @@ def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
 
 
 @contextlib.contextmanager
-def of_part(name: str) -> Iterator[None]:
+def name_source_in_errors(name: str) -> Iterator[None]:
     """Name the source of a mixture in a ConfigError about it."""
     try:
         yield

@@ -3,8 +3,8 @@
 `cached` keeps whole folders under a digest of their input. A folder is sealed with the checksums of
 its files and with their state: size, times, place on the disk. If the state differs, the files are
 read and compared; an entry that another program changed is discarded and made anew, and a note says
-so. `known_by` keeps small results under such a digest, or as long as the file that they were found
-in is the same one. optrun cannot detect a disk that silently returns wrong bytes.
+so. `cached_result` keeps small results under such a digest, or as long as the file that they come
+from is unchanged. optrun cannot detect a disk that silently returns wrong bytes.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
             returned, so that a killed process leaves nothing that a later one would trust. Other
             processes wait, and use the same files: the ranks of a machine, and those of all
             machines that share the cache. An entry that is not what it was when it was made is
-            discarded and made anew; `discarded` tells.
+            discarded and made anew; `pop_discard_messages` tells.
 
     Returns:
         The folder. Where the cache cannot be written, a temporary one that lives as long as the
@@ -141,7 +141,7 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
     """
     folder = cache_dir() / kind / key
     with contextlib.suppress(OSError):  # a cache that cannot be read: told, or gone around, below
-        if folder.is_dir() and _damage(folder, key) is None:
+        if folder.is_dir() and _describe_damage(folder, key) is None:
             return folder
     with _locked(folder):
         return _read_or_make(folder, key, make)
@@ -163,7 +163,7 @@ def _locked(folder: Path) -> Iterator[None]:
             os.ftruncate(lock, 0)
             os.write(lock, f"process {os.getpid()} on {socket.gethostname()}".encode())
             stack.callback(path.unlink, missing_ok=True)
-        stack.enter_context(_signs_of_life(folder))
+        stack.enter_context(_beat_while_files_grow(folder))
         yield
 
 
@@ -192,7 +192,7 @@ def _wait_for(lock: int, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _signs_of_life(folder: Path) -> Iterator[None]:
+def _beat_while_files_grow(folder: Path) -> Iterator[None]:
     """Give signs of life while a library writes files."""
     over = threading.Event()
 
@@ -220,15 +220,15 @@ def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
     """Return an undamaged entry of the cache, or make it."""
     try:
         if folder.is_dir():
-            damage = _damage(folder, key)
+            damage = _describe_damage(folder, key)
             if damage is None:
                 return folder
             _discard(folder, damage)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder.parent)
+        _delete_leftovers(folder.parent)
         aside = Path(tempfile.mkdtemp(prefix=f".making-{folder.name[:16]}-", dir=folder.parent))
     except OSError:
-        aside = _temporary()
+        aside = _make_temporary_folder()
     lasting = aside.parent == folder.parent
     try:
         make(aside)
@@ -266,7 +266,7 @@ def _publish(aside: Path, folder: Path, key: str) -> None:
             raise
 
 
-def known_by(key: str | None, find: Callable[[], Found], of: Path | None = None) -> Found:
+def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = None) -> Found:
     """Compute a small result once.
 
     Args:
@@ -312,7 +312,7 @@ def content_of(path: Path) -> str:
 
     The file is read as long as that is not known.
     """
-    return known_by("sha256-1", lambda: digest_files([path]), path)
+    return cached_result("sha256-1", lambda: digest_files([path]), path)
 
 
 def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
@@ -342,11 +342,11 @@ def folder_for(kind: str, key: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return _temporary()
-    return folder if os.access(folder, os.W_OK) else _temporary()
+        return _make_temporary_folder()
+    return folder if os.access(folder, os.W_OK) else _make_temporary_folder()
 
 
-def discarded() -> list[str]:
+def pop_discard_messages() -> list[str]:
     """List a sentence for each entry discarded since the last call."""
     messages = _discarded.copy()
     _discarded.clear()
@@ -374,7 +374,7 @@ def file_state(path: Path) -> list[int]:
     return [entry.st_dev, entry.st_ino, entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns]
 
 
-def _damage(folder: Path, key: str) -> str | None:
+def _describe_damage(folder: Path, key: str) -> str | None:
     """Describe the change of a folder since it was sealed; None: no change."""
     try:
         seal = read_json(folder / _SEAL)
@@ -416,13 +416,13 @@ def _discard(folder: Path, damage: str) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _temporary() -> Path:
+def _make_temporary_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="optrun-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
-def _sweep(folder: Path) -> None:
+def _delete_leftovers(folder: Path) -> None:
     """Delete leftovers of processes killed a day ago or earlier."""
     for path in folder.glob(".making-*"):
         with contextlib.suppress(OSError):  # gone meanwhile

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.reading import parse_json
 from optrun.config.schema.chat_tasks import ChatLayout
-from optrun.data.columns import named
+from optrun.data.columns import named_column
 from optrun.data.row_advice import cell_repr, columns_in_words
 
 if TYPE_CHECKING:
@@ -116,9 +116,9 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
     """
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
-    text = named(source.columns, "text_column", split)
-    target = named(source.columns, "target_column", split)
-    turns = named(source.columns, "messages_column", split)
+    text = named_column(source.columns, "text_column", split)
+    target = named_column(source.columns, "target_column", split)
+    turns = named_column(source.columns, "messages_column", split)
     column_names = split.rows.column_names
     _refuse_beside_turns(source)
     if target is not None:
@@ -127,7 +127,9 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no column called prompt."
             )
-        return _found(split, ChatLayout.prompt_completion, (text or "prompt", target), column_names)
+        return _chat_columns_of_layout(
+            split, ChatLayout.prompt_completion, (text or "prompt", target), column_names
+        )
     key = "data.messages_column"
     if turns is None:
         key = "data.text_column"
@@ -135,7 +137,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
     if turns is not None:
         layout = layout_key if layout_key is ChatLayout.sharegpt else ChatLayout.messages
         _expect_layout(layout_key, layout, f"{key}={turns}")
-        return _found(split, layout, (turns,), column_names)
+        return _chat_columns_of_layout(split, layout, (turns,), column_names)
     fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(column_names)]
     if layout_key is not None:
         if layout_key not in fitting:
@@ -162,7 +164,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
             f"{split.key} has the columns of several layouts: {layouts_in_words}. Say which:"
             " task.layout=NAME."
         )
-    return _found(split, fitting[0], _COLUMNS[fitting[0]], column_names)
+    return _chat_columns_of_layout(split, fitting[0], _COLUMNS[fitting[0]], column_names)
 
 
 def _refuse_beside_turns(source: Source) -> None:
@@ -184,7 +186,7 @@ def _expect_layout(layout_key: ChatLayout | None, found: ChatLayout, key: str) -
         )
 
 
-def _found(
+def _chat_columns_of_layout(
     split: Split, layout: ChatLayout, names: tuple[str, ...], column_names: Sequence[str]
 ) -> ChatColumns:
     more = tuple(
@@ -253,7 +255,7 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
     key = next((key for key in keys if getattr(source.columns, key, None)), None)
     column_names = split.rows.column_names
     if key is not None:
-        name = named(source.columns, key, split)
+        name = named_column(source.columns, key, split)
         assert name is not None
         prompts = (
             layout_key is ChatLayout.prompt_completion
@@ -262,14 +264,14 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
         usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
         prompts &= key != "messages_column" and name not in usual
         layout = ChatLayout.prompt_completion if prompts else ChatLayout.messages
-        return _found(split, layout, (name,), column_names)
+        return _chat_columns_of_layout(split, layout, (name,), column_names)
     fitting = [
         layout
         for layout, names in _COLUMNS.items()
         if names[0] in column_names and layout_key in (None, layout)
     ]
     if len(fitting) == 1:
-        return _found(split, fitting[0], _COLUMNS[fitting[0]][:1], column_names)
+        return _chat_columns_of_layout(split, fitting[0], _COLUMNS[fitting[0]][:1], column_names)
     first_columns = ", ".join(
         names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS)
     )
@@ -288,17 +290,21 @@ def questions(
     Raises:
         ConfigError: With the first row that cannot be read.
     """
-    return read_rows(split, columns.all, lambda cells, row: _question(cells, columns, roles, row))
+    return read_rows(
+        split, columns.all, lambda cells, row: _read_question(cells, columns, roles, row)
+    )
 
 
-def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int) -> Chat | str:
+def _read_question(
+    cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int
+) -> Chat | str:
     question = cells.get(columns.names[0])
     if columns.layout is ChatLayout.alpaca:
-        chat = _alpaca((question, "-"), cells, _tools(cells.get(_TOOLS)), row)
+        chat = _read_alpaca((question, "-"), cells, _read_tools(cells.get(_TOOLS)), row)
         return Chat(chat.turns[:-1], None, chat.tools, row)
     if isinstance(question, str):
         return question
-    turns = _turns(question, roles, "chat")
+    turns = _read_turns(question, roles, "chat")
     if not turns:
         raise Unreadable("has no turn to answer.")
     turns = _with_system(turns, cells)
@@ -306,7 +312,7 @@ def _question(cells: Cells, columns: ChatColumns, roles: frozenset[str], row: in
     turns = Chat(turns, prompt_turns, None, row).until_answer()
     if not turns:
         raise Unreadable("begins with its only answer: there is nothing to answer.")
-    return Chat(turns, None, _tools(cells.get(_TOOLS)), row)
+    return Chat(turns, None, _read_tools(cells.get(_TOOLS)), row)
 
 
 def strings(source: Source, split: Split) -> Iterator[str]:
@@ -317,7 +323,7 @@ def strings(source: Source, split: Split) -> Iterator[str]:
     """
     column_names = set(split.rows.column_names)
     configured = [
-        named(source.columns, key, split)
+        named_column(source.columns, key, split)
         for key in ("messages_column", "text_column", "target_column")
     ]
     usual = {
@@ -365,7 +371,7 @@ def chat_of(
     """
     layout = columns.layout
     values = tuple(cells.get(name) for name in columns.names)
-    tools = _tools(cells.get(_TOOLS))
+    tools = _read_tools(cells.get(_TOOLS))
     refuse_unread(cells)
     if layout is ChatLayout.prompt_completion:
         prompt, completion = values
@@ -375,9 +381,9 @@ def chat_of(
                     "has a column system beside a prompt that is a text, and no template writes"
                     " both. Write prompt and completion as lists of turns, or join the texts."
                 )
-            return _plain(prompt, completion, row)
-        turns = _turns(prompt, roles, "prompt")
-        answer = _turns(completion, roles, "completion")
+            return _read_plain(prompt, completion, row)
+        turns = _read_turns(prompt, roles, "prompt")
+        answer = _read_turns(completion, roles, "completion")
         if not answer:
             raise Unreadable(
                 "has an empty completion: nothing to learn from it. Leave such rows out."
@@ -386,8 +392,8 @@ def chat_of(
         turns = _with_system(turns, cells)
         return Chat([*turns, *answer], len(turns), tools, row)
     if layout is ChatLayout.alpaca:
-        return _alpaca(values, cells, tools, row)
-    turns = _turns(values[0], roles, "chat")
+        return _read_alpaca(values, cells, tools, row)
+    turns = _read_turns(values[0], roles, "chat")
     if not turns:
         raise Unreadable("has no turns at all. Leave such rows out.")
     _expect_answers(turns, "chat")
@@ -432,7 +438,7 @@ def _with_system(turns: list[Message], cells: Cells) -> list[Message]:
     return [{"role": "system", "content": system}, *turns]
 
 
-def _plain(prompt: object, completion: object, row: int | None) -> Plain:
+def _read_plain(prompt: object, completion: object, row: int | None) -> Plain:
     texts = []
     for name, value in (("prompt", prompt), ("completion", completion)):
         if not isinstance(value, str | None):
@@ -446,7 +452,7 @@ def _plain(prompt: object, completion: object, row: int | None) -> Plain:
     return Plain(texts[0], texts[1], row)
 
 
-def _alpaca(
+def _read_alpaca(
     values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None
 ) -> Chat:
     instruction, output = values
@@ -460,11 +466,11 @@ def _alpaca(
     if more.get("input"):
         content = f"{instruction}\n\n{more['input']}"
         question |= {"content": content, "instruction": instruction, "input": more["input"]}
-    prompt = _with_system([*_history(more.get("history")), question], more)
+    prompt = _with_system([*_read_history(more.get("history")), question], more)
     return Chat([*prompt, {"role": ASSISTANT, "content": output}], len(prompt), tools, row)
 
 
-def _history(value: object) -> list[Message]:
+def _read_history(value: object) -> list[Message]:
     """Read earlier questions with their answers, as LLaMA-Factory writes them.
 
     Raises:
@@ -486,17 +492,17 @@ def _history(value: object) -> list[Message]:
     return turns
 
 
-def _turns(value: object, roles: frozenset[str], part_name: str) -> list[Message]:
+def _read_turns(value: object, roles: frozenset[str], part_name: str) -> list[Message]:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | type(None)):
         raise Unreadable(
             f"has {cell_repr(value)} as its {part_name}, where a list of turns is expected."
         )
-    return [_turn(turn, number, roles) for number, turn in enumerate(value or [], start=1)]
+    return [_read_turn(turn, number, roles) for number, turn in enumerate(value or [], start=1)]
 
 
-def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
+def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
     if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
         raise Unreadable(
             f'has no turn {number} as {{"role": ..., "content": ...}}: {cell_repr(value)}.'
@@ -526,7 +532,7 @@ def _turn(value: object, number: int, roles: frozenset[str]) -> Message:
         raise Unreadable(
             f"has an unknown role in turn {number}: {str(role)!r}. {did_you_mean(str(role), roles)}"
         )
-    content = _text(turn.pop("content", ""), number)
+    content = _join_content(turn.pop("content", ""), number)
     if role == ASSISTANT and not content.strip() and not turn.get("tool_calls"):
         raise Unreadable(
             f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out."
@@ -549,7 +555,7 @@ def _with_parsed_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": parsed}}
 
 
-def _text(content: object, number: int) -> str:
+def _join_content(content: object, number: int) -> str:
     """Return the text of a turn, joined if it comes in parts."""
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
@@ -575,7 +581,7 @@ def _expect_answers(turns: list[Message], part_name: str) -> None:
         )
 
 
-def _tools(value: object) -> list[Message] | None:
+def _read_tools(value: object) -> list[Message] | None:
     if isinstance(value, str):
         try:
             value = parse_json(value.encode(), "tools") if value.strip() else None

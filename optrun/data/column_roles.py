@@ -66,7 +66,7 @@ def roles_of(rows: Dataset) -> Roles:
     Raises:
         ConfigError: They make no task, or it is not sure which.
     """
-    head = undecoded(rows.select(range(min(LOOKED_AT, len(rows)))))
+    head = without_image_decoding(rows.select(range(min(LOOKED_AT, len(rows)))))
     columns = {
         name: [value for value in head[name] if value is not None] for name in rows.column_names
     }
@@ -75,12 +75,12 @@ def roles_of(rows: Dataset) -> Roles:
     ]
     label = _label_column(columns, declared)
     roles = (
-        _by_names(columns)
-        or _tagged(columns)
-        or _images(columns, label)
-        or _seq2seq(columns)
-        or _classes(columns, label)
-        or _texts(columns)
+        _recognise_by_names(columns)
+        or _recognise_tagged(columns)
+        or _recognise_images(columns, label)
+        or _recognise_seq2seq(columns)
+        or _recognise_classes(columns, label)
+        or _recognise_texts(columns)
     )
     if roles is None:
         raise ConfigError(
@@ -92,7 +92,7 @@ def roles_of(rows: Dataset) -> Roles:
     return roles
 
 
-def undecoded(rows: Dataset) -> Dataset:
+def without_image_decoding(rows: Dataset) -> Dataset:
     """Return rows with images as bytes, so that a broken one stops nothing here."""
     for name, feature in rows.features.items():
         if type(feature).__name__ == "Image":
@@ -133,7 +133,7 @@ def _is_json_text(value: object) -> bool:
     return text[:1] + text[-1:] in ("[]", "{}")
 
 
-def _by_names(columns: Columns) -> Roles | None:
+def _recognise_by_names(columns: Columns) -> Roles | None:
     """Recognise tables by the names of their columns."""
     for task, required, optional in _BY_NAMES:
         if not set(required) <= set(columns):
@@ -145,7 +145,7 @@ def _by_names(columns: Columns) -> Roles | None:
     return None
 
 
-def _tagged(columns: Columns) -> Roles | None:
+def _recognise_tagged(columns: Columns) -> Roles | None:
     """Recognise lists of words beside lists of as many tags."""
     lengths = {
         name: [len(value) for value in values if isinstance(value, list)]
@@ -160,7 +160,7 @@ def _tagged(columns: Columns) -> Roles | None:
     return None
 
 
-def _images(columns: Columns, label: str | None) -> Roles | None:
+def _recognise_images(columns: Columns, label: str | None) -> Roles | None:
     for name, values in columns.items():
         if label is not None and values and all(map(_is_image, values)):
             return Roles("image_classification", {"image_column": name, "label_column": label})
@@ -174,7 +174,7 @@ def _is_image(value: object) -> bool:
     return isinstance(value, str) and Path(value).suffix.lower() in IMAGES
 
 
-def _seq2seq(columns: Columns) -> Roles | None:
+def _recognise_seq2seq(columns: Columns) -> Roles | None:
     """Recognise a text and the text to produce, by the names of both columns."""
     texts = [name for name, values in columns.items() if _are_texts(values)]
     sources = usual_columns(_SOURCES, texts)
@@ -184,7 +184,7 @@ def _seq2seq(columns: Columns) -> Roles | None:
     return Roles("seq2seq_lm", {"text_column": sources[0], "target_column": targets[0]})
 
 
-def _classes(columns: Columns, label: str | None) -> Roles | None:
+def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
     """Recognise one or two texts and a label, or a text and a fraction."""
     texts = [name for name in columns if name != label and _are_texts(columns[name])]
     if label is None or not texts:
@@ -202,7 +202,7 @@ def _classes(columns: Columns, label: str | None) -> Roles | None:
     return Roles("sequence_classification", roles, overrides)
 
 
-def _texts(columns: Columns) -> Roles | None:
+def _recognise_texts(columns: Columns) -> Roles | None:
     """Recognise a text with several labels, else texts alone."""
     texts = [name for name in columns if _are_texts(columns[name])]
     if not texts:

@@ -72,7 +72,7 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
     )
 
 
-def named(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
+def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
     """Find the column of a key; None: the key is not set.
 
     Raises:
@@ -144,7 +144,7 @@ def _named_or_usual(
     Raises:
         ConfigError: There is none, or several.
     """
-    name = named(source.columns, key, split)
+    name = named_column(source.columns, key, split)
     if name is not None:
         return name
     if source.columns is None:
@@ -177,7 +177,7 @@ def missing_names(split: Split) -> str:
     columns = split.rows.column_names
     if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), columns):
         return ""  # a text may well be the word text
-    names = [name for name in _texts(split.rows) if name]
+    names = [name for name in _list_text_columns(split.rows) if name]
     has_decimal = any(re.fullmatch(r"-?\d+\.\d+", name) for name in columns)
     has_decimal = has_decimal and not all(map(is_number, columns))
     if not has_decimal and not any(
@@ -207,7 +207,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     if not len(split.rows):  # nothing to evaluate on has the columns of the training rows
         split = source.train
     name = source.columns.text_column if source.columns is not None else None
-    others = [other for other in _texts(split.rows) if other not in taken]
+    others = [other for other in _list_text_columns(split.rows) if other not in taken]
     is_elsewhere = name is not None and same_column(name, split.rows.column_names) is None
     if is_elsewhere and split is not source.train and len(others) == 1:
         source.notes.append(
@@ -215,7 +215,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         )
         split.columns_read.add(others[0])
         return others[0]
-    column = named(source.columns, "text_column", split)
+    column = named_column(source.columns, "text_column", split)
     if column is None:
         column = _usual_text(split, taken, others)
     elif column in taken:
@@ -264,11 +264,11 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     Raises:
         ConfigError: No such column, or it holds no lists of texts.
     """
-    name = named(source.columns, "text_column", split)
+    name = named_column(source.columns, "text_column", split)
     candidates = [
         name
         for name, feature in split.rows.features.items()
-        if _holds_words(feature) and name != labels
+        if _is_word_list(feature) and name != labels
     ]
     if name is None:
         usual = usual_columns(USUAL_WORDS, candidates)
@@ -278,7 +278,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
                 refuse_mixed(split, column)
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no single column of word lists. "
-                f"{columns_in_words(split.rows)}{_no_lists(split)}"
+                f"{columns_in_words(split.rows)}{_no_word_lists_error(split)}"
             )
         split.columns_read.add(columns[0])
         return columns[0]
@@ -286,17 +286,17 @@ def words_column(source: Source, split: Split, labels: str) -> str:
         refuse_mixed(split, name)
         raise ConfigError(
             f"data.text_column={name}: task=token_classification expects lists of words"
-            f" there.{_no_lists(split)}"
+            f" there.{_no_word_lists_error(split)}"
         )
     return name
 
 
-def _no_lists(split: Split) -> str:
+def _no_word_lists_error(split: Split) -> str:
     lists = any(hasattr(feature, "feature") for feature in split.rows.features.values())
     return "" if lists else " Lists are read from json, jsonl and parquet, and from data=hub."
 
 
-def _holds_words(feature: object) -> bool:
+def _is_word_list(feature: object) -> bool:
     return getattr(getattr(feature, "feature", None), "dtype", None) in ("string", "large_string")
 
 
@@ -315,7 +315,7 @@ def image_column(source: Source, split: Split) -> str:
     Raises:
         ConfigError: There is none, or several.
     """
-    name = named(source.columns, "image_column", split)
+    name = named_column(source.columns, "image_column", split)
     if name is not None:
         return name
     columns: list[str] = [
@@ -345,7 +345,7 @@ def image_column(source: Source, split: Split) -> str:
     )
 
 
-def _texts(rows: Dataset) -> list[str]:
+def _list_text_columns(rows: Dataset) -> list[str]:
     """List columns of texts; columns of written numbers only if there are no others."""
     names = [
         name

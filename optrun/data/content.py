@@ -11,7 +11,14 @@ from typing import IO, Any
 from optrun.base.errors import UnreadableFileError
 from optrun.base.reading import open_file
 from optrun.data.cache import digest
-from optrun.data.encoding import UTF8, NotDecodableError, marked, recoded, western, zero_bytes
+from optrun.data.encoding import (
+    UTF8,
+    NotDecodableError,
+    encoding_of_mark,
+    read_as_cp1252,
+    recode_to_utf8,
+    zero_bytes_error,
+)
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 _MAGIC = {
@@ -97,7 +104,7 @@ def as_utf8(path: Path, encoding: str, folder: Path) -> Path:
     new = folder / f"{digest(str(path))[:8]}-{Path(name_inside(path)).name}"
     new.parent.mkdir(parents=True, exist_ok=True)
     with new.open("wb") as file:
-        for chunk in recoded(chunks_of(path), encoding):
+        for chunk in recode_to_utf8(chunks_of(path), encoding):
             file.write(chunk)
     return new
 
@@ -122,7 +129,7 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
         head = next(chunks_of(path), b"")
         if head.startswith(_ZIP):
             raise UnreadableFileError(f"its bytes are {_ZIPPED}.")
-        name = encoding or marked(head)
+        name = encoding or encoding_of_mark(head)
         try:
             _refuse_content(path, kind, name)
         except NotDecodableError as error:
@@ -130,7 +137,7 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
                 raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
             if name != UTF8:
                 raise
-            name, sample = western(chunks_of(path), error)
+            name, sample = read_as_cp1252(chunks_of(path), error)
             _refuse_content(path, kind, name)
     except UnreadableFileError as error:
         message = str(error)
@@ -147,12 +154,12 @@ def _refuse_content(path: Path, kind: str, encoding: str) -> None:
     line = 1
     is_blank = True
     number = -1
-    for number, chunk in enumerate(recoded(chunks_of(path), encoding)):
+    for number, chunk in enumerate(recode_to_utf8(chunks_of(path), encoding)):
         if number == 0:
             _refuse_beginning(chunk, path, kind)
         if b"\x00" in chunk:
             line += chunk[: chunk.index(b"\x00")].count(b"\n")
-            raise zero_bytes(line)
+            raise zero_bytes_error(line)
         line += chunk.count(b"\n")
         is_blank = is_blank and not chunk.decode(UTF8, "replace").strip()
     if number < 0:
@@ -165,18 +172,20 @@ def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
     begin = head.lstrip()
     if kind != "text" and begin[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         raise UnreadableFileError(
-            f"it begins with {begin_of(begin)}: a web page, such as an error or a login, in place"
+            f"it begins with {first_line(begin)}: a web page, such as an error or a login, in place"
             " of the data."
         )
     if kind in ("csv", "tsv") and begin.startswith((b'{"', b"[{")):
-        raise UnreadableFileError(f"its lines are JSON. Call it {called(path, '.jsonl')}.")
+        raise UnreadableFileError(
+            f"its lines are JSON. Call it {name_with_ending(path, '.jsonl')}."
+        )
     if kind == "json" and begin and not begin.startswith((b"{", b"[")):
         raise UnreadableFileError(
-            f"it begins with {begin_of(begin)}, where JSON begins with {{ or [."
+            f"it begins with {first_line(begin)}, where JSON begins with {{ or [."
         )
 
 
-def called(path: Path, ending: str) -> str:
+def name_with_ending(path: Path, ending: str) -> str:
     """Return the file's name with the right ending."""
     packed = ""
     if path.suffix.lower() in COMPRESSED:
@@ -210,7 +219,7 @@ def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return values
 
 
-def begin_of(raw: bytes) -> str:
+def first_line(raw: bytes) -> str:
     """Return the first line, for a message."""
     if raw.strip():
         raw = raw.splitlines()[0]

@@ -17,7 +17,7 @@ from optrun.data.folders import (
     held_out_split,
     is_read,
     splits_of,
-    why_not,
+    suggest_files,
 )
 from optrun.data.formats import by_ending
 from optrun.data.hub_access import may_be_name
@@ -101,4 +101,4 @@ def _folder_keys(folder: Path) -> dict[str, str]:
     if not splits and len(endings) == 1:
         is_flat = all(path.parent == folder for path in tables)
         return _keys("files", f"{folder}/{'' if is_flat else '**/'}*{endings.pop()}", None)
-    raise ConfigError(f"data.train={folder}: {why_not(folder, formats)}")
+    raise ConfigError(f"data.train={folder}: {suggest_files(folder, formats)}")

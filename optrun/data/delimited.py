@@ -26,7 +26,7 @@ from optrun.base.reading import read_json
 from optrun.data.cache import cached, versions
 from optrun.data.columns import USUAL_LABELS, usual_columns
 from optrun.data.content import chunks_of, open_bytes
-from optrun.data.encoding import UTF8, recoded
+from optrun.data.encoding import UTF8, recode_to_utf8
 from optrun.data.reading import Reading
 from optrun.data.row_advice import USUAL_TEXTS
 
@@ -107,7 +107,7 @@ def read_delimited(reading: Reading, kind: str) -> Dataset:
 def _first_lines(path: Path, encoding: str) -> str:
     text = ""
     with contextlib.suppress(Exception):  # whoever reads the file says what is wrong with it
-        for chunk in recoded(chunks_of(path), encoding):
+        for chunk in recode_to_utf8(chunks_of(path), encoding):
             text += chunk.decode(UTF8, "replace")
             if len(text) > _SNIFFED:
                 return text[: text.rfind("\n", 0, _SNIFFED) + 1] or text
@@ -194,7 +194,7 @@ def _convert(reading: Reading, dialects: list[Dialect], folder: Path) -> None:
         sink = stack.enter_context(pa.OSFile(str(folder / "rows.arrow"), "wb"))
         plain = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
         for path, text, dialect in zip(
-            reading.files, reading.in_utf8(plain), dialects, strict=True
+            reading.files, reading.utf8_files(plain), dialects, strict=True
         ):
             table = _Table(f"{reading.key}={path}", text, dialect, reading.options.column_names)
             if not names:

@@ -70,7 +70,7 @@ def write_ids(
                     files[name] = stack.enter_context((folder / f"{name}.{dtype}").open("wb"))
                 sizes = _write(rows, files[name], dtype)
             lengths.append(sizes)
-            lost.append(_lost(batch, sizes, encoder, longest))
+            lost.append(_count_lost_tokens(batch, sizes, encoder, longest))
             raw = (repr(text).encode("utf-8", "surrogatepass") for text in batch)
             hashes.append(
                 np.fromiter(map(xxhash.xxh3_64_intdigest, raw), dtype=np.uint64, count=len(batch))
@@ -92,7 +92,7 @@ def _write(rows: Iterable[Sequence[int]], file: BinaryIO, dtype: str) -> np.ndar
     return np.array(list(map(len, arrays)), dtype=np.int64)
 
 
-def _lost(
+def _count_lost_tokens(
     batch: list[object], sizes: np.ndarray, encoder: Encoder, longest: int | None
 ) -> np.ndarray:
     """Count the lost tokens of each text of a batch; shape (texts,), int64."""
@@ -105,7 +105,7 @@ def _lost(
     return lost
 
 
-def mapped(path: Path, dtype: str) -> np.ndarray:
+def map_ids(path: Path, dtype: str) -> np.ndarray:
     """Map a file of `write_ids`."""
     kind = np.dtype(dtype).newbyteorder("<")
     if path.stat().st_size == 0:  # nothing cannot be mapped

@@ -43,7 +43,7 @@ class NotDecodableError(UnreadableFileError):
         self.raw = raw
 
 
-def marked(head: bytes) -> str:
+def encoding_of_mark(head: bytes) -> str:
     """Name the encoding of a text by its byte order mark, else UTF-8."""
     for mark, name in _MARKS:
         if head.startswith(mark):
@@ -51,7 +51,7 @@ def marked(head: bytes) -> str:
     return UTF8
 
 
-def recoded(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
+def recode_to_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
     """Yield a text as UTF-8, without a byte order mark.
 
     Raises:
@@ -74,7 +74,7 @@ def recoded(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
             yield text.encode(UTF8, "surrogatepass")
 
 
-def zero_bytes(line: int) -> UnreadableFileError:
+def zero_bytes_error(line: int) -> UnreadableFileError:
     """Make the refusal of a text with zero bytes."""
     return UnreadableFileError(
         f"line {line:,} holds zero bytes, as a binary or a damaged file does. If it is UTF-16"
@@ -82,7 +82,7 @@ def zero_bytes(line: int) -> UnreadableFileError:
     )
 
 
-def western(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str]:
+def read_as_cp1252(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str]:
     """Read a text as cp1252 if charset-normalizer finds it plausible.
 
     Its best guess is not taken: of short texts it prefers cp1250 ("naďve" for "naïve"), and Turkish
@@ -105,7 +105,7 @@ def western(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str
     beyond_ascii = b"".join(line for line in lines if not line.isascii())
     sample = (text[:_HEAD] + beyond_ascii)[:_SAMPLE]
     if b"\x00" in sample:
-        raise zero_bytes(fault.line)
+        raise zero_bytes_error(fault.line)
     sample_line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
     matches = from_bytes(sample, threshold=_CHAOS)
     is_plausible = any(_WESTERN in match.could_be_from_charset for match in matches)

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from optrun.data.cache import cached, digest, digest_of, key_of, known_by, versions
+from optrun.data.cache import cached, cached_result, digest, digest_of, key_of, versions
 from optrun.data.cached_arrays import map_arrays
-from optrun.data.encoded import MAKERS, Encoder, mapped, size_of, write_ids
+from optrun.data.encoded import MAKERS, Encoder, map_ids, size_of, write_ids
 from optrun.data.randomness import generator
 
 Example = dict[str, Any]
@@ -82,17 +82,17 @@ class Examples:
 
     def fingerprint(self) -> str:
         """Digest everything the examples hold; the same data gives the same digest anywhere."""
-        return known_by(
+        return cached_result(
             key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint
         )
 
     def _fingerprint(self) -> str:
         total = hashlib.sha256()
-        for piece in _cuts(self.offsets):
+        for piece in _yield_pieces(self.offsets):
             total.update(np.ascontiguousarray(piece).data)
         for name in sorted(self.ragged):
             total.update(name.encode())
-            for piece in _cuts(self.ragged[name]):
+            for piece in _yield_pieces(self.ragged[name]):
                 # The same ids have the same digest, whether two or four bytes hold one.
                 dtype = "<i4" if piece.dtype == np.uint16 else None
                 total.update(np.ascontiguousarray(piece, dtype=dtype).data)
@@ -109,7 +109,7 @@ def scalar_pieces(scalars: Mapping[str, np.ndarray]) -> Iterator[str | bytes]:
         yield scalars[name].tobytes()
 
 
-def _cuts(values: np.ndarray) -> Iterator[np.ndarray]:
+def _yield_pieces(values: np.ndarray) -> Iterator[np.ndarray]:
     """Yield an array in pieces, one in memory at a time."""
     return (values[at : at + _PIECE] for at in range(0, len(values), _PIECE))
 
@@ -282,7 +282,7 @@ def encode(
 
         return digest_of(pieces()), characters
 
-    total, characters = known_by(key_of("texts-1", content), digest_and_size)
+    total, characters = cached_result(key_of("texts-1", content), digest_and_size)
     fits_two_bytes = ids_below is not None and ids_below <= _FEW
     dtype = "uint16" if fits_two_bytes else "int32"
     name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
@@ -292,7 +292,7 @@ def encode(
         lambda folder: write_ids(texts(), encoder, longest, folder, dtype, characters),
     )
     arrays_of_folder = map_arrays(folder)
-    arrays = {path.stem: mapped(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
+    arrays = {path.stem: map_ids(path, dtype) for path in sorted(folder.glob(f"*.{dtype}"))}
     lost = None if longest is None else arrays_of_folder["lost"]
     return Examples(
         arrays_of_folder["offsets"],

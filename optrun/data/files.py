@@ -13,8 +13,8 @@ from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import content_of, digest, versions
 from optrun.data.encoding import UTF8
-from optrun.data.folders import content_of_folder, is_read, split_name, why_not
-from optrun.data.formats import FORMATS, by_ending, check, format_of, one_format
+from optrun.data.folders import content_of_folder, is_read, split_name, suggest_files
+from optrun.data.formats import FORMATS, by_ending, check_file, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
@@ -42,7 +42,7 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
     read_whole = dict(eval_files)
     if not config.streaming:
         read_whole["train"] = ("data.train", train_files)
-    _refuse_idle(config, options, read_whole)
+    _refuse_unused_options(config, options, read_whole)
     if config.streaming:
         rows: Any = open_stream("data.train", train_files, config.shuffle_window, notes)
         train = Split(rows, "data.train")
@@ -78,7 +78,7 @@ def _splits_among(files: list[Path]) -> list[str]:
     ]
 
 
-def _refuse_idle(
+def _refuse_unused_options(
     config: FilesConfig, options: ReadOptions, files: Mapping[str, tuple[str, list[Path]]]
 ) -> None:
     """Refuse options of reading without a meaning for any of the files."""
@@ -125,7 +125,7 @@ def read_split(
     for path in files:
         if path.is_file() and path.stat().st_size == 0:
             raise ConfigError(f"{key}={path}: the file is empty.")
-        encoding, sample = check(key, path, kind, options.encoding)
+        encoding, sample = check_file(key, path, kind, options.encoding)
         encodings.append(encoding)
         if encoding != UTF8 and options.encoding is None:
             notes.append(
@@ -191,7 +191,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
             candidates = glob.glob(name, recursive=True)  # noqa: PTH207
             matches = sorted(match for match in candidates if Path(match).is_file())
         if not matches:
-            raise ConfigError(f"{key}={pattern}: {_why_nothing(name)}")
+            raise ConfigError(f"{key}={pattern}: {_why_no_file(name)}")
         files_by_path.update(dict.fromkeys(Path(match) for match in matches))
     for path in (path for path in files_by_path if path.is_file()):
         try:
@@ -201,10 +201,10 @@ def resolve(key: str, paths: Paths) -> list[Path]:
     return list(files_by_path)
 
 
-def _why_nothing(name: str) -> str:
+def _why_no_file(name: str) -> str:
     path = Path(name)
     if path.is_dir():
-        return why_not(path, by_ending())
+        return suggest_files(path, by_ending())
     if path.exists():
         return (
             f"{kind_of(path, follow=True)}; expected a regular file: data are read more than once."

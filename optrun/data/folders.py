@@ -12,8 +12,14 @@ from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
 from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
-from optrun.data.encoding import UTF8, NotDecodableError, marked, recoded, western
-from optrun.data.reading import Reading, quiet, understood
+from optrun.data.encoding import (
+    UTF8,
+    NotDecodableError,
+    encoding_of_mark,
+    read_as_cp1252,
+    recode_to_utf8,
+)
+from optrun.data.reading import Reading, silence_datasets, user_data_errors
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,10 +49,10 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 def is_read(folder: Path) -> bool:
     """Tell whether a folder is data as it stands."""
-    return (folder / "state.json").is_file() or _kind(folder) is not None
+    return (folder / "state.json").is_file() or _class_file_endings(folder) is not None
 
 
-def _kind(folder: Path) -> Collection[str] | None:
+def _class_file_endings(folder: Path) -> Collection[str] | None:
     """Name the endings of class folders; None: the folder has no classes."""
     files = files_of(folder)
     classes = {path.parent for path in files}
@@ -57,7 +63,7 @@ def _kind(folder: Path) -> Collection[str] | None:
     return next((kind for kind in (TEXTS, IMAGES) if endings <= kind), None)
 
 
-def why_not(folder: Path, endings: Collection[str]) -> str:
+def suggest_files(folder: Path, endings: Collection[str]) -> str:
     """Suggest files in place of a folder.
 
     Args:
@@ -166,8 +172,8 @@ def read_saved(reading: Reading) -> Dataset:
     parts = []
     for folder in reading.files:
         with (
-            understood(f"{reading.key}={folder}: cannot be read as save_to_disk wrote it"),
-            quiet(),
+            user_data_errors(f"{reading.key}={folder}: cannot be read as save_to_disk wrote it"),
+            silence_datasets(),
         ):
             parts.append(datasets.load_from_disk(str(folder)))
     return datasets.concatenate_datasets(parts)
@@ -205,13 +211,13 @@ def _text(reading: Reading, path: Path, others: dict[str, str]) -> str:
     typed_encoding = reading.options.encoding
     try:
         raw = read_bytes(path, _LARGEST, follow=True)
-        name = typed_encoding or marked(raw)
+        name = typed_encoding or encoding_of_mark(raw)
         try:
-            return b"".join(recoded([raw], name)).decode(UTF8)
+            return b"".join(recode_to_utf8([raw], name)).decode(UTF8)
         except NotDecodableError as error:
             if name != UTF8 or typed_encoding is not None:
                 raise
-            name, sample_line = western([raw], error)
+            name, sample_line = read_as_cp1252([raw], error)
             others.setdefault(name, f"in {path.name} {sample_line} (data.encoding)")
             return raw.decode(name)
     except UnreadableFileError as error:

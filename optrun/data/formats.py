@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from optrun.base import shell
 from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
 from optrun.base.reading import open_file
-from optrun.data.cache import known_by
+from optrun.data.cache import cached_result
 from optrun.data.content import (
     COMPRESSED,
     ELSEWHERE,
-    called,
     check_text,
     name_inside,
+    name_with_ending,
 )
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
 from optrun.data.folders import read_classes, read_saved
-from optrun.data.reading import Reading, kept_rows, reason, understood
+from optrun.data.reading import Reading, cache_rows, innermost_error, user_data_errors
 from optrun.data.shards import File, Groups, Lines, Opening, Shard
 from optrun.data.tagged import read_tagged
 
@@ -63,7 +63,7 @@ class Format:
     whole: tuple[str, ...] = ()
 
 
-def _by_library(kind: str, reading: Reading) -> Dataset:
+def _read_by_library(kind: str, reading: Reading) -> Dataset:
     """Read with the reader of `datasets` of this name."""
     import datasets
 
@@ -73,7 +73,7 @@ def _by_library(kind: str, reading: Reading) -> Dataset:
         options = {"sample_by": sample_by, "encoding": "utf-8-sig"}
 
     def read(cache_dir: str) -> DatasetDict:
-        plain = reading.in_utf8(Path(cache_dir) / "utf8")
+        plain = reading.utf8_files(Path(cache_dir) / "utf8")
         names = [glob.escape(str(path.resolve())) for path in plain]
         return datasets.load_dataset(
             kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options
@@ -82,16 +82,16 @@ def _by_library(kind: str, reading: Reading) -> Dataset:
     def why(error: Exception) -> str:
         if "corresponds to no data" in str(error):
             return "no rows in it."
-        return f"cannot be read as {kind}: {reason(error)}"
+        return f"cannot be read as {kind}: {innermost_error(error)}"
 
     file_names = ", ".join(str(path) for path in reading.files[:3])
     if len(reading.files) > 3:
         file_names += ", ..."
-    with understood(f"{reading.key}={file_names}", why):
-        return kept_rows("files", reading.address(kind, str(options)), read)["train"]
+    with user_data_errors(f"{reading.key}={file_names}", why):
+        return cache_rows("files", reading.address(kind, str(options)), read)["train"]
 
 
-def _json(reading: Reading) -> Dataset:
+def _read_json(reading: Reading) -> Dataset:
     from optrun.data.json_rows import read_json_rows  # imports datasets, which takes a second
 
     return read_json_rows(reading)
@@ -107,7 +107,7 @@ def largest_document() -> int:
     return min(2**31 - 1, memory // 8)
 
 
-def _text(reading: Reading) -> Dataset:
+def _read_texts(reading: Reading) -> Dataset:
     limit = largest_document()
     for path in reading.files if reading.documents else ():
         size = path.stat().st_size
@@ -118,7 +118,7 @@ def _text(reading: Reading) -> Dataset:
                 f" this machine reads up to {limit:,} bytes as one. Cut it at line ends: split -C"
                 f" {limit // 2} --additional-suffix={path.suffix} {shell.quote(str(path))} {parts}"
             )
-    return _by_library("text", reading)
+    return _read_by_library("text", reading)
 
 
 _TEXT = ("encoding",)
@@ -132,7 +132,7 @@ FORMATS: dict[str, Format] = {
             "json",
             (".json", ".jsonl", ".ndjson"),
             check_text,
-            _json,
+            _read_json,
             _TEXT,
             stream=Lines.open,
             whole=(".json",),
@@ -141,7 +141,7 @@ FORMATS: dict[str, Format] = {
             "parquet",
             (".parquet",),
             _any_content,
-            partial(_by_library, "parquet"),
+            partial(_read_by_library, "parquet"),
             (),
             b"PAR1",
             Groups.open,
@@ -150,10 +150,10 @@ FORMATS: dict[str, Format] = {
             "arrow",
             (".arrow", ".feather"),
             _any_content,
-            partial(_by_library, "arrow"),
+            partial(_read_by_library, "arrow"),
             magic=b"ARROW1",
         ),
-        Format("text", (".txt", ".text", ".py", ".md", ".rst"), check_text, _text, _TEXT),
+        Format("text", (".txt", ".text", ".py", ".md", ".rst"), check_text, _read_texts, _TEXT),
         Format("conll", (".conll", ".iob", ".iob2", ".bio"), check_text, read_tagged, _TEXT),
         Format("saved", (), _any_content, read_saved),
         Format("classes", (), _any_content, read_classes, _TEXT),
@@ -236,7 +236,7 @@ def streamed_format(key: str, file: Path | File) -> Format:
     return streamed[ending]
 
 
-def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tuple[str, str]:
+def check_file(key: str, path: Path, kind: Format, encoding: str | None = None) -> tuple[str, str]:
     """Find the encoding of a file, and refuse a file of another format.
 
     Args:
@@ -268,7 +268,7 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
                 (row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind
             )
             if recognised.name != kind.name:
-                instead = called(path, recognised.endings[0])
+                instead = name_with_ending(path, recognised.endings[0])
                 raise UnreadableFileError(
                     f"cannot be read as {kind.name}: its bytes are {recognised.name}. Call it"
                     f" {instead}."
@@ -277,7 +277,7 @@ def check(key: str, path: Path, kind: Format, encoding: str | None = None) -> tu
         except UnreadableFileError as error:
             raise ConfigError(f"{key}={path}: {error}") from error
 
-    name, sample = known_by(f"content-5 {kind.name} {encoding} {path.name}", look, path)
+    name, sample = cached_result(f"content-5 {kind.name} {encoding} {path.name}", look, path)
     return name, sample
 
 
@@ -287,7 +287,7 @@ def refuse_other_content(key: str, path: Path, kind: Format) -> None:
     Raises:
         ConfigError: With the file, and what it is.
     """
-    encoding, _ = check(key, path, kind)
+    encoding, _ = check_file(key, path, kind)
     if encoding != UTF8:
         new = shell.quote(str(path.with_name(f"utf8-{path.name}")))
         raise ConfigError(

@@ -16,7 +16,13 @@ from optrun.data.content import name_inside
 from optrun.data.files import read_split
 from optrun.data.formats import by_ending, one_format, streamed_format
 from optrun.data.hub_file import HubFile
-from optrun.data.reading import ReadOptions, kept_rows, quiet, reason, understood
+from optrun.data.reading import (
+    ReadOptions,
+    cache_rows,
+    innermost_error,
+    silence_datasets,
+    user_data_errors,
+)
 from optrun.data.source import Source, Split
 from optrun.data.stream import open_stream
 
@@ -41,8 +47,8 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     if config.streaming:
         return _load_stream(config)
     notes: list[str] = []
-    splits = _load(config, notes)
-    held_out = _held(config, list(splits))
+    splits = _load_splits(config, notes)
+    held_out = _pick_eval_split(config, list(splits))
     train = splits[config.train_split]
     eval_sets = {} if held_out is None else {"": splits[held_out]}
     for split in (train, *eval_sets.values()):
@@ -51,7 +57,7 @@ def load_hub(config: HubConfig, *, documents: bool) -> Source:  # noqa: ARG001
     return Source(train, eval_sets, config, notes=notes)
 
 
-def _held(config: HubConfig, splits: list[str]) -> str | None:
+def _pick_eval_split(config: HubConfig, splits: list[str]) -> str | None:
     """Pick the evaluation split; None: the dataset has none.
 
     Raises:
@@ -66,16 +72,16 @@ def _held(config: HubConfig, splits: list[str]) -> str | None:
     return config.eval_split or next(usual, None)
 
 
-def _named(config: HubConfig) -> str:
+def _key_and_value(config: HubConfig) -> str:
     return f"{_KEY}={config.path}" + (f" data.subset={config.subset}" if config.subset else "")
 
 
-def _load(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
+def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
     """Read every split of a dataset, without streaming."""
     import datasets
 
     folder = Path(config.path).expanduser()
-    missing = hub.missing(config.path)
+    missing = hub.why_cache_only(config.path)
     if missing is not None:
         # datasets took this over from the hub's client when it was imported
         datasets.config.HF_HUB_OFFLINE = True
@@ -87,10 +93,10 @@ def _load(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
 
     def why(error: Exception) -> str:
         if folder.exists():
-            return f"cannot be loaded: {reason(error)}"
-        return hub.why_not(config.path, missing, error)
+            return f"cannot be loaded: {innermost_error(error)}"
+        return hub.why_not_fetched(config.path, missing, error)
 
-    with understood(_named(config), why), quiet():
+    with user_data_errors(_key_and_value(config), why), silence_datasets():
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             return _named_splits(_load_saved(config, folder))
         if not folder.is_dir():
@@ -135,7 +141,7 @@ def _load_folder(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
     import datasets
 
     # A folder's files are part of the address: `datasets` alone would trust their times.
-    key = digest(str(folder.resolve()), str(config.subset), _listing(folder))
+    key = digest(str(folder.resolve()), str(config.subset), _digest_listing(folder))
 
     def read(cache_dir: str) -> DatasetDict:
         # Rows may name images that were taken out of an archive: these stay.
@@ -148,7 +154,7 @@ def _load_folder(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
             keep_in_memory=False,
         )
 
-    return kept_rows("folders", key, read)
+    return cache_rows("folders", key, read)
 
 
 def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -> DatasetBuilder:
@@ -213,7 +219,7 @@ def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
     return Path(fetch(revision=commit, allow_patterns=["README.md", *paths_in_repo]))
 
 
-def _listing(folder: Path) -> str:
+def _digest_listing(folder: Path) -> str:
     """Digest the names, sizes and times of a folder's files."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return digest_of(
@@ -239,14 +245,14 @@ def commit_of(config: HubConfig) -> str:
             " folder. Its files are read as a stream by"
             f' data=files "data.train={config.path}/*.parquet" data.streaming=true.'
         )
-    missing = hub.missing(config.path)
+    missing = hub.why_cache_only(config.path)
     if missing is not None:
         raise ConfigError(
             f"{address_key}: data.streaming=true reads from the hub while it trains, and"
             f" {missing}. Take data.streaming=false, which reads what was fetched before, or files"
             " of your own (data=files)."
         )
-    with understood(address_key, partial(hub.why_not, config.path, missing)):
+    with user_data_errors(address_key, partial(hub.why_not_fetched, config.path, missing)):
         info = HfApi().dataset_info(config.path, revision=config.revision, timeout=hub.TIMEOUT)
         commit = info.sha
     if not commit:
@@ -257,9 +263,9 @@ def commit_of(config: HubConfig) -> str:
 def _load_stream(config: HubConfig) -> Source:
     """Load the training split as a stream and the evaluation split whole, and no other split."""
     commit = commit_of(config)
-    files = _files(config, commit)
+    files = _find_split_files(config, commit)
     train = config.train_split
-    eval_split = _held(config, list(files))
+    eval_split = _pick_eval_split(config, list(files))
     if eval_split is None and config.eval_fraction:
         raise ConfigError(
             f"data.streaming=true: {config.path} has no split to evaluate on (it has"
@@ -268,18 +274,18 @@ def _load_stream(config: HubConfig) -> Source:
         )
     notes = [f"{config.path} is read at revision {commit}, also after a resume"]
     rows: object = open_stream(_KEY, files[train], config.shuffle_window, notes)
-    sets = {} if eval_split is None else {"": _whole(eval_split, files[eval_split])}
+    sets = {} if eval_split is None else {"": _read_eval_split(eval_split, files[eval_split])}
     return Source(Split(rows, f"split {train}"), sets, config, notes=notes)
 
 
-def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
+def _find_split_files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
     """Find the files of each split, by their names or the card, as `datasets` does."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     address = f"hf://datasets/{config.path}@{commit}/"
-    with understood(_named(config), partial(hub.why_not, config.path, None)):
-        with quiet():
+    with user_data_errors(_key_and_value(config), partial(hub.why_not_fetched, config.path, None)):
+        with silence_datasets():
             builder = _builder(config, config.path, commit)
         splits: dict[str, list[str]] = {}
         for split, urls in (builder.config.data_files or {}).items():
@@ -305,13 +311,13 @@ def _files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
         return {split: [hub_files[path] for path in paths] for split, paths in splits.items()}
 
 
-def _whole(split: str, files: list[HubFile]) -> Split:
+def _read_eval_split(split: str, files: list[HubFile]) -> Split:
     """Fetch the files of an evaluation split and read them like local files."""
     from huggingface_hub import hf_hub_download
 
     key = f"split {split}"
     one_format(_KEY, (streamed_format(_KEY, file) for file in files))
-    with understood(f"{key} of {files[0].repo}: cannot be read"), quiet():
+    with user_data_errors(f"{key} of {files[0].repo}: cannot be read"), silence_datasets():
         paths = [
             Path(hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision))
             for file in files

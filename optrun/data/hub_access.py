@@ -22,7 +22,7 @@ def may_be_name(path: str) -> bool:
     return not expanded.is_absolute() and not path.startswith(".") and len(expanded.parts) <= 2
 
 
-def missing(name: str) -> str | None:
+def why_cache_only(name: str) -> str | None:
     """Explain why a name can only come from the cache.
 
     None if it is on this disk, or the hub can be asked.
@@ -30,17 +30,19 @@ def missing(name: str) -> str | None:
     Args:
         name: A hub name, or a local path.
     """
-    return None if Path(name).expanduser().exists() or not may_be_name(name) else silence()
+    return (
+        None if Path(name).expanduser().exists() or not may_be_name(name) else why_hub_is_silent()
+    )
 
 
-def nowhere(missing: str | None) -> str:
+def describe_missing(missing: str | None) -> str:
     """Explain that a name was found neither here nor there.
 
     Args:
-        missing: As `missing` gave it, before the search.
+        missing: As `why_cache_only` gave it, before the search.
 
     Example:
-        >>> nowhere("HF_HUB_OFFLINE is set")
+        >>> describe_missing("HF_HUB_OFFLINE is set")
         'no such local folder; HF_HUB_OFFLINE is set, so it was looked for in the cache alone'
     """
     if missing is None:
@@ -48,12 +50,12 @@ def nowhere(missing: str | None) -> str:
     return f"no such local folder; {missing}, so it was looked for in the cache alone"
 
 
-def why_not(name: str, missing: str | None, error: BaseException) -> str:
+def why_not_fetched(name: str, missing: str | None, error: BaseException) -> str:
     """Explain why a name could not be fetched.
 
     Args:
         name: A hub name.
-        missing: As `missing` gave it, before the search.
+        missing: As `why_cache_only` gave it, before the search.
         error: What the library raised.
     """
     seen: list[BaseException] = []
@@ -70,7 +72,7 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
             " log in with `hf auth login` (or set HF_TOKEN)."
         )
     if missing is not None and kinds & {"OSError", "ConnectionError", "LocalEntryNotFoundError"}:
-        return f"{nowhere(missing)}, and it is not there."
+        return f"{describe_missing(missing)}, and it is not there."
     if "RevisionNotFoundError" in kinds:
         return "the hub has no such revision of it."
     if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
@@ -81,16 +83,16 @@ def why_not(name: str, missing: str | None, error: BaseException) -> str:
     message = " ".join(str(seen[-1]).split())
     if len(message) > 300:
         message = f"{message[:300]} ..."
-    return f"{nowhere(missing)}: {type(seen[-1]).__name__}: {message}"
+    return f"{describe_missing(missing)}: {type(seen[-1]).__name__}: {message}"
 
 
-def from_cache(names: Iterable[str | None]) -> list[str]:
+def cache_warnings(names: Iterable[str | None]) -> list[str]:
     """Warn of each name read from the cache: it may have changed since.
 
     Args:
         names: Hub names and local paths.
     """
-    reasons = {name: missing(name) for name in names if name is not None}
+    reasons = {name: why_cache_only(name) for name in names if name is not None}
     return [
         f"{name} comes from the cache, as it was when it was fetched: {why}."
         for name, why in reasons.items()
@@ -99,7 +101,7 @@ def from_cache(names: Iterable[str | None]) -> list[str]:
 
 
 @functools.cache
-def silence() -> str | None:
+def why_hub_is_silent() -> str | None:
     """Explain why the hub does not answer; None: it answers.
 
     Left alone its client asks again and again, half a minute for every file. Where it gets no

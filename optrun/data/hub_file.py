@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import IO, TYPE_CHECKING
 
 from optrun.base.errors import OptrunError
-from optrun.data.cache import Found, digest, known_by
+from optrun.data.cache import Found, cached_result, digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,8 +69,8 @@ class HubFile:
         return offsets // BLOCK
 
     def known(self, key: str, find: Callable[[], Found]) -> Found:
-        """Compute a result of the file once, as `known_by` under the digest of the hub."""
-        return known_by(digest(key, self.content), find)
+        """Compute a result of the file once, as `cached_result` under the digest of the hub."""
+        return cached_result(digest(key, self.content), find)
 
     def read(self, begin: int, size: int) -> bytes:
         """Read some of its bytes; blocks of them stay in the memory of the process.

@@ -161,10 +161,10 @@ class Images:
             ConfigError: The first row that is no image.
         """
         return digest(
-            digest_of(self._checked(index) for index in range(len(self))), labels.tobytes()
+            digest_of(self._read_checked(index) for index in range(len(self))), labels.tobytes()
         )
 
-    def _checked(self, index: int) -> bytes:
+    def _read_checked(self, index: int) -> bytes:
         image = self[index]
         try:
             need_pillow().open(io.BytesIO(image.content)).close()

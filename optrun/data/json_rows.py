@@ -80,7 +80,7 @@ def read_json_rows(reading: Reading) -> Dataset:
 def _convert(reading: Reading, folder: Path) -> None:
     """Find the type of each column in all rows, then write the rows as Arrow."""
     with tempfile.TemporaryDirectory(dir=folder) as plain:
-        texts = list(zip(reading.files, reading.in_utf8(Path(plain)), strict=True))
+        texts = list(zip(reading.files, reading.utf8_files(Path(plain)), strict=True))
 
         def rows() -> Iterator[Row]:
             for path, text in texts:
@@ -123,42 +123,42 @@ def column_features(rows: Iterable[Mapping[str, object]]) -> Features:
     kinds: dict[str, str] = {}
     for row in rows:
         for name, cell in row.items():
-            kinds[name] = _merged(kinds.get(name, ""), _kind(cell))
-    return datasets.Features({name: _feature(kind) for name, kind in kinds.items()})
+            kinds[name] = _common_type(kinds.get(name, ""), _cell_type(cell))
+    return datasets.Features({name: _feature_of_type(kind) for name, kind in kinds.items()})
 
 
-def _kind(cell: object) -> str:
+def _cell_type(cell: object) -> str:
     """Name the type of a cell; empty of null, `[]` of an empty list."""
     if cell is None:
         return ""
     if isinstance(cell, list):
         items = ""
         for item in cell:
-            kind = _kind(item)
-            items = _MIXED if kind.startswith("[") else _merged(items, kind)
+            kind = _cell_type(item)
+            items = _MIXED if kind.startswith("[") else _common_type(items, kind)
         return _MIXED if items == _MIXED else f"[{items}]"
     return _SCALARS.get(type(cell), _MIXED)
 
 
-def _merged(first: str, second: str) -> str:
+def _common_type(first: str, second: str) -> str:
     """Name a type for cells of both types."""
     if first == second or not second:
         return first
     if not first:
         return second
     if first[0] == "[" == second[0]:
-        items = _merged(first[1:-1], second[1:-1])
+        items = _common_type(first[1:-1], second[1:-1])
         return _MIXED if items == _MIXED else f"[{items}]"
     if {first, second} == {"int64", "float64"}:
         return "float64"
     return _MIXED
 
 
-def _feature(kind: str) -> Any:
+def _feature_of_type(kind: str) -> Any:
     if kind == _MIXED:
         return NestedCell()
     if kind.startswith("["):
-        return datasets.List(_feature(kind[1:-1]))
+        return datasets.List(_feature_of_type(kind[1:-1]))
     return datasets.Value(kind or "null")
 
 
@@ -180,7 +180,7 @@ def _rows_of(where: str, path: Path) -> Iterator[Row]:
                 yield from _rows_of_text(where, line + lines.read())
                 return
             number += 1
-            yield _object(where, number, line)
+            yield _parse_object(where, number, line)
 
 
 def _is_start_of_many_lines(line: str) -> bool:
@@ -190,7 +190,7 @@ def _is_start_of_many_lines(line: str) -> bool:
     return line.strip() == "{" or not line.rstrip().endswith(("}", "},"))
 
 
-def _object(where: str, number: int, line: str) -> Row:
+def _parse_object(where: str, number: int, line: str) -> Row:
     try:
         value = parse_row(line)
     except ValueError as error:
@@ -199,24 +199,24 @@ def _object(where: str, number: int, line: str) -> Row:
             hint = ". Leave out the comma at its end"
         elif "double quotes" in str(error):
             hint = ". Names and texts stand in double quotes"
-        raise _refusal(where, number, f"is no JSON: {error}{hint}") from error
-    return _checked(where, number, value)
+        raise _row_error(where, number, f"is no JSON: {error}{hint}") from error
+    return _expect_storable(where, number, value)
 
 
-def _checked(where: str, number: int, value: object) -> Row:
+def _expect_storable(where: str, number: int, value: object) -> Row:
     """Return an object if all of its numbers and texts can be stored."""
     if not isinstance(value, dict):
         value_text = json.dumps(value)[:40]
-        raise _refusal(where, number, f"is no object, such as {ROW}, but {value_text!r}")
+        raise _row_error(where, number, f"is no object, such as {ROW}, but {value_text!r}")
     for name, cell in value.items():
         items = cell if isinstance(cell, list) else [cell]
         for item in items:
             if type(item) is int and not -_LARGEST <= item < _LARGEST:
                 problem = f"has a number beyond 64 bits in {name}: {item}. Write it as a text"
-                raise _refusal(where, number, problem)
+                raise _row_error(where, number, problem)
             if isinstance(item, str) and not _is_unicode(item):
                 problem = f"has half of a surrogate pair in {name}: {ascii(item)[:60]}. Write UTF-8"
-                raise _refusal(where, number, problem)
+                raise _row_error(where, number, problem)
     return value
 
 
@@ -248,7 +248,7 @@ def _rows_of_text(where: str, text: str) -> Iterator[Row]:
         values = values[0]
     for number, value in enumerate(values, 1):
         row = {"text": value} if isinstance(value, str) else value
-        yield _checked(where, number, row)
+        yield _expect_storable(where, number, row)
 
 
 def _end_of_blank(text: str, begin: int) -> int:
@@ -257,5 +257,5 @@ def _end_of_blank(text: str, begin: int) -> int:
     return match.end()
 
 
-def _refusal(where: str, number: int, problem: str) -> ConfigError:
+def _row_error(where: str, number: int, problem: str) -> ConfigError:
     return ConfigError(f"{where}: cannot be read as json: row {number:,} {problem}.")

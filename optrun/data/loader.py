@@ -187,7 +187,9 @@ def inputs_of(batch: Batch) -> Batch:
     return {name: values for name, values in batch.items() if name not in ASIDE}
 
 
-def _collated(collate: Callable[[list[Example]], Batch], examples: list[Example]) -> Batch:
+def _collate_unless_refused(
+    collate: Callable[[list[Example]], Batch], examples: list[Example]
+) -> Batch:
     """Collate examples without the left-out ones, or return the error of a refused one."""
     refused = next((example for example in examples if _REFUSED in example), None)
     if refused is not None:
@@ -199,7 +201,7 @@ def _collated(collate: Callable[[list[Example]], Batch], examples: list[Example]
     return batch
 
 
-def _good(batch: Batch) -> Batch:
+def _raise_refusal(batch: Batch) -> Batch:
     """Return a batch as it is.
 
     Raises:
@@ -252,9 +254,9 @@ class BatchLoader:
             _Keyed(self.examples, self.transform, self.seed, stream),
             batch_sampler=batches,
             num_workers=self.workers,
-            collate_fn=partial(_collated, self.collate),
+            collate_fn=partial(_collate_unless_refused, self.collate),
             pin_memory=self.pin_memory,
-            worker_init_fn=_begin_worker,
+            worker_init_fn=_set_up_worker,
             # By inheritance, for a stream's rows are made by closures; Python 3.14 no longer forks
             # unasked.
             multiprocessing_context="fork" if self.workers and sys.platform == "linux" else None,
@@ -284,7 +286,8 @@ class BatchLoader:
         try:
             for step in count(start):
                 yield [
-                    _good(next(batches)) for _ in share_of(plan.micro_batches(step), rank, ranks)
+                    _raise_refusal(next(batches))
+                    for _ in share_of(plan.micro_batches(step), rank, ranks)
                 ]
         finally:
             del batches
@@ -301,10 +304,10 @@ class BatchLoader:
         indices = [(0, index) for index in range(len(self.examples))]
         keys = [indices[begin : begin + batch_size] for begin in range(0, len(indices), batch_size)]
         batches_of_rank = [keys[number % len(keys)] for number in share_of(len(keys), rank, ranks)]
-        yield from map(_good, self._loader(batches_of_rank, "evaluation"))
+        yield from map(_raise_refusal, self._loader(batches_of_rank, "evaluation"))
 
 
-def _begin_worker(_: int) -> None:
+def _set_up_worker(_: int) -> None:
     """Set up a forked worker process.
 
     The main process answers signals to the process group, and still needs its batches. The threads

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import OptrunError
-from optrun.data.cache import Found, chunks_of_file, known_by
+from optrun.data.cache import Found, cached_result, chunks_of_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,8 +54,8 @@ class LocalFile:
         return offsets
 
     def known(self, key: str, find: Callable[[], Found]) -> Found:
-        """Compute a result of the file once, as `known_by`."""
-        return known_by(key, find, self.path)
+        """Compute a result of the file once, as `cached_result`."""
+        return cached_result(key, find, self.path)
 
     @cached_property
     def _descriptor(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from optrun.data.cache import digest, known_by
+from optrun.data.cache import cached_result, digest
 from optrun.data.cached_arrays import cached_arrays
 from optrun.data.examples import Example, Examples, Selected
 from optrun.data.heartbeat import beat
@@ -124,7 +124,7 @@ class Packed:
 
     def fingerprint(self) -> str:
         """Digest of the documents and of how they are packed."""
-        return known_by(self._key, self._fingerprint)
+        return cached_result(self._key, self._fingerprint)
 
     def _fingerprint(self) -> str:
         return digest("packed", self.documents.fingerprint(), str(self.room), self._order.tobytes())

@@ -19,7 +19,7 @@ from optrun.data.chat import (
     leaves,
     read_rows,
 )
-from optrun.data.columns import named
+from optrun.data.columns import named_column
 from optrun.data.row_advice import columns_in_words
 from optrun.data.source import Source, Split
 
@@ -71,7 +71,7 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
                 f"{split.key} has no column {column}: task=preference reads {CHOSEN}, {REJECTED},"
                 f" and {PROMPT} where the prompt stands apart.{hint} {columns_in_words(split.rows)}"
             )
-    prompt = named(source.columns, "text_column", split) or (
+    prompt = named_column(source.columns, "text_column", split) or (
         PROMPT if PROMPT in column_names else None
     )
     more = (TOOLS, SYSTEM, "chat_template_kwargs")
@@ -111,7 +111,7 @@ def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int 
             " expected."
         )
     if columns.prompt is None or (isinstance(prompt, str) and isinstance(answers[0], list)):
-        at = _shared(*answers)
+        at = _common_prefix_length(*answers)
         prompt, answers = answers[0][:at], [answer[at:] for answer in answers]
         if not prompt and not isinstance(prompt, str):
             raise Unreadable(f"has no prompt: {CHOSEN} and {REJECTED} share no first turn.")
@@ -126,7 +126,7 @@ def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int 
     return sides[0], sides[1]
 
 
-def said_in(source: Source) -> Iterator[str]:
+def preference_texts(source: Source) -> Iterator[str]:
     """Yield every text of the training rows, for a vocabulary.
 
     Raises:
@@ -137,7 +137,7 @@ def said_in(source: Source) -> Iterator[str]:
             yield from leaves(value)
 
 
-def _shared(chosen: Sequence[object], rejected: Sequence[object]) -> int:
+def _common_prefix_length(chosen: Sequence[object], rejected: Sequence[object]) -> int:
     """Count the turns or characters of the common beginning; each answer keeps at least one."""
     least = min(len(chosen), len(rejected))
     shared = max(least - 1, 0)

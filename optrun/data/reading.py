@@ -61,7 +61,7 @@ class Reading:
         """Digest the content and the reading of the files."""
         return digest(*parts, *self.contents, *self.encodings)
 
-    def in_utf8(self, folder: Path) -> list[Path]:
+    def utf8_files(self, folder: Path) -> list[Path]:
         """Return the files as UTF-8; others, or oddly packed ones, are rewritten into a folder."""
         return [
             (
@@ -73,7 +73,7 @@ class Reading:
         ]
 
 
-def kept_rows(
+def cache_rows(
     kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]
 ) -> dict[str, Dataset]:
     """Read with a reader of `datasets`, and keep the Arrow files in our own cache.
@@ -94,7 +94,7 @@ def kept_rows(
     import datasets
 
     def make(folder: Path) -> None:
-        with quiet():
+        with silence_datasets():
             splits = read(str(folder / "reader"))
         for split, rows in splits.items():
             for number, part in enumerate(rows.cache_files):
@@ -111,7 +111,7 @@ def kept_rows(
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def silence_datasets() -> Iterator[None]:
     """Silence progress bars and log lines of `datasets`; errors are raised all the same."""
     import datasets
 
@@ -128,7 +128,7 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def understood(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
+def user_data_errors(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
     """Turn errors of a library about the user's data into a ConfigError.
 
     Args:
@@ -145,10 +145,10 @@ def understood(where: str, why: Callable[[Exception], str] | None = None) -> Ite
     except (
         Exception
     ) as error:  # of the reader, the disk and the network, each with errors of their own
-        raise ConfigError(f"{where}: {(why or reason)(error)}") from error
+        raise ConfigError(f"{where}: {(why or innermost_error)(error)}") from error
 
 
-def reason(error: BaseException) -> str:
+def innermost_error(error: BaseException) -> str:
     """Return the innermost error of a library in one line."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -64,7 +64,7 @@ def columns_in_words(rows: Dataset) -> str:
             ),
             None,
         )
-        described.append(f"{name} ({_cell(cell)})")
+        described.append(f"{name} ({_describe_cell(cell)})")
         if (
             rows.column_names == ["text"]
             and isinstance(cell, list)
@@ -74,23 +74,23 @@ def columns_in_words(rows: Dataset) -> str:
                 'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one'
                 " object a line."
             )
-        advice = advice or _advice(name, cell)
+        advice = advice or _advise_on_cell(name, cell)
     sentence = f"Columns: {', '.join(described)}."
     return f"{sentence} {advice}" if advice else sentence
 
 
-def _cell(value: object) -> str:
+def _describe_cell(value: object) -> str:
     if isinstance(value, dict):
-        return f"objects with {_some(value)}"
+        return f"objects with {_first_names(value)}"
     if isinstance(value, list):
         inner = value[0] if value else None
         if isinstance(inner, dict):
-            return f"lists of objects with {_some(inner)}"
+            return f"lists of objects with {_first_names(inner)}"
         return "lists of texts" if isinstance(inner, str) else "lists"
     return "empty objects or lists"
 
 
-def _advice(name: str, value: object) -> str:
+def _advise_on_cell(name: str, value: object) -> str:
     if _are_objects(value):
         if _is_chat(value):
             return (
@@ -113,7 +113,7 @@ def _advice(name: str, value: object) -> str:
 
 def labelled_lines(rows: Dataset) -> str:
     """Say what lines of text lack to be a table; empty if they are one."""
-    lines = _lines(rows)
+    lines = _first_lines(rows)
     if not lines:
         return ""
     if looks_tagged(rows):
@@ -138,7 +138,7 @@ def looks_tagged(rows: Dataset) -> bool:
     return bool(lines) and all(_WORD_AND_TAG.match(line) for line in lines)
 
 
-def _lines(rows: Dataset) -> list[str]:
+def _first_lines(rows: Dataset) -> list[str]:
     """List the first texts without blank ones; empty for a table."""
     if rows.column_names != ["text"] or is_nested(rows.features["text"]):
         return []
@@ -147,7 +147,7 @@ def _lines(rows: Dataset) -> list[str]:
 
 def looks_like(rows: Dataset) -> str | None:
     """Name the format of a table or of objects in lines of text; None: they are texts."""
-    lines = [line.strip() for line in _lines(rows)]
+    lines = [line.strip() for line in _first_lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
         return "json"
     if len(lines) <= _FEW:
@@ -179,8 +179,8 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     is_table = all(isinstance(value, list | dict) for value in values)
     if is_table or any(map(_are_objects, values)):
         raise ConfigError(
-            f"{key}={path}: the file is one JSON object ({_some(row)}), and its rows stand inside."
-            " Write them as jsonl, one object a line, such as with"
+            f"{key}={path}: the file is one JSON object ({_first_names(row)}), and its rows stand"
+            " inside. Write them as jsonl, one object a line, such as with"
             f" jq -c '.{next(iter(row))}[]' FILE > NEW.jsonl"
         )
 
@@ -194,7 +194,7 @@ def _is_chat(value: Any) -> bool:
     return _are_objects(value) and any(keys <= set(value[0]) for keys in _CHAT)
 
 
-def _some(names: Iterable[object]) -> str:
+def _first_names(names: Iterable[object]) -> str:
     shown_names = [str(name) for name in names]
     if len(shown_names) > 6:
         shown_names[6:] = ["..."]

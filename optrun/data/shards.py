@@ -123,7 +123,7 @@ class Lines(Shard):
 
         def read() -> str:
             opening.read += file.size
-            begins, content = begins_of(file.chunks())
+            begins, content = find_row_starts(file.chunks())
             indexed.append(begins)
             return content
 
@@ -143,7 +143,12 @@ class Lines(Shard):
 
     def __reduce__(self) -> tuple[Callable[..., Lines], tuple[object, ...]]:
         """Leave out the begins of rows: another process maps them from the cache, too."""
-        return Lines._mapped, (self.key, self.file, self.content, partial(_found_again, self.file))
+        return Lines._mapped, (
+            self.key,
+            self.file,
+            self.content,
+            partial(_cached_elsewhere, self.file),
+        )
 
     def names(self) -> Sequence[str]:
         """List the keys of the first rows; to parse all rows would take too long."""
@@ -333,12 +338,12 @@ class Groups(Shard):
         return Dataset(self._group(0, columns).slice(0, count))
 
 
-def _found_again(file: File) -> dict[str, np.ndarray]:
+def _cached_elsewhere(file: File) -> dict[str, np.ndarray]:
     file.refuse_changed()
-    return {"begins": begins_of(file.chunks())[0]}
+    return {"begins": find_row_starts(file.chunks())[0]}
 
 
-def begins_of(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
+def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
     """Find the begin of each line except blank ones, and digest the bytes.
 
     Returns:
@@ -352,7 +357,7 @@ def begins_of(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
         total.update(chunk)
         lines, line_end, tail = (rest + chunk).rpartition(b"\n")
         if line_end:
-            begins_of_chunks.append(at + _starts(lines + line_end))
+            begins_of_chunks.append(at + _find_line_starts(lines + line_end))
             at += len(lines) + 1
         rest = tail
     if rest.strip():
@@ -361,7 +366,7 @@ def begins_of(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
     return begins, f"{at + len(rest)} {total.hexdigest()}"
 
 
-def _starts(lines: bytes) -> np.ndarray:
+def _find_line_starts(lines: bytes) -> np.ndarray:
     """Find the begins of lines except blank ones, in bytes of whole lines."""
     raw = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(raw == ord("\n"))

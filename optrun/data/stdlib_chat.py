@@ -76,18 +76,18 @@ def chats_of(path: Path) -> Iterator[Turns]:
             continue
         chat = [{"role": "system", "content": _SYSTEM}] if number % 3 == 0 else []
         if 10 <= len(summary) <= _LONGEST:
-            chat += _asked(f"What does {signature} do?", summary)
-            chat += _asked("Which parameters does it take?", f"{_joined(names)}.")
+            chat += _make_chat(f"What does {signature} do?", summary)
+            chat += _make_chat("Which parameters does it take?", f"{_join_names(names)}.")
         elif number % 2:
-            chat += _asked(f"Which parameters does {signature} take?", f"{_joined(names)}.")
-            chat += _asked("How many are they?", f"{len(names)}.")
+            chat += _make_chat(f"Which parameters does {signature} take?", f"{_join_names(names)}.")
+            chat += _make_chat("How many are they?", f"{len(names)}.")
         else:
-            chat += _asked(f"What is the first parameter of {signature}?", f"{names[0]}.")
-            chat += _asked("And the last?", f"{names[-1]}.")
+            chat += _make_chat(f"What is the first parameter of {signature}?", f"{names[0]}.")
+            chat += _make_chat("And the last?", f"{names[-1]}.")
         yield chat
 
 
-def _asked(question: str, answer: str) -> Turns:
+def _make_chat(question: str, answer: str) -> Turns:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
@@ -99,6 +99,6 @@ def _parameters(node: Function) -> list[str]:
     ]
 
 
-def _joined(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     """Name several, such as `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

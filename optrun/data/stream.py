@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest, known_by, versions
+from optrun.data.cache import cached_result, digest, versions
 from optrun.data.encoded import MAKERS
 from optrun.data.examples import Example, scalar_pieces
 from optrun.data.first_rows import FIRST_ROWS, related_columns, with_empty_columns
@@ -429,7 +429,7 @@ class StreamedBlocks:
         sampled = np.unique(spread.round().astype(np.int64))
         key = digest("sample-2", self.key, versions(*MAKERS))
         windows = sampled.tolist()
-        tokens = np.array(known_by(key, lambda: [self._count_tokens(at) for at in windows]))
+        tokens = np.array(cached_result(key, lambda: [self._count_tokens(at) for at in windows]))
         dense = tokens / np.maximum(sizes[sampled], 1)
         blocks = np.ceil(sizes * (dense.max() * _MARGIN) / self.length).astype(np.int64)
         if len(sampled) < count:

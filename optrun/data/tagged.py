@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.data.content import chunks_of
-from optrun.data.encoding import recoded
+from optrun.data.encoding import recode_to_utf8
 from optrun.data.reading import Reading
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def read_tagged(reading: Reading) -> Dataset:
     sentences: list[list[str]] = [[]]
     tags: list[list[str]] = [[]]
     for path, encoding in zip(reading.files, reading.encodings, strict=True):
-        text = b"".join(recoded(chunks_of(path), encoding)).decode("utf-8")
+        text = b"".join(recode_to_utf8(chunks_of(path), encoding)).decode("utf-8")
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         columns = _columns_of(lines)
         comments = 0

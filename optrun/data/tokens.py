@@ -21,7 +21,7 @@ import xxhash
 from optrun.base.errors import ConfigError
 from optrun.base.reading import open_file
 from optrun.config.schema.data import TokensConfig, eval_key
-from optrun.data.cache import known_by
+from optrun.data.cache import cached_result
 from optrun.data.files import resolve
 from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
@@ -42,12 +42,14 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         ConfigError: No such file, one that is cut short or of another format, too few tokens for a
             block.
     """
-    train = [_open("data.train", path, config) for path in resolve("data.train", config.train)]
+    train = [
+        _open_token_file("data.train", path, config) for path in resolve("data.train", config.train)
+    ]
     total = sum(len(file.ids) for file in train)
     sets = {}
     for name, paths in config.eval_files():
         key = eval_key(name)
-        files = [_open(key, path, config) for path in resolve(key, paths)]
+        files = [_open_token_file(key, path, config) for path in resolve(key, paths)]
         sets[name] = _split(files, config, key, 0, sum(len(file.ids) for file in files))
     notes: list[str] = []
     border = total
@@ -93,7 +95,7 @@ def _split(
     return Split(blocks, key)
 
 
-def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
+def _open_token_file(key: str, path: Path, config: TokensConfig) -> TokenFile:
     where = f"{key}={path}"
     if path.suffix == ".idx":
         raise ConfigError(
@@ -104,7 +106,7 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
     if not size:
         raise ConfigError(f"{where}: the file is empty.")
     index = path.with_suffix(".idx")
-    dtype = _typed(config.dtype or "uint16")
+    dtype = _parse_dtype(config.dtype or "uint16")
     count = None
     if index.is_file():
         dtype, count = _megatron(f"{key}={index}", index)
@@ -116,7 +118,7 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
                     " bytes: tail -c +1025 FILE > NEW.bin"
                 )
     item = np.dtype(dtype).itemsize
-    if config.dtype is not None and np.dtype(_typed(config.dtype)) != np.dtype(dtype):
+    if config.dtype is not None and np.dtype(_parse_dtype(config.dtype)) != np.dtype(dtype):
         raise ConfigError(
             f"data.dtype={config.dtype}: {path} says itself that its ids are"
             f" {np.dtype(dtype).name}. Leave it null."
@@ -129,11 +131,11 @@ def _open(key: str, path: Path, config: TokensConfig) -> TokenFile:
             f"{where}: {size:,} bytes; expected {expected}. It was cut short, or added to."
         )
     ids = np.asarray(np.memmap(path, dtype=dtype, mode="r"))
-    facts = known_by(f"tokens {dtype}", lambda: _look_through(path, np.dtype(dtype)), path)
+    facts = cached_result(f"tokens {dtype}", lambda: _look_through(path, np.dtype(dtype)), path)
     return TokenFile(path, ids, *facts)
 
 
-def _typed(name: str) -> str:
+def _parse_dtype(name: str) -> str:
     return np.dtype(name).newbyteorder("<").str
 
 

@@ -19,7 +19,7 @@ from optrun.base.errors import ConfigError, OptrunError
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig, refuse_ended_fork
-from optrun.data.cache import discarded
+from optrun.data.cache import pop_discard_messages
 from optrun.explain.data import Sampled, look_at
 from optrun.explain.facts import (
     Facts,
@@ -81,7 +81,7 @@ def explain(
         model, sizes, model_notes = _shapes(config, spec)
         notes += model_notes
     config_notes = (config.default_lr_note(), config.schedule_note())
-    notes += [*filter(None, config_notes), *data_notes, *discarded()]
+    notes += [*filter(None, config_notes), *data_notes, *pop_discard_messages()]
     micro, count = config.training.step_over(rank_count(config))
     if count > 1 or config.training.global_batch_size is not None:
         notes.append(

@@ -242,7 +242,7 @@ def _loaded(config: ModelConfig) -> TransformersConfig:
         raise ConfigError(
             f"model.path={config.path}: no such local folder (looked from {Path.cwd()})."
         )
-    missing = hub.missing(config.path)
+    missing = hub.why_cache_only(config.path)
     try:
         values = AutoConfig.from_pretrained(
             str(local), revision=config.revision, trust_remote_code=config.trust_remote_code
@@ -268,7 +268,7 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
             " model.trust_remote_code=true on the command line."
         )
     if not Path(config.path).expanduser().is_dir():
-        return hub.why_not(config.path, missing, error)
+        return hub.why_not_fetched(config.path, missing, error)
     model_type = re.search(r"model type `(.+?)`", str(error))
     if model_type is not None:
         from transformers import CONFIG_MAPPING, __version__

@@ -179,7 +179,7 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
     assert isinstance(config, PretrainedConfig)
     from transformers import AutoImageProcessor
 
-    missing = hub.missing(config.path)
+    missing = hub.why_cache_only(config.path)
     try:
         processor = AutoImageProcessor.from_pretrained(
             str(Path(config.path).expanduser()),
@@ -190,6 +190,6 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
     except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
         reason = f"no image processor can be loaded from there: {in_one_line(error)}"
         is_local = Path(config.path).expanduser().is_dir()
-        why = reason if is_local else hub.why_not(config.path, missing, error)
+        why = reason if is_local else hub.why_not_fetched(config.path, missing, error)
         raise ConfigError(f"model.path={config.path}: {why}") from error
     return PretrainedPreparation(processor)

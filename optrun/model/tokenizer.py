@@ -74,7 +74,7 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
     from transformers import AutoTokenizer
 
     key = "model.tokenizer" if config.tokenizer is not None else "model.path"
-    missing = hub.missing(name)
+    missing = hub.why_cache_only(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), **options)
         if words and _begins_without_space(tokenizer):
@@ -85,7 +85,7 @@ def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTok
         local = Path(name).expanduser().exists() or not hub.may_be_name(name)
         reason = f"no tokenizer can be loaded from there: {in_one_line(error)}"
         raise ConfigError(
-            f"{key}={name}: {reason if local else hub.why_not(name, missing, error)}"
+            f"{key}={name}: {reason if local else hub.why_not_fetched(name, missing, error)}"
         ) from error
     _refuse_empty(key, name, tokenizer)
     _remember_limits(tokenizer)

@@ -25,7 +25,7 @@ from optrun.config.schema.data import ColumnsConfig, DataConfig, FilesConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
 from optrun.data.files import read_files
-from optrun.data.reading import ReadOptions, quiet
+from optrun.data.reading import ReadOptions, silence_datasets
 from optrun.data.source import Source, Split
 from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
@@ -259,7 +259,7 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
     table = concatenate_datasets([rows, columns], axis=1) if rows.column_names else columns
     with storing(out), TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
         aside = Path(folder) / out.name
-        with storing(out), quiet():
+        with storing(out), silence_datasets():
             _write_table(table, aside)
         _put_in_place(aside, out)
 

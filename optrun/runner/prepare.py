@@ -150,7 +150,7 @@ def prepare(
     refuse_attention(config.model, config.training.device, config.training.precision.value)
     kind = task_class(config.task)
     auto_class = config.task.AUTO_CLASS
-    cached = hub.from_cache(
+    cached = hub.cache_warnings(
         getattr(part, key, None)
         for part, key in (
             (config.model, "path"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.base.errors import ConfigError, OptrunError
-from optrun.data.hub_access import silence
+from optrun.data.hub_access import why_hub_is_silent
 
 KEY = "push_to_hub"
 
@@ -27,7 +27,7 @@ def expect_hub(name: str) -> None:
         validate_repo_id(name)
     except HFValidationError as error:
         raise ConfigError(f"{KEY}={name}: {error} Expected NAME or OWNER/NAME.") from error
-    reason = silence()
+    reason = why_hub_is_silent()
     if reason is not None:
         raise ConfigError(
             f"{KEY}={name}: {reason}, and nothing can be published without the hub. Leave {KEY}"

@@ -18,7 +18,7 @@ from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, StoppedEarly
 from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.training import OnNonfinite
-from optrun.data.cache import discarded
+from optrun.data.cache import pop_discard_messages
 from optrun.data.heartbeat import listened_to
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.shard import is_sharded
@@ -195,7 +195,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
     for line in (
         *assembled.notes,
         *opened.set_aside_skipped(),
-        *discarded(),
+        *pop_discard_messages(),
         *prepared.notes,
         *data_check(prepared.facts),
     ):

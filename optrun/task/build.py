@@ -13,7 +13,7 @@ from optrun.config.kind import kind_of
 from optrun.config.schema.data import DataConfig, MixtureConfig, mixed_eval_name
 from optrun.config.schema.task import SCHEMAS
 from optrun.config.schema.task_base import TaskConfig
-from optrun.data.build import of_part
+from optrun.data.build import name_source_in_errors
 from optrun.data.columns import unread_columns
 from optrun.data.mixture import MixedExamples, MixedSource
 from optrun.data.source import Source
@@ -80,7 +80,7 @@ def build_task(
     assert isinstance(data, MixtureConfig)
     tasks: dict[str, Task] = {}
     for name, part in source.parts.items():
-        with of_part(name):
+        with name_source_in_errors(name):
             tasks[name] = kind(config, data, part, tokenizer, seed=seed)
             tasks[name].notes += unread_columns(part, tasks[name].name)
     return _mixed(tasks, data, seed=seed)

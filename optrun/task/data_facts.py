@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import digest, key_of, known_by
+from optrun.data.cache import cached_result, digest, key_of
 from optrun.data.examples import Examples, Joined, Selected
 from optrun.data.loader import ExampleSource
 from optrun.data.mixture import MixedExamples, MixedSource
@@ -170,7 +170,9 @@ def _in_both(examples: object, trained: object) -> int | None:
     if hashes is None or trained_hashes is None:
         return None
     origins = (getattr(source, "origin", None) for source in (examples, trained))
-    return known_by(key_of("in-both-1", *origins), lambda: _count_known(hashes, trained_hashes))
+    return cached_result(
+        key_of("in-both-1", *origins), lambda: _count_known(hashes, trained_hashes)
+    )
 
 
 def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
@@ -220,7 +222,7 @@ def _known_unknown(
     key = digest(
         "unknown-1", examples.fingerprint(), str(unknown), str(sorted(tokenizer.all_special_ids))
     )
-    return known_by(key, lambda: _unknown(ids, tokenizer))
+    return cached_result(key, lambda: _unknown(ids, tokenizer))
 
 
 def _unknown(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
@@ -246,7 +248,7 @@ def _labels(task: Task, examples: object) -> dict[str, int]:
     origin = (
         None if task.unit == "examples" else getattr(examples, "origin", None)
     )  # else of every token
-    counts = known_by(
+    counts = cached_result(
         key_of("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes))
     )
     return dict(zip(classes, counts, strict=True))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
 from optrun.config.schema.task import EmbeddingConfig, EmbeddingLoss
-from optrun.data.columns import label_column, missing_column, named
+from optrun.data.columns import label_column, missing_column, named_column
 from optrun.data.row_advice import columns_in_words
 from optrun.data.source import Source, Split
 
@@ -128,7 +128,7 @@ def pair_columns(
         ConfigError: No such columns, or several that may be meant.
     """
     keys = ("text_column", "text_pair_column")
-    first, second = (named(columns, key, split) for key in keys)
+    first, second = (named_column(columns, key, split) for key in keys)
     if first is not None and second is not None:
         return first, second
     names = split.rows.column_names

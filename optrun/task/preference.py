@@ -22,8 +22,8 @@ from optrun.data.preferences import (
     Pair,
     PairColumns,
     pair_columns,
+    preference_texts,
     preferences,
-    said_in,
 )
 from optrun.data.progress import progress
 from optrun.data.source import Source, Split
@@ -96,7 +96,7 @@ class Preference(ChatTask):
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield every text of the training rows."""
-        return said_in(source)
+        return preference_texts(source)
 
     @property
     def has_reference(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict
-from optrun.data.cache import key_of, known_by
+from optrun.data.cache import cached_result, key_of
 from optrun.data.columns import target_column, text_column, texts, values
 from optrun.data.examples import Examples, Joined, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
@@ -51,7 +51,7 @@ class Seq2SeqLm(Task):
         for split in source.splits:
             target = target_column(source, split)
             key = key_of("all-targets-1", split.content, target)
-            known_by(key, partial(_expect_targets, split, target))
+            cached_result(key, partial(_expect_targets, split, target))
 
     def read(
         self,

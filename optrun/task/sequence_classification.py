@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import key_of, known_by
-from optrun.data.columns import cell_text, label_column, named, text_column, texts
+from optrun.data.cache import cached_result, key_of
+from optrun.data.columns import cell_text, label_column, named_column, text_column, texts
 from optrun.data.examples import Example, chosen
 from optrun.data.loader import Batch, ExampleSource
 from optrun.data.shards import Row
@@ -102,7 +102,7 @@ class SequenceClassification(Task):
 
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
-        empty = known_by(
+        empty = cached_result(
             key_of("blank-1", part.content, text),
             lambda: sum(not value.strip() for value in texts(part, text)),
         )
@@ -187,5 +187,5 @@ class SequenceClassification(Task):
 def _text_columns(source: Source, split: Split) -> tuple[str, str | None]:
     """Find the columns of the text and the second text."""
     labels = label_columns(source, split)
-    pair = named(source.columns, "text_pair_column", split)
+    pair = named_column(source.columns, "text_pair_column", split)
     return text_column(source, split, taken=(*labels, pair)), pair

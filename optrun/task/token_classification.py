@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import key_of, known_by
+from optrun.data.cache import cached_result, key_of
 from optrun.data.columns import label_column, values, words_column
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, chosen, encode
@@ -257,7 +257,7 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
                 raise ConfigError(f"{split.where(row)} has {len(texts)} words and {size} labels.")
         return True
 
-    known_by(key_of("words-1", split.content, words, labels), look)
+    cached_result(key_of("words-1", split.content, words, labels), look)
 
 
 def _labelled(examples: Examples) -> int:
@@ -269,7 +269,7 @@ def _labelled(examples: Examples) -> int:
             int((marks[at : at + _PIECE] != IGNORED).sum()) for at in range(0, len(marks), _PIECE)
         )
 
-    return known_by(key_of("labelled-1", examples.origin), count)
+    return cached_result(key_of("labelled-1", examples.origin), count)
 
 
 def _piece_labels(words: list[int | None], numbers: list[int]) -> list[int]:

@@ -21,9 +21,9 @@ from tests import compose_cache
 @pytest.fixture(autouse=True)
 def _asked_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    hub.silence.cache_clear()
+    hub.why_hub_is_silent.cache_clear()
     yield
-    hub.silence.cache_clear()
+    hub.why_hub_is_silent.cache_clear()
 
 
 def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,25 +41,25 @@ def test_a_hub_that_answers_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> No
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        found = [hub.missing("someone/something"), hub.missing("bert-base")]
+        found = [hub.why_cache_only("someone/something"), hub.why_cache_only("bert-base")]
         server.shutdown()
         thread.join()
     assert found == [None, None]
     assert len(asked) == 1
     assert not constants.HF_HUB_OFFLINE
-    assert hub.nowhere(None) == "no such local folder, and not to be had from the hub"
+    assert hub.describe_missing(None) == "no such local folder, and not to be had from the hub"
 
 
 def test_a_silent_hub_leaves_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert hub.missing(str(tmp_path)) is None
-    assert hub.missing("./nothing/here") is None
+    assert hub.why_cache_only(str(tmp_path)) is None
+    assert hub.why_cache_only("./nothing/here") is None
     assert not constants.HF_HUB_OFFLINE
-    said = hub.missing("someone/something")
+    said = hub.why_cache_only("someone/something")
     assert said is not None
     assert said.startswith("http://127.0.0.1:9 does not answer (ConnectError")
     assert constants.HF_HUB_OFFLINE
-    assert hub.from_cache(["someone/something", None, str(tmp_path), "someone/something"]) == [
+    assert hub.cache_warnings(["someone/something", None, str(tmp_path), "someone/something"]) == [
         f"someone/something comes from the cache, as it was when it was fetched: {said}."
     ]
 
@@ -67,7 +67,7 @@ def test_a_silent_hub_leaves_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_the_users_word_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    assert hub.missing("someone/something") == "HF_HUB_OFFLINE is set"
+    assert hub.why_cache_only("someone/something") == "HF_HUB_OFFLINE is set"
 
 
 class _Refusing(BaseHTTPRequestHandler):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from optrun.base.errors import ConfigError
-from optrun.data.columns import image_column, named, words_column
+from optrun.data.columns import image_column, named_column, words_column
 from optrun.data.images import Images
 from optrun.runner.prediction.base import Inputs, Predictor, Values, plain
 from optrun.task.base import pad_inputs
@@ -30,7 +30,7 @@ class TextClasses(Predictor):
 
     def encode(self) -> list[Inputs]:
         """Encode as in training."""
-        pair = named(self.source.columns, "text_pair_column", self.split)
+        pair = named_column(self.source.columns, "text_pair_column", self.split)
         text = self.text_column(pair)
         return self.encode_texts(text) if pair is None else self.encode_texts(text, pair)
 

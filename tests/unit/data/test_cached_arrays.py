@@ -21,7 +21,7 @@ from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.data import cached_arrays, examples, packing
-from optrun.data.cache import discarded
+from optrun.data.cache import pop_discard_messages
 from optrun.data.cached_arrays import array_to_texts, rows_without_marks, texts_to_array
 from optrun.data.examples import InMemory
 from optrun.data.files import load_files
@@ -146,9 +146,11 @@ def test_a_warm_start_reads_no_targets_and_packs_nothing(
     blocks = [cold[0].train[number] for number in range(len(cold[0].train))]
     (order,) = cache.glob("packing/*/order.npy")
     order.write_bytes(order.read_bytes()[:-1] + b"\7")
-    discarded()
+    pop_discard_messages()
     again = start("sft", CHATS, **options)
-    assert any("packing" in told and "order.npy has changed" in told for told in discarded())
+    assert any(
+        "packing" in told and "order.npy has changed" in told for told in pop_discard_messages()
+    )
     assert again[1:] == cold[1:]
     assert same(blocks, again[0].train)
 

@@ -18,14 +18,20 @@ from pathlib import Path
 import pytest
 
 from optrun.base.errors import StorageError
-from optrun.data.cache import _signs_of_life, cached, digest, digest_files, discarded
+from optrun.data.cache import (
+    _beat_while_files_grow,
+    cached,
+    digest,
+    digest_files,
+    pop_discard_messages,
+)
 from optrun.data.heartbeat import listened_to
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
-    discarded()
+    pop_discard_messages()
     return tmp_path / "cache"
 
 
@@ -202,7 +208,7 @@ def test_who_makes_an_entry_gives_signs_of_life(
     signs = list[None]()
     inside = tmp_path / ".making-key-abc" / "reader"
     inside.mkdir(parents=True)
-    with listened_to(lambda: signs.append(None), print), _signs_of_life(tmp_path / "key"):
+    with listened_to(lambda: signs.append(None), print), _beat_while_files_grow(tmp_path / "key"):
         time.sleep(0.1)
         assert len(signs) <= 1  # of the folder itself
         deadline = time.monotonic() + 60
@@ -254,13 +260,13 @@ def test_what_is_damaged_is_made_anew_and_told(cache: Path, name: str) -> None:
 
     place = cached("kind", "key", make)
     assert cached("kind", "key", make) == place
-    assert (len(calls), discarded()) == (1, [])
+    assert (len(calls), pop_discard_messages()) == (1, [])
     DAMAGES[name](place)
     assert (cached("kind", "key", make) / "x").read_text() == "made"
-    (said,) = discarded()
+    (said,) = pop_discard_messages()
     assert str(place) in said
     assert "damaged" in said
-    assert (len(calls), discarded()) == (2, []), "told once"
+    assert (len(calls), pop_discard_messages()) == (2, []), "told once"
     cached("kind", "key", make)
     assert len(calls) == 2
     assert [path.name for path in (cache / "kind").iterdir()] == ["key"], "nothing else is left"
@@ -274,7 +280,7 @@ def test_an_entry_of_another_key_is_none(cache: Path) -> None:
     assert (
         cached("kind", "a", lambda folder: (folder / "x").write_text("a") and None) / "x"
     ).read_text() == "a"
-    assert len(discarded()) == 1
+    assert len(pop_discard_messages()) == 1
 
 
 def test_damage_that_cannot_be_removed_is_not_used(
@@ -290,7 +296,7 @@ def test_damage_that_cannot_be_removed_is_not_used(
     again = cached("kind", "key", lambda folder: (folder / "x").write_text("made") and None)
     assert again != place
     assert (again / "x").read_text() == "made"
-    assert len(discarded()) == 1
+    assert len(pop_discard_messages()) == 1
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from optrun.base.errors import ConfigError
 from optrun.data import cache as cache_module
-from optrun.data.cache import discarded
+from optrun.data.cache import pop_discard_messages
 from optrun.data.files import read_files
-from optrun.data.formats import check, format_of
+from optrun.data.formats import check_file, format_of
 
 
 def rows(path: Path, *, documents: bool = False) -> dict[str, list[Any]]:
@@ -218,14 +218,14 @@ def test_damaged_rows_in_the_cache_are_read_anew(
     monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "cache"))
     (tmp_path / name).write_text(content)
     assert rows(tmp_path / name) == {"text": ["the cat"]}
-    discarded()
+    pop_discard_messages()
     (kept,) = (tmp_path / "cache").rglob("*.arrow")
     whole = kept.read_bytes()
     kept.write_bytes(
         whole.replace(b"the cat", b"the bat") if harm == "flipped" else whole[: len(whole) // 2]
     )
     assert rows(tmp_path / name) == {"text": ["the cat"]}
-    assert kept.name in discarded()[0]
+    assert kept.name in pop_discard_messages()[0]
 
 
 def test_a_cache_that_cannot_be_written_is_no_obstacle(
@@ -254,10 +254,10 @@ def test_a_refusal_is_looked_up_anew(
     path, asked = write(tmp_path / name, content), []
     kind = format_of("data.train", path, None)
     with pytest.raises(ConfigError):
-        check("data.train", path, kind)
+        check_file("data.train", path, kind)
     fine = replace(kind, check=lambda *_: asked.append(1) or ("utf-8", ""))
     for _ in range(3):
-        check("data.train", path, fine)
+        check_file("data.train", path, fine)
     assert len(asked) == 1
 
 

@@ -18,7 +18,7 @@ from optrun.data.build import load_source
 from optrun.data.columns import (
     ALL_KEYS,
     label_column,
-    named,
+    named_column,
     refuse_unused,
     text_column,
     texts,
@@ -104,7 +104,7 @@ def test_a_column_that_the_task_does_not_read_is_refused() -> None:
         ConfigError, match=r"data.target_column=t: task=causal_lm reads no such column"
     ):
         refuse_unused(made.columns, ("text_column",), "causal_lm")
-    assert named(made.columns, "target_column", made.train) == "t"
+    assert named_column(made.columns, "target_column", made.train) == "t"
 
 
 def test_texts_are_texts() -> None:

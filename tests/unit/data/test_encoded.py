@@ -15,7 +15,7 @@ import pytest
 
 from optrun.data import cache as cache_module
 from optrun.data import encoded, examples
-from optrun.data.cache import cached, known_by
+from optrun.data.cache import cached, cached_result
 from optrun.data.examples import encode, packed
 
 
@@ -100,8 +100,8 @@ def test_a_copied_entry_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_known_is_not_found_out_again() -> None:
-    assert known_by("a" * 64, lambda: [1, None]) == [1, None]
-    assert known_by("a" * 64, lambda: pytest.fail("it is known")) == [1, None]
+    assert cached_result("a" * 64, lambda: [1, None]) == [1, None]
+    assert cached_result("a" * 64, lambda: pytest.fail("it is known")) == [1, None]
 
 
 def test_ids_of_another_version_of_the_tokenizers_are_made_anew(

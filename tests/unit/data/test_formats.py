@@ -795,7 +795,9 @@ def test_a_format_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     from datasets import Dataset
 
     def read_cards(asked: Reading) -> Dataset:
-        lines = [line for path in asked.in_utf8(tmp_path) for line in path.read_text().splitlines()]
+        lines = [
+            line for path in asked.utf8_files(tmp_path) for line in path.read_text().splitlines()
+        ]
         return Dataset.from_list([dict([line.split(": ", 1)]) for line in lines])
 
     class Cards(Lines):

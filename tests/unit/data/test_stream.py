@@ -26,7 +26,7 @@ from optrun.data.first_rows import FIRST_ROWS
 from optrun.data.hub_file import HubFile
 from optrun.data.loader import BatchLoader, EpochPlan
 from optrun.data.row_advice import is_nested
-from optrun.data.shards import begins_of
+from optrun.data.shards import find_row_starts
 from optrun.data.stream import (
     StreamedBlocks,
     StreamedRows,
@@ -79,11 +79,11 @@ def test_rows_are_those_of_the_files_in_any_slice(
 
 def test_lines_are_found_across_chunks_and_blank_ones_are_none(tmp_path: Path) -> None:
     raw = b'{"a": 1}\r\n\n  \n {"a": 2}\n\t\n{"a": "' + b"y" * 90 + b'"}\n\n{"a": 4}'
-    whole, digest = begins_of([raw])
+    whole, digest = find_row_starts([raw])
     assert [json.loads(raw[a:b]) for a, b in pairwise(whole)][1] == {"a": 2}
     assert len(whole) == 5
     for size in (1, 7, 64):
-        again, same = begins_of(raw[at : at + size] for at in range(0, len(raw), size))
+        again, same = find_row_starts(raw[at : at + size] for at in range(0, len(raw), size))
         assert again.tolist() == whole.tolist()
         assert same == digest
     (tmp_path / "a.jsonl").write_bytes(raw)

@@ -19,7 +19,7 @@ from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS
 from optrun.data import cache as cache_module
 from optrun.data.build import load_source
-from optrun.data.cache import known_by
+from optrun.data.cache import cached_result
 from optrun.data.source import Source
 from optrun.data.token_blocks import TokenBlocks
 
@@ -197,7 +197,7 @@ def test_a_file_is_read_once(
     path.write_bytes(b"one")
 
     def found(kind: str = "text") -> str:
-        return str(known_by(kind, lambda: reads.append(kind) or path.read_text(), path))
+        return str(cached_result(kind, lambda: reads.append(kind) or path.read_text(), path))
 
     assert (found(), found()) == ("one", "one")
     assert len(reads) == 2, "so young a file may change within a tick of the clock"
@@ -230,7 +230,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         path.write_bytes(b"more")
         return was
 
-    assert known_by("text", read, path) == "one"
-    assert known_by("text", path.read_text, path) == "more"
+    assert cached_result("text", read, path) == "one"
+    assert cached_result("text", path.read_text, path) == "more"
     monkeypatch.setenv("OPTRUN_CACHE", "/proc/none")
-    assert known_by("text", path.read_text, path) == "more", "without a cache it is read"
+    assert cached_result("text", path.read_text, path) == "more", "without a cache it is read"
