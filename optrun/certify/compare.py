@@ -52,16 +52,20 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
     order_one = {key: counters_one.pop(key) for key in _ORDER_KEYS}
     order_two = {key: counters_two.pop(key) for key in _ORDER_KEYS}
     return [
-        _tensors("weights", names.CHECKPOINT_MODEL, one.model, two.model),
-        _tensors("optimizer state", names.CHECKPOINT_OPTIMIZER, one.optimizer, two.optimizer),
-        _values("optimizer counters and groups", one.metadata.optimizer, two.metadata.optimizer),
-        _values("schedule", one.metadata.scheduler, two.metadata.scheduler),
-        _values("loss scale", one.metadata.scaler, two.metadata.scaler),
-        _values("random states", one.metadata.random, two.metadata.random),
-        _values("sample order", order_one, order_two),
-        _values("counters", counters_one, counters_two),
-        _values("callbacks", one.metadata.callbacks or {}, two.metadata.callbacks or {}),
-        _values("metrics lines", _lines(straight), _lines(other)),
+        _compare_tensors("weights", names.CHECKPOINT_MODEL, one.model, two.model),
+        _compare_tensors(
+            "optimizer state", names.CHECKPOINT_OPTIMIZER, one.optimizer, two.optimizer
+        ),
+        _compare_values(
+            "optimizer counters and groups", one.metadata.optimizer, two.metadata.optimizer
+        ),
+        _compare_values("schedule", one.metadata.scheduler, two.metadata.scheduler),
+        _compare_values("loss scale", one.metadata.scaler, two.metadata.scaler),
+        _compare_values("random states", one.metadata.random, two.metadata.random),
+        _compare_values("sample order", order_one, order_two),
+        _compare_values("counters", counters_one, counters_two),
+        _compare_values("callbacks", one.metadata.callbacks or {}, two.metadata.callbacks or {}),
+        _compare_values("metrics lines", _metrics_lines(straight), _metrics_lines(other)),
     ]
 
 
@@ -77,7 +81,7 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
     return train
 
 
-def _lines(run: RunDir) -> dict[str, object]:
+def _metrics_lines(run: RunDir) -> dict[str, object]:
     """Return what each metrics line says that does not depend on the clock."""
     lines: dict[str, object] = {}
     for number, record in enumerate(read_metrics(run.metrics).records, 1):
@@ -89,7 +93,7 @@ def _lines(run: RunDir) -> dict[str, object]:
     return lines
 
 
-def _tensors(
+def _compare_tensors(
     name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
 ) -> Section:
     digests = {key: tensor_digest(tensor) for key, tensor in one.items()}
@@ -102,6 +106,7 @@ def _tensors(
 def _first_tensor_difference(
     one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
 ) -> str | None:
+    """Describe the first tensor that is missing or differs in dtype, shape or bits; None: none."""
     for key in {**one, **two}:
         if key not in two:
             return f"{key} is only in the undisturbed run"
@@ -123,7 +128,7 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _values(name: str, one: object, two: object) -> Section:
+def _compare_values(name: str, one: object, two: object) -> Section:
     return Section(name, _count(one), _digest(one), first_difference(one, two, name))
 
 

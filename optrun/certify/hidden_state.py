@@ -51,6 +51,7 @@ def _parameters() -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _step(optimizer: torch.optim.Optimizer, number: int) -> None:
+    """Take one step with gradients drawn from the step number."""
     generator = torch.Generator().manual_seed(number + 1)
     for group in optimizer.param_groups:
         for param in group["params"]:
@@ -70,6 +71,7 @@ def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, object]:
 
 
 def _is_plain(value: object) -> bool:
+    """Tell whether a value is a number, text, tensor, or a nesting of them; parameters are not."""
     if isinstance(value, dict):
         return all(_is_plain(item) for pair in value.items() for item in pair)
     if isinstance(value, (list, tuple)):
@@ -80,6 +82,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _same(one: object, other: object) -> bool:
+    """Tell whether two plain values are equal in type and value, tensors by their bits."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and bool(torch.equal(one, other))
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):

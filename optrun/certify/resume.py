@@ -146,7 +146,7 @@ def certify(
         main,
         list(argv),
         folder,
-        _tempo(straight, time.monotonic() - begun),
+        _estimate_tempo(straight, time.monotonic() - begun),
         random.Random(seed),
         seen,
     )
@@ -155,7 +155,7 @@ def certify(
         while len(trials.kills) < kills and paper.difference is None:
             left = kills - len(trials.kills)
             name, most = f"killed-{paper.runs + 1}", min(left, _KILLS_PER_RUN)
-            killed = trials.one_run(name, most)
+            killed = trials.run_with_kills(name, most)
             paper.runs += 1
             paper.sections = compare(straight, killed, steps)
     except TrialFailed as error:
@@ -164,7 +164,8 @@ def certify(
     return paper
 
 
-def _tempo(straight: RunDir, seconds: float) -> Tempo:
+def _estimate_tempo(straight: RunDir, seconds: float) -> Tempo:
+    """Estimate start, step and save times from the undisturbed run's metrics."""
     records = read_metrics(straight.metrics).records
     times = [float(record["time"]) for record in records]
     saves = [

@@ -105,10 +105,12 @@ def certify(
                 " that is known. Name it with its value at the base:"
                 " parametrization.base.KEY=NUMBER."
             )
-        trials = _Trials(replace(request, config=small), prepared, keys, parametrization, steps)
+        trials = _ModelBuilder(
+            replace(request, config=small), prepared, keys, parametrization, steps
+        )
 
         def told(
-            size: float, seed: int, along: str = along, trials: _Trials = trials
+            size: float, seed: int, along: str = along, trials: _ModelBuilder = trials
         ) -> SizedModel:
             watch(f"{along} x{size:g}, seed {seed}")
             return trials(size, seed)
@@ -119,7 +121,7 @@ def certify(
 
 
 @dataclass
-class _Trials:
+class _ModelBuilder:
     """Makes models of a size and a seed, with everything that trains them."""
 
     request: Request
@@ -141,7 +143,7 @@ class _Trials:
         """
         config = replace(self.request.config, seed=seed)
         model = replace(
-            config.model, config=merged(config.model.config, _times(self.keys, int(size)))
+            config.model, config=merged(config.model.config, _scale_values(self.keys, int(size)))
         )
         larger = self.parametrization
         if isinstance(larger, MupConfig):
@@ -157,7 +159,9 @@ class _Trials:
         setup = assemble(replace(self.request, config=config), prepared, torch.device("cpu")).setup
         if not self.batches:  # the same for all sizes
             steps = setup.train_loader.training(setup.plan, 0)
-            self.batches = [[_doubled(batch) for batch in one] for one in islice(steps, _BATCHES)]
+            self.batches = [
+                [_to_float64(batch) for batch in one] for one in islice(steps, _BATCHES)
+            ]
             steps.close()
         step = setup.train_step
         return SizedModel(
@@ -171,13 +175,13 @@ class _Trials:
         return islice(cycle(self.batches), self.steps)
 
 
-def _times(value: object, factor: int) -> Any:
+def _scale_values(value: object, factor: int) -> Any:
     if isinstance(value, Mapping):
-        return {key: _times(entry, factor) for key, entry in value.items()}
+        return {key: _scale_values(entry, factor) for key, entry in value.items()}
     return value * factor if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _doubled(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _to_float64(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         key: value.double() if value.is_floating_point() else value for key, value in batch.items()
     }

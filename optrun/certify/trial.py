@@ -72,6 +72,7 @@ class Child:
             self._become(main, argv)
 
     def _become(self, main: Main, argv: list[str]) -> None:
+        """Run the command line in the forked process; never returns."""
         code = 1
         try:
             os.setpgid(0, 0)
@@ -217,7 +218,7 @@ class Trials:
     kills: list[Kill] = field(default_factory=list)
     starts: int = 0
 
-    def one_run(self, name: str, kills: int) -> RunDir:
+    def run_with_kills(self, name: str, kills: int) -> RunDir:
         """Start the run, kill it up to `kills` times, and resume it until it ends.
 
         Raises:
@@ -228,7 +229,7 @@ class Trials:
         run.path.mkdir(parents=True)
         while True:
             before = committed(run)
-            resumes = _resumes(run)
+            resumes = _count_resumes(run)
             child = Child(
                 self.main,
                 [*self.argv, f"hydra.run.dir={run.path}", "resume=auto"],
@@ -236,10 +237,10 @@ class Trials:
             )
             self.starts += 1
             try:
-                aim = self._aim() if kills > 0 else None
+                aim = self._choose_phase() if kills > 0 else None
                 killed = False
                 if aim is not None:
-                    self._await(aim, run, child)
+                    self._wait_for_moment(aim, run, child)
                     if not child.ended():
                         victim = child.kill_one(child.ranks(), self.rng)
                         killed = child.code != 0
@@ -257,36 +258,36 @@ class Trials:
             self._refuse_wrong_start(run, before, resumes)
             _refuse_damage(run)
             kills -= 1
-            self._note(Kill(aim, _where(run, before), committed(run), victim))
+            self._add_kill(Kill(aim, _phase_of_kill(run, before), committed(run), victim))
 
-    def _aim(self) -> str:
+    def _choose_phase(self) -> str:
         return self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
 
-    def _note(self, kill: Kill) -> None:
+    def _add_kill(self, kill: Kill) -> None:
         self.kills.append(kill)
         self.watch(kill)
 
-    def _await(self, aim: str, run: RunDir, child: Child) -> None:
+    def _wait_for_moment(self, aim: str, run: RunDir, child: Child) -> None:
         """Wait for the moment to kill."""
         if aim == "start":
-            self._until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
+            self._wait_until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
         elif aim == "training":
-            lines = _lines(run) + self.rng.randint(1, 2)
-            self._until(child, lambda: _lines(run) >= lines)
-            self._until(child, lambda: False, self.rng.uniform(0, self.tempo.step))
+            lines = _count_metrics_lines(run) + self.rng.randint(1, 2)
+            self._wait_until(child, lambda: _count_metrics_lines(run) >= lines)
+            self._wait_until(child, lambda: False, self.rng.uniform(0, self.tempo.step))
         else:
             saves = self.rng.randint(1, 2)
-            leftovers = set(_saving(run))
+            leftovers = set(_temporary_folders(run))
             seen: set[str] = set()
 
             def has_begun_saves() -> bool:
-                seen.update(_saving(run))
+                seen.update(_temporary_folders(run))
                 return len(seen - leftovers) >= saves
 
-            self._until(child, has_begun_saves)
-            self._until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
+            self._wait_until(child, has_begun_saves)
+            self._wait_until(child, lambda: False, self.rng.uniform(0, 0.6 * self.tempo.save))
 
-    def _until(
+    def _wait_until(
         self, child: Child, condition: Callable[[], bool], seconds: float | None = None
     ) -> None:
         """Wait until a condition holds, the child has ended, or `seconds` have passed."""
@@ -326,28 +327,28 @@ def committed(run: RunDir) -> int:
     return -1 if folder is None else step_of(folder)
 
 
-def _resumes(run: RunDir) -> int:
+def _count_resumes(run: RunDir) -> int:
     try:
         return len(read_summary(run.summary)["resumes"])
     except (OSError, ValueError, KeyError):
         return 0
 
 
-def _lines(run: RunDir) -> int:
+def _count_metrics_lines(run: RunDir) -> int:
     try:
         return sum(1 for _ in read_lines(run.metrics))
     except FileNotFoundError:
         return 0
 
 
-def _saving(run: RunDir) -> list[str]:
+def _temporary_folders(run: RunDir) -> list[str]:
     try:
         return [name for name in os.listdir(run.checkpoints) if name.startswith(TEMPORARY)]  # noqa: PTH208
     except FileNotFoundError:
         return []
 
 
-def _where(run: RunDir, before: int) -> str:
+def _phase_of_kill(run: RunDir, before: int) -> str:
     """Tell what the killed process was doing, from the files that it left.
 
     Args:

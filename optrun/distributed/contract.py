@@ -57,7 +57,9 @@ def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "cont
         message = [socket.gethostname(), texts] if ranks.rank in (0, different_ranks[0]) else None
         raise ConfigError(
             ranks.settle(
-                f"{key}/facts", message, lambda messages: _describe(messages, different_ranks)
+                f"{key}/facts",
+                message,
+                lambda messages: _describe_difference(messages, different_ranks),
             )
         )
 
@@ -99,7 +101,7 @@ def _ranks_unlike_first(values: Sequence[object]) -> list[int]:
     return [rank for rank, value in enumerate(values) if value != values[0]]
 
 
-def _describe(messages: Sequence[Any], different_ranks: Sequence[int]) -> str:
+def _describe_difference(messages: Sequence[Any], different_ranks: Sequence[int]) -> str:
     """Describe how the facts of rank 0 and of the first other rank differ."""
     other_rank = different_ranks[0]
     host, facts = messages[0]

@@ -30,7 +30,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _Variables:
     launcher: str
     rank: str
     size: tuple[str, ...]
@@ -39,16 +39,16 @@ class _Names:
 
 
 _LAUNCHERS = (
-    _Names("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    _Names(
+    _Variables("torchrun", "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables(
         "mpirun",
         "OMPI_COMM_WORLD_RANK",
         ("OMPI_COMM_WORLD_SIZE",),
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    _Names("mpirun", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    _Names(
+    _Variables("mpirun", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    _Variables(
         "srun",
         "SLURM_PROCID",
         ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -69,24 +69,24 @@ def launched(env: Mapping[str, str]) -> Launched | None:
     """
     for names in _LAUNCHERS:
         size = next((name for name in names.size if env.get(name, "").strip()), None)
-        if size is None or (names.launcher == "srun" and not _in_step(env)):
+        if size is None or (names.launcher == "srun" and not _is_started_by_srun(env)):
             continue
-        ranks = _number(env, size, names.launcher)
+        ranks = _read_number(env, size, names.launcher)
         if ranks == 1 and (
             names.rank not in env or (names.launcher == "torchrun" and "MASTER_ADDR" not in env)
         ):
             continue  # WORLD_SIZE=1 stands in many a profile
-        rank = _number(env, names.rank, names.launcher, f"{size}={ranks}")
+        rank = _read_number(env, names.rank, names.launcher, f"{size}={ranks}")
         if not 0 <= rank < ranks:
             raise ConfigError(
                 f"{names.rank}={rank}: expected 0 to {ranks - 1}, since {size}={ranks}."
             )
-        local_rank, local_size = _local(env, names, rank, ranks)
+        local_rank, local_size = _read_local_rank(env, names, rank, ranks)
         return Launched(names.launcher, rank, ranks, local_rank, local_size, f"{size}={ranks}")
     return None
 
 
-def _in_step(env: Mapping[str, str]) -> bool:
+def _is_started_by_srun(env: Mapping[str, str]) -> bool:
     """Tell whether srun started this process.
 
     Sbatch's script has SLURM_PROCID and SLURM_NTASKS, too, and is alone.
@@ -94,7 +94,9 @@ def _in_step(env: Mapping[str, str]) -> bool:
     return "SLURM_STEP_ID" in env or "SLURM_STEPID" in env or "SLURM_JOB_ID" not in env
 
 
-def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tuple[int, int]:
+def _read_local_rank(
+    env: Mapping[str, str], names: _Variables, rank: int, ranks: int
+) -> tuple[int, int]:
     """Return the rank on this machine, and how many there are.
 
     All on one machine if nothing is said.
@@ -103,8 +105,8 @@ def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tupl
         if int(env.get("SLURM_NNODES", "1")) > 1:
             raise ConfigError(f"{names.local_rank} is missing: it says which device this rank has.")
         return rank, ranks
-    local_rank = _number(env, names.local_rank, names.launcher)
-    tasks = _tasks_here(env) if names.launcher == "srun" else None
+    local_rank = _read_number(env, names.local_rank, names.launcher)
+    tasks = _count_local_tasks(env) if names.launcher == "srun" else None
     if tasks is not None:
         return local_rank, tasks
     given = env.get(names.local_size, "").strip()
@@ -113,7 +115,7 @@ def _local(env: Mapping[str, str], names: _Names, rank: int, ranks: int) -> tupl
     return local_rank, max(local_rank + 1, ranks if env.get("SLURM_NNODES") == "1" else 1)
 
 
-def _tasks_here(env: Mapping[str, str]) -> int | None:
+def _count_local_tasks(env: Mapping[str, str]) -> int | None:
     """Read how many tasks of its step srun starts on this machine; `4(x2),1` is 4 on the first two.
 
     SLURM_NTASKS_PER_NODE may be what sbatch was asked for, which a step need not use up.
@@ -124,7 +126,8 @@ def _tasks_here(env: Mapping[str, str]) -> int | None:
     return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
 
 
-def _number(env: Mapping[str, str], name: str, launcher: str, others: str = "") -> int:
+def _read_number(env: Mapping[str, str], name: str, launcher: str, others: str = "") -> int:
+    """Read a whole number from a launcher's variable; refuse one that is missing or no number."""
     text = env.get(name, "").strip()
     if not text:
         raise ConfigError(
@@ -149,13 +152,13 @@ def set_torch_environment(launched: Launched) -> None:
         "WORLD_SIZE": launched.size,
         "LOCAL_RANK": launched.local_rank,
         "LOCAL_WORLD_SIZE": launched.local_size,
-        "MASTER_ADDR": env["MASTER_ADDR"] if "MASTER_ADDR" in env else _address(launched),
-        "MASTER_PORT": env["MASTER_PORT"] if "MASTER_PORT" in env else _port(launched),
+        "MASTER_ADDR": env["MASTER_ADDR"] if "MASTER_ADDR" in env else _rank_0_address(launched),
+        "MASTER_PORT": env["MASTER_PORT"] if "MASTER_PORT" in env else _shared_port(launched),
     }
     env.update({name: str(value) for name, value in values.items()})
 
 
-def _address(launched: Launched) -> str:
+def _rank_0_address(launched: Launched) -> str:
     """Return the address of rank 0."""
     if launched.launcher == "srun":
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
@@ -170,7 +173,7 @@ def _address(launched: Launched) -> str:
     )
 
 
-def _port(launched: Launched) -> str:
+def _shared_port(launched: Launched) -> str:
     """Choose a port that the ranks of this job agree on."""
     if launched.launcher == "srun":
         shared = os.environ.get("SLURM_JOB_ID") or str(os.getppid())

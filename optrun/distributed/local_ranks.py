@@ -71,7 +71,7 @@ def run_ranks(
             returns what each rank runs, after the interpreter.
     """
     ends: list[RankEnd] | None = None
-    with _environment(ranks.nproc), _forwarded(heartbeats) as stops:
+    with _environment(ranks.nproc), _signals_forwarded(heartbeats) as stops:
         for _ in range(ranks.max_restarts + 1):
             ends = _run_once(ranks, heartbeats, begin(ends))
             error = error_of(ends)
@@ -168,7 +168,7 @@ def _environment(nproc: int) -> Iterator[None]:
 
 
 @contextmanager
-def _forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
+def _signals_forwarded(heartbeats: Heartbeats) -> Iterator[list[signal.Signals]]:
     """Turn signals to this process into requests to its ranks, and list them.
 
     There are none outside the main thread.

@@ -86,12 +86,12 @@ class Meeting:
                 " this machine reach it?"
             ) from error
         meeting = cls(dist.PrefixStore("optrun", store), rank, size, timeout)
-        start = meeting._greet(f"{host}:{port}")
+        start = meeting._meet_all(f"{host}:{port}")
         meeting.store = dist.PrefixStore(start, meeting.store)
         refuse_different(meeting, facts)
         return meeting
 
-    def _greet(self, where: str) -> str:
+    def _meet_all(self, where: str) -> str:
         """Wait for every rank.
 
         A launcher's store may hold messages of an earlier start of the ranks. So each rank brings a
@@ -106,7 +106,7 @@ class Meeting:
         word = os.urandom(8).hex()
         try:
             self.send("hello", word)
-            with _open_store():
+            with _store_errors():
                 start = self._gather_words() if self.rank == 0 else self._await_welcome(word)
         except LostRankError as error:
             raise UnmetError(
@@ -116,7 +116,7 @@ class Meeting:
                 " there are."
             ) from error
         if start is None:
-            missing = self._missing("hello", range(self.size), 0.0)
+            missing = self._wait_for_missing("hello", range(self.size), 0.0)
             who = name_ranks(missing) if missing else "one that was started before, and is gone"
             raise UnmetError(
                 f"{self.size - max(1, len(missing))} of {self.size} ranks came to {where} within"
@@ -129,7 +129,7 @@ class Meeting:
         """Gather the word of each rank until all have answered; None: too late."""
         hello = self._keys("hello")
         words: list[str] = []
-        for _ in self._looks():
+        for _ in self._poll():
             if not self.store.check(hello):
                 continue
             current_words = [str(json.loads(word)) for word in self.store.multi_get(hello)]
@@ -142,7 +142,7 @@ class Meeting:
 
     def _await_welcome(self, word: str) -> str | None:
         """Wait until rank 0 has read this rank's word; None: too late."""
-        for _ in self._looks():
+        for _ in self._poll():
             if self.store.check(["welcome"]):
                 words = json.loads(self.store.get("welcome"))
                 if words[self.rank] == word:
@@ -153,7 +153,7 @@ class Meeting:
     def _keys(self, key: str) -> list[str]:
         return [f"{key}/{rank}" for rank in range(self.size)]
 
-    def _looks(self, timeout: float | None = None) -> Iterator[None]:
+    def _poll(self, timeout: float | None = None) -> Iterator[None]:
         """Look again and again until the time is up, less often as it goes.
 
         Each look is a sign of life.
@@ -174,37 +174,37 @@ class Meeting:
             value: Anything that JSON holds.
             rank: In whose name; None: this rank.
         """
-        with _open_store():
+        with _store_errors():
             self.store.set(f"{key}/{self.rank if rank is None else rank}", json.dumps(value))
 
     def _read(self, key: str, rank: int) -> Any:
-        with _open_store():
+        with _store_errors():
             return json.loads(self.store.get(f"{key}/{rank}"))
 
-    def tell_machine(self, text: str) -> None:
+    def send_to_machine(self, text: str) -> None:
         """Send a text to the ranks of this machine, once."""
-        with _open_store():
+        with _store_errors():
             self.store.set(f"machine/{socket.gethostname()}", text)
 
-    def hear_machine(self) -> str:
+    def receive_on_machine(self) -> str:
         """Wait for the text that is sent to the ranks of this machine.
 
         Raises:
             OptrunError: Nothing comes in time.
         """
         key = f"machine/{socket.gethostname()}"
-        with _open_store():
-            if any(self.store.check([key]) for _ in self._looks()):
+        with _store_errors():
+            if any(self.store.check([key]) for _ in self._poll()):
                 return self.store.get(key).decode()
         raise OptrunError(
             f"rank {self.rank}: no first rank on {socket.gethostname()}; is LOCAL_RANK right?"
         )
 
-    def _missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
+    def _wait_for_missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
         """Wait for the values of ranks, and list the ranks that sent none in time."""
         keys = [f"{key}/{rank}" for rank in ranks]
-        with _open_store():
-            if not keys or any(self.store.check(keys) for _ in self._looks(timeout)):
+        with _store_errors():
+            if not keys or any(self.store.check(keys) for _ in self._poll(timeout)):
                 return []
             return [rank for rank in ranks if not self.store.check([f"{key}/{rank}"])]
 
@@ -220,7 +220,7 @@ class Meeting:
             OptrunError: None came in time.
         """
         timeout = self.timeout if timeout is None else timeout
-        if self._missing(key, [rank], timeout):
+        if self._wait_for_missing(key, [rank], timeout):
             raise OptrunError(f"rank {rank} is silent: {key} was awaited for {timeout:g} s.")
         return self._read(key, rank)
 
@@ -240,15 +240,15 @@ class Meeting:
             judgement = self.receive(f"{key}/settled", 0, self.timeout + _READ_SECONDS)
             self.send(f"{key}/read", None)
             return judgement
-        missing = self._missing(key, range(self.size), self.timeout)
+        missing = self._wait_for_missing(key, range(self.size), self.timeout)
         if missing:
             raise OptrunError(f"{name_ranks(missing)}: silent for {self.timeout:g} s ({key}).")
-        with _open_store():
+        with _store_errors():
             values = [json.loads(text) for text in self.store.multi_get(self._keys(key))]
         judgement = judge(values)
         self.send(f"{key}/settled", judgement)
         # This rank may hold the store, and leave with it: so it waits until all have read.
-        self._missing(f"{key}/read", range(1, self.size), _READ_SECONDS)
+        self._wait_for_missing(f"{key}/read", range(1, self.size), _READ_SECONDS)
         return judgement
 
     def collect(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
@@ -262,12 +262,12 @@ class Meeting:
         Raises:
             LostRankError: The store is gone.
         """
-        missing = self._missing(key, ranks, timeout)
+        missing = self._wait_for_missing(key, ranks, timeout)
         return {rank: self._read(key, rank) for rank in ranks if rank not in missing}
 
 
 @contextmanager
-def _open_store() -> Iterator[None]:
+def _store_errors() -> Iterator[None]:
     """Turn errors of the store into the loss of the rank that held it.
 
     Raises:

@@ -59,6 +59,7 @@ class RankSignals:
             self._noted.append(signal.Signals(number))
 
     def _follow(self) -> None:
+        """Pass requests on, and end this process when its launcher has been gone for 30 s."""
         waited = threading.Event()
         while not waited.wait(_LOOK_SECONDS):
             if os.getppid() != self._parent:

@@ -89,7 +89,7 @@ def distribute(
         ConfigError: Degrees that do not make up the ranks.
     """
     if isinstance(config, FsdpConfig):
-        return _fully_sharded(model, config, world, device, blocks)
+        return _shard_fully(model, config, world, device, blocks)
     if isinstance(config, DdpConfig):
         ids = [device] if device.type == "cuda" else None
         # What a model does not use keeps no gradient, as in one process. And without it torch lays
@@ -100,9 +100,10 @@ def distribute(
     return model, lambda last: nullcontext()  # noqa: ARG005
 
 
-def _fully_sharded(
+def _shard_fully(
     model: nn.Module, config: FsdpConfig, world: World, device: torch.device, blocks: Sequence[str]
 ) -> tuple[nn.Module, GradientSync]:
+    """Shard each block and then the model by FSDP2, and fill in the weights of rank 0."""
     groups, shards = data_parallel_degrees(config, world.size)
     options: PlainDict = {
         "mesh": _mesh(groups, shards, device),
@@ -122,7 +123,7 @@ def _fully_sharded(
     )  # its backward pass begins at once
     model.register_forward_hook(_reshard_unless_trained)
     assert isinstance(model, FSDPModule)
-    _fill_from_main(
+    _copy_from_rank_0(
         model, whole, world, torch.device("cpu") if config.cpu_offload else device, device
     )
 
@@ -140,7 +141,7 @@ def _reshard_unless_trained(module: nn.Module, args: object, output: object) -> 
         module.reshard()
 
 
-def _materialize(model: nn.Module, rest: torch.device, device: torch.device) -> None:
+def _allocate(model: nn.Module, rest: torch.device, device: torch.device) -> None:
     """Give a model on `meta` memory, but buffers, which are never offloaded, on the device."""
     model.to_empty(device=rest)
     for module in model.modules():
@@ -148,7 +149,7 @@ def _materialize(model: nn.Module, rest: torch.device, device: torch.device) -> 
             module._buffers[name] = buffer.to(device)
 
 
-def _fill_from_main(
+def _copy_from_rank_0(
     model: nn.Module,
     whole: dict[str, torch.Tensor],
     world: World,
@@ -170,7 +171,7 @@ def _fill_from_main(
     if not any(world.gather_objects(empty)):
         return
     if empty:
-        _materialize(model, rest, device)
+        _allocate(model, rest, device)
         tie_weights = getattr(model, "tie_weights", None)
         if callable(tie_weights):
             tie_weights()
@@ -220,7 +221,7 @@ def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
     return [module for module in found if not isinstance(module, nn.ModuleList | nn.ModuleDict)]
 
 
-def whole_tensors(
+def gather_full_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Gather shards one after the other.

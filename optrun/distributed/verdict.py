@@ -106,7 +106,7 @@ def error_of(
         error = kind(first.message)
     else:
         log = None if log_of is None else log_of(first.rank)
-        error = kind(_blame(first, log))
+        error = kind(_describe_cause(first, log))
     if code not in _BY_CODE:
         error.exit_code = code
     return error
@@ -131,7 +131,7 @@ def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
     return sorted(roots, key=lambda end: not end.message)
 
 
-def _blame(end: RankEnd, log: Path | None) -> str:
+def _describe_cause(end: RankEnd, log: Path | None) -> str:
     """Name the rank that ended a run, and its log; the log of rank 0 is the terminal."""
     where = f" while {end.where}" if end.where else ""
     log_sentence = f" Its log: {log}." if log is not None and end.rank else ""

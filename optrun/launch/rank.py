@@ -66,7 +66,7 @@ _UNCONFIRMED = (
     "rank 0 is gone, and did not say whether the last save is whole; resume=auto goes on from the"
     " newest one that is."
 )
-_TOGETHER = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
+_AGREED_CODES = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)
 """Codes that the ranks have agreed on."""
 _LOOK_SECONDS = 0.2
 """Between two looks whether rank 0 still runs."""
@@ -114,9 +114,9 @@ class Rank:
         if not self.is_watched:
             if self.launched.local_rank == 0:
                 heartbeats = Heartbeats.create(self.launched.local_size, shared=True)
-                meeting.tell_machine(str(heartbeats.path))
+                meeting.send_to_machine(str(heartbeats.path))
             else:
-                heartbeats = Heartbeats.open(Path(meeting.hear_machine()))
+                heartbeats = Heartbeats.open(Path(meeting.receive_on_machine()))
             self.share(heartbeats)
         return meeting
 
@@ -160,21 +160,22 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
         try:
             outcome = _train(rank, payload, meeting)
         except OptrunError as error:
-            end = _end(rank, error, error.exit_code)
+            end = _describe_end(rank, error, error.exit_code)
             if not rank.is_main:  # into its log; the terminal has it once
                 sys.stderr.write(f"optrun: {printable(end.message)}\n")
         except BaseException as error:  # told together with how the others ended
-            end = _end(rank, error, EXIT_FAILED)
+            end = _describe_end(rank, error, EXIT_FAILED)
             if not (rank.is_main and end.lost_rank) or os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
-        ends = _part(rank, meeting, end)
+        ends = _report_end(rank, meeting, end)
     together = error_of(ends, payload.run.rank_log)
     if together is not None:
         raise together
     return outcome
 
 
-def _end(rank: Rank, error: BaseException, code: int) -> RankEnd:
+def _describe_end(rank: Rank, error: BaseException, code: int) -> RankEnd:
+    """Describe how this rank ended, from its error."""
     text = str(error) or type(error).__name__
     message = (
         text
@@ -185,13 +186,14 @@ def _end(rank: Rank, error: BaseException, code: int) -> RankEnd:
 
 
 def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
+    """Build the process groups and train; the outcome is on rank 0 only."""
     from optrun.launch.run_here import run_here
     from optrun.runner.train import train
     from optrun.training.display import PlainDisplay
 
     request, resume = agree(meeting, lambda: (payload.request(), payload.resume_point()))
     refuse_shared_device(request.config, meeting)
-    world = _world(request.config.distributed, meeting)
+    world = _join_groups(request.config.distributed, meeting)
     if rank.is_main:
         console = Console(quiet=payload.quiet)
         return run_here(request, payload.run, console, resume, world=world, stop_at=payload.stop_at)
@@ -206,7 +208,7 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
     return None
 
 
-def _world(config: DistributedConfig, meeting: Meeting) -> World:
+def _join_groups(config: DistributedConfig, meeting: Meeting) -> World:
     """Make the groups of the ranks."""
     import torch
     import torch.distributed as dist
@@ -279,7 +281,7 @@ def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> It
         yield
 
 
-def _gone(rank: Rank) -> dict[int, str]:
+def _dead_ranks(rank: Rank) -> dict[int, str]:
     """Find ranks of this machine without a live process, each with its last heartbeat."""
     if rank.heartbeats is None:
         return {}
@@ -287,7 +289,7 @@ def _gone(rank: Rank) -> dict[int, str]:
     return {line.rank: str(line) for line in heartbeats if line.pid and not is_alive(line)}
 
 
-def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
+def _report_end(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     """Report how this rank ended, and wait for rank 0 if all ranks end alike.
 
     The first rank that leaves with another code than 0 makes the launcher end the others, and rank
@@ -299,27 +301,27 @@ def _part(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
     rank.signals.close()
     heartbeat.beat(Phase.closing)
     if rank.is_watched:
-        _tell(rank, end)
+        _write_end(rank, end)
     with contextlib.suppress(LostRankError):  # the store is gone with who held it
         meeting.send("end", asdict(end))
     ends: dict[int, PlainDict] = {}
     waits = end.lost_rank and not rank.is_watched
     try:
         if rank.is_main or waits:
-            ends = _ends_of_all(rank, meeting, PARTING_SECONDS if waits else 0.0)
-        elif end.code in _TOGETHER:
-            ends = _end_of_main(rank, meeting)
-        if rank.is_main and end.code in _TOGETHER:
+            ends = _collect_ends(rank, meeting, PARTING_SECONDS if waits else 0.0)
+        elif end.code in _AGREED_CODES:
+            ends = _await_end_of_main(rank, meeting)
+        if rank.is_main and end.code in _AGREED_CODES:
             _await_confirmations(rank, meeting)
     except LostRankError:
         if end.code == EXIT_DONE and not rank.is_main:
             end = RankEnd(end.rank, EXIT_FAILED, _UNCONFIRMED, lost_rank=True)
             if rank.is_watched:
-                _tell(rank, end)
+                _write_end(rank, end)
     return [end, *(RankEnd(**theirs) for number, theirs in ends.items() if number != end.rank)]
 
 
-def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, PlainDict]:
+def _collect_ends(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, PlainDict]:
     """Collect how all ranks ended, and report the lost ranks of this machine.
 
     Raises:
@@ -328,7 +330,7 @@ def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Plai
     deadline = time.monotonic() + seconds
     while True:
         # Looked for before collecting: what a rank reported before it was lost still arrives.
-        gone = {} if rank.is_watched else _gone(rank)
+        gone = {} if rank.is_watched else _dead_ranks(rank)
         ends = meeting.collect("end", range(meeting.size), min(seconds, _LOOK_SECONDS))
         for number in gone.keys() - ends.keys():
             ends[number] = asdict(RankEnd(number, EXIT_FAILED, "it is gone", where=gone[number]))
@@ -337,7 +339,7 @@ def _ends_of_all(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, Plai
             return ends
 
 
-def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
+def _await_end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
     """Wait until rank 0 has told its end; a second signal may have ended it before.
 
     Raises:
@@ -346,7 +348,7 @@ def _end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
     deadline = time.monotonic() + meeting.timeout
     ends: dict[int, PlainDict] = {}
     while not ends and time.monotonic() < deadline:
-        gone = 0 in _gone(rank)  # looked for first: what it told before it went is heard
+        gone = 0 in _dead_ranks(rank)  # looked for first: what it told before it went is heard
         ends = meeting.collect("end", [0], 0.0 if gone else _LOOK_SECONDS)
         if gone:
             break
@@ -365,7 +367,7 @@ def _await_confirmations(rank: Rank, meeting: Meeting) -> None:
     deadline = time.monotonic() + _CONFIRM_SECONDS
     waiting_for = set(range(1, meeting.size))
     while waiting_for and time.monotonic() < deadline:
-        waiting_for -= _gone(rank).keys()
+        waiting_for -= _dead_ranks(rank).keys()
         waiting_for -= meeting.collect("confirmed", sorted(waiting_for), _LOOK_SECONDS).keys()
 
 
@@ -400,10 +402,10 @@ def main() -> int:
     try:
         meeting = rank.meet(payload.values["distributed"]["timeout_seconds"], payload.facts())
     except UnmetError as error:  # a rank that does not come was lost on its way
-        _tell(rank, RankEnd(own_launch.rank, EXIT_FAILED, str(error), lost_rank=True))
+        _write_end(rank, RankEnd(own_launch.rank, EXIT_FAILED, str(error), lost_rank=True))
         return leave(EXIT_FAILED)
     except OptrunError as error:
-        _tell(rank, _end(rank, error, error.exit_code))
+        _write_end(rank, _describe_end(rank, error, error.exit_code))
         return leave(_code_for_torch(error.exit_code))
     try:
         take_part(rank, payload, meeting)
@@ -416,12 +418,12 @@ def _code_for_torch(exit_code: int) -> int:
     """Return the exit code of a rank, as torchrun should see it.
 
     torchrun ends the other ranks as soon as one exits with another code than 0. If the ranks have
-    agreed on an end, each comes to it by itself; `_tell` has left its code.
+    agreed on an end, each comes to it by itself; `_write_end` has left its code.
     """
     return EXIT_FAILED if exit_code == EXIT_FAILED else EXIT_DONE
 
 
-def _tell(rank: Rank, end: RankEnd) -> None:
+def _write_end(rank: Rank, end: RankEnd) -> None:
     """Write how this rank ended for the process that started it."""
     assert rank.heartbeats is not None
     message = end.message[:_MESSAGE_LENGTH]

@@ -84,7 +84,7 @@ def refuse_unfit(
             f" this is {sys.platform}. distributed=none trains in one process."
         )
     if launched is not None:
-        _refuse_told_twice(typed, launched, resumes=resumes)
+        _refuse_keys_of_launcher(typed, launched, resumes=resumes)
     local_ranks = launched.local_size if launched is not None else nproc(config)
     refuse_composed(config, launched.size if launched is not None else local_ranks)
     devices = device_count(config)
@@ -178,7 +178,8 @@ def refuse_one_process(launched: Launched) -> NoReturn:
     )
 
 
-def _refuse_told_twice(typed: set[str], launched: Launched, *, resumes: bool) -> None:
+def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bool) -> None:
+    """Refuse keys that the launcher decides, and its restarts without `resume=auto`."""
     for key in OF_STARTER:
         if key in typed:
             raise ConfigError(
@@ -194,6 +195,7 @@ def _refuse_told_twice(typed: set[str], launched: Launched, *, resumes: bool) ->
 
 
 def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
+    """Refuse a torch.distributed backend that is not available, or NCCL without CUDA."""
     import torch.distributed as dist
 
     if config.backend == "auto":

@@ -91,7 +91,7 @@ def train_on_ranks(
     if ended.stops > 1 and any(end.code > 128 for end in ended.ends):
         error = OptrunError("a second signal ended all ranks at once; nothing new was saved.")
         error.exit_code = max(end.code for end in ended.ends)
-    _record(run, error)
+    _record_failure(run, error)
     raise error
 
 
@@ -113,7 +113,7 @@ def _refuse_code_of_program(request: Request) -> None:
             )
 
 
-def _record(run: RunDir, error: OptrunError) -> None:
+def _record_failure(run: RunDir, error: OptrunError) -> None:
     """Write into the summary why a run failed.
 
     Where rank 0 could not, or knew only that another rank had left.

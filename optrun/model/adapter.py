@@ -171,7 +171,7 @@ def inject(
     return [_note(config, model, places) + unread, *notes]
 
 
-def inject_alike(model: PreTrainedModel, plain: PreTrainedModel) -> None:
+def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     """Put the adapter of a model, if it has one, into another one of its class, on `meta`."""
     adapter = injected(model)
     if adapter is not None:
@@ -293,7 +293,7 @@ def _targets(
     Raises:
         ConfigError: A name, a layer or a pattern that fits none of them.
     """
-    targets = _asked_targets(config, model, saved, auto_class)
+    targets = _find_target_modules(config, model, saved, auto_class)
     if config.exclude_modules is not None:
         out = set(match_modules("adapter.exclude_modules", config.exclude_modules, targets))
         targets = [path for path in targets if path not in out]
@@ -326,12 +326,16 @@ def _targets(
     return targets
 
 
-def _asked_targets(
+def _find_target_modules(
     config: LoraConfig,
     model: PreTrainedModel,
     saved: Sequence[str],
     auto_class: str,
 ) -> list[str]:
+    """Find the modules that get factors, by `adapter.target_modules` or by default.
+
+    By default all linear modules but the head and those that train whole.
+    """
     key = "adapter.target_modules"
     wanted_names = config.target_modules
     if wanted_names in (None, "all-linear"):
@@ -378,6 +382,7 @@ def _is_inside_any(name: str, paths: Iterable[str]) -> bool:
 
 
 def _refuse_running_statistics(model: nn.Module) -> None:
+    """Refuse a base with batch norms, whose running statistics would change."""
     for path, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise ConfigError(
@@ -433,6 +438,7 @@ def _adapter_names(model: nn.Module, places: AdapterModules) -> frozenset[str]:
 
 
 def _note(config: LoraConfig, model: nn.Module, places: AdapterModules) -> str:
+    """Describe the adapter for the user: rank, modules, and the share of parameters that train."""
     kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
     plural = "" if len(places.targets) == 1 else "s"
     kinds_shown = ", ".join([*kinds[:6], *(["..."] if len(kinds) > 6 else [])])

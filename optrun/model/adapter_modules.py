@@ -75,6 +75,7 @@ def linear_modules(model: PreTrainedModel) -> list[str]:
 
 
 def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
+    """Tell whether a Mamba kernel reads a module's weight directly, past any adapter."""
     parent, _, leaf = path.rpartition(".")
     if leaf not in ("dt_proj", "out_proj"):
         return False

@@ -395,6 +395,7 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
 
 
 def _loading_notes(report: Report) -> list[str]:
+    """Describe the weights that are new or left out after loading."""
     names_by_note = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
         "new, since the weights have another shape": _new_names({**report, "missing_keys": ()}),

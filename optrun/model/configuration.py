@@ -87,7 +87,7 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
     if isinstance(config, FromConfigConfig):
         values = scratch_configuration(config, spec)
     else:
-        values = _loaded(config)
+        values = _load_configuration(config)
         if (
             spec.special_ids.get("pad_token_id") is not None
             and getattr(values, "pad_token_id", None) is None
@@ -115,7 +115,7 @@ def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
     """
     if not isinstance(config, PretrainedConfig) or "id2label" in config.config:
         return None
-    values = _loaded(config)
+    values = _load_configuration(config)
     head = auto_class.removeprefix("AutoModel")
     if not any(name.endswith(head) for name in values.architectures or ()):
         return None
@@ -134,7 +134,7 @@ def router_loss_coef(model: PreTrainedModel) -> float | None:
 
 def stored_vocab_size(config: PretrainedConfig) -> int | None:
     """Return how many entries the embedding has in the weights of a pretrained model."""
-    return getattr(_loaded(config).get_text_config(), "vocab_size", None)
+    return getattr(_load_configuration(config).get_text_config(), "vocab_size", None)
 
 
 def name_of_model(config: ModelConfig) -> str:
@@ -160,9 +160,11 @@ def refuse_unknown(
         ConfigError: An architecture that does not exist, or one without a head for the task; a path
             that is no model; a name that the architecture's configuration does not have.
     """
-    values = _defaults(config) if isinstance(config, FromConfigConfig) else _loaded(config)
-    _refuse_names(values, config.config, "model.config")
-    _refuse_names(values, base, "parametrization.base")
+    values = (
+        _defaults(config) if isinstance(config, FromConfigConfig) else _load_configuration(config)
+    )
+    _refuse_unknown_names(values, config.config, "model.config")
+    _refuse_unknown_names(values, base, "parametrization.base")
     _refuse_no_head(config, values, auto_class)
     if "is_decoder" in config.config:
         values.is_decoder = config.config["is_decoder"]
@@ -232,7 +234,8 @@ def scratch_configuration(
         ) from error
 
 
-def _loaded(config: ModelConfig) -> TransformersConfig:
+def _load_configuration(config: ModelConfig) -> TransformersConfig:
+    """Load the transformers configuration of `model.path`; refuse it with what helps."""
     from transformers import AutoConfig
 
     assert isinstance(config, PretrainedConfig)
@@ -308,7 +311,8 @@ def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
             )
 
 
-def _attributes(values: TransformersConfig) -> list[str]:
+def _settable_names(values: TransformersConfig) -> list[str]:
+    """List the public attributes that a user may set in a configuration."""
     names = set(values.to_dict()) | set(getattr(values, "attribute_map", {}))
     return sorted(
         name
@@ -323,7 +327,7 @@ def _change(values: TransformersConfig, changes: Mapping[str, object], key: str)
     Raises:
         ConfigError: A name that the configuration does not have.
     """
-    _refuse_names(values, changes, key)
+    _refuse_unknown_names(values, changes, key)
     for name, value in changes.items():
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
@@ -335,8 +339,11 @@ def _change(values: TransformersConfig, changes: Mapping[str, object], key: str)
                 expect_count(f"{key}.{name}", value)
 
 
-def _refuse_names(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
-    attributes = _attributes(values)
+def _refuse_unknown_names(
+    values: TransformersConfig, changes: Mapping[str, object], key: str
+) -> None:
+    """Refuse changes to attributes that a configuration does not have, nested ones, too."""
+    attributes = _settable_names(values)
     for name, value in changes.items():
         if name not in attributes:
             raise ConfigError(
@@ -344,7 +351,7 @@ def _refuse_names(values: TransformersConfig, changes: Mapping[str, object], key
             )
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
-            _refuse_names(part, value, f"{key}.{name}")
+            _refuse_unknown_names(part, value, f"{key}.{name}")
 
 
 def _few(name: str, known: list[str]) -> str:
@@ -378,6 +385,7 @@ def _rebuilt(values: TransformersConfig, defaults: Mapping[str, object]) -> Tran
 
 
 def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class: str) -> None:
+    """Refuse an architecture for which transformers has no model of the task."""
     import transformers
 
     mapping = getattr(transformers, auto_class)._model_mapping

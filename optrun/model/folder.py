@@ -30,7 +30,7 @@ def refuse_no_model(path: str) -> None:
         raise ConfigError(
             f"model.path={path}: this is a file. Give the folder that holds config.json."
         )
-    message = _no_model(folder, path) if folder.is_dir() else None
+    message = _why_not_a_model(folder, path) if folder.is_dir() else None
     if message is not None:
         raise ConfigError(f"model.path={path}: {message}")
 
@@ -56,7 +56,8 @@ def refuse_broken_weights(path: str) -> None:
         raise ConfigError(f"model.path={path}: {message}")
 
 
-def _no_model(folder: Path, path: str) -> str | None:
+def _why_not_a_model(folder: Path, path: str) -> str | None:
+    """Say why a folder is no transformers model, and what to do; None: it is one."""
     if (folder / "config.json").is_file():
         return None
     if (folder / "manifest.json").is_file() and (folder / "state.json").is_file():

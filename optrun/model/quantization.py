@@ -78,7 +78,7 @@ def quantize(
         )
     before = sum(tensor_bytes(model).values())
     for path in linear_paths:
-        model.set_submodule(path, _quantized(asked, model.get_submodule(path), meta=meta))
+        model.set_submodule(path, _build_4bit_linear(asked, model.get_submodule(path), meta=meta))
     setattr(model, _MARK, dict(asked))
     model.is_loaded_in_4bit = True  # by which peft knows
     after = sum(tensor_bytes(model).values())
@@ -103,7 +103,7 @@ def dequantize(model: nn.Module) -> None:
     for path, module in list(_quantized_modules(model)):
         weight = module.weight
         values = bnb.dequantize_4bit(weight.data, weight.quant_state)
-        model.set_submodule(path, _plain(module, values))
+        model.set_submodule(path, _build_linear(module, values))
     for mark in (_MARK, "is_loaded_in_4bit"):
         if hasattr(model, mark):
             delattr(model, mark)
@@ -140,7 +140,8 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _quantized(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
+def _build_4bit_linear(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
+    """Build the 4-bit module of a linear one; with `meta` only its shapes."""
     import bitsandbytes.nn as bnb
 
     turned = not isinstance(
@@ -192,7 +193,8 @@ def _compress(weight: Any) -> None:
     weight.compress_statistics = True
 
 
-def _plain(module: Any, weight: Tensor) -> nn.Module:
+def _build_linear(module: Any, weight: Tensor) -> nn.Module:
+    """Build the linear module (or Conv1D) that a 4-bit module was made from, with given weights."""
     source, dtype = module.optrun_source
     layer: nn.Module
     with torch.device("meta"):

@@ -238,6 +238,7 @@ def _bounded(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> None:
+    """Train a byte-level BPE tokenizer with the special tokens of a kind of model, and save it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -138,6 +138,7 @@ class Adamax(BatchOptimizer):
         )
 
     def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+        """Add the coefficients of L1 and L2 decay; they exclude decoupled decay."""
         mode = group["weight_decay_mode"]
         decay = group["weight_decay"]
         numbers = super()._numbers(group, traits, counters)

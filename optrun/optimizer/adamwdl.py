@@ -158,6 +158,7 @@ class AdamWDL(BatchOptimizer):
         return config
 
     def _resolve(self) -> None:
+        """Compute the lr ratio of each layer, and the names without decay."""
         applies = self._apart["apply_decay_param_fun"]
         names = self.named_params()
         self._lr_ratios: dict[str, float] = self._layer_ratios(names)
@@ -181,7 +182,7 @@ class AdamWDL(BatchOptimizer):
         has_names = self._named()
         default = function is layerwise_lr_decay
         if name_dict is not None and has_names:
-            _same_names(name_dict, list(params))
+            _refuse_other_names(name_dict, list(params))
         if function is None or (default and rate == 1.0):
             return {}
         if not has_names:
@@ -218,6 +219,7 @@ class AdamWDL(BatchOptimizer):
         return self._ratio(name), self.decays(name)
 
     def _numbers(self, group: Group, traits: tuple[float, bool], counters: Numbers) -> Numbers:
+        """Return the lr of a tensor's layer and the factor that decay leaves of its weights."""
         del counters
         ratio, decays = traits
         lr = group["lr"] * ratio
@@ -234,7 +236,8 @@ class AdamWDL(BatchOptimizer):
         return "rows" if group["lazy_mode"] else "refuse"
 
 
-def _same_names(name_dict: Mapping[str, str], names: list[str]) -> None:
+def _refuse_other_names(name_dict: Mapping[str, str], names: list[str]) -> None:
+    """Refuse a `name_dict` whose keys are not exactly the names of the parameters."""
     for name in names:
         if name not in name_dict:
             raise ValueError(

@@ -162,6 +162,7 @@ class AdEMAMix(BatchOptimizer):
         )
 
     def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+        """Add alpha and beta3 as their warm-ups give them at this step."""
         step = counters["step"]
         beta1, _, beta3 = group["betas"]
         return {

@@ -240,6 +240,7 @@ class NamedOptimizer(Optimizer):
             self._take_in_groups()
 
     def _refuse_shards(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Refuse sharded parameters for an optimizer that needs whole tensors."""
         for name, param in named:
             if isinstance(param, Tensor) and sharding_of(param).groups:
                 raise ValueError(
@@ -511,6 +512,7 @@ class NamedOptimizer(Optimizer):
                     )
 
     def _refuse_two_drivers(self) -> None:
+        """Refuse an lr that is both a function of the step and driven by a scheduler."""
         scheduler = self._lr_scheduler()
         if scheduler is None:
             return
@@ -538,6 +540,7 @@ def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 
 
 def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    """Count a step in every group, unless it changed nothing: no gradient, or a set `found_inf`."""
     found_inf = getattr(optimizer, "found_inf", None)
     counts_unread = getattr(optimizer, "_counts_unread", False)
     if found_inf is not None and not counts_unread and found_inf.item():

@@ -116,6 +116,10 @@ class Batch:
             self._append_dense(param, grad, state)
 
     def _append_dense(self, param: Tensor, grad: Tensor, state: State) -> None:
+        """Append a tensor with a dense gradient.
+
+        A 16-bit parameter is appended as a float32 copy, to be written back.
+        """
         dtype = working_dtype(param.dtype)
         if (
             isinstance(param, DTensor)

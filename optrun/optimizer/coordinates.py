@@ -28,7 +28,7 @@ TOLERANCE = 0.25
 Widths of a few dozen give a tenth by themselves.
 """
 MEASURES = ("initial", "change", "update")
-_MOVES = 1e-12
+_ROUNDING = 1e-12
 """Below this share of an output an update is rounding: a bias that the softmax cancels has no
 gradient."""
 
@@ -61,7 +61,7 @@ class SlopeLine:
             difference after the steps; `update`: of the part that the change of this parameter
             alone makes.
         expected: Slope of it over size, on log axes; None: shown, and not judged.
-        below: How far below it a slope is right as well: see `_shared`.
+        below: How far below it a slope is right as well: see `_params_shared_by_units`.
         values: By size, one for each seed.
     """
 
@@ -192,14 +192,18 @@ def coordinate_check(
         ConfigError: The models cannot be compared, see `growth_of`.
     """
     largest, smallest = (trial(size, seeds[0]) for size in (sizes[-1], sizes[0]))
-    grown = _with_tied_heads(
+    grown = _add_tied_names(
         largest.model, largest.sizes or growth_of(largest.model, smallest.model)
     )
-    shared = _shared(largest, smallest, grown) if by_gradient and along == "width" else set()
+    shared = (
+        _params_shared_by_units(largest, smallest, grown)
+        if by_gradient and along == "width"
+        else set()
+    )
     lines: dict[tuple[str, str], SlopeLine] = {}
     for size in sizes:
         for seed in seeds:
-            for key, value in _merged(measure(trial(size, seed)), along).items():
+            for key, value in _average_blocks(measure(trial(size, seed)), along).items():
                 below = 0.5 if key[0] in shared and key[1] == "update" else 0.0
                 line = lines.setdefault(
                     key, SlopeLine(*key, expected=_expected(*key, grown, along), below=below)
@@ -209,7 +213,9 @@ def coordinate_check(
     return CoordinateCheck(along, complete)
 
 
-def _shared(larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]) -> set[str]:
+def _params_shared_by_units(
+    larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]
+) -> set[str]:
     """Name parameters of one size shared by a growing number of units.
 
     Norms of queries, which act on every head, are an example. The gradient of such a parameter is a
@@ -218,9 +224,9 @@ def _shared(larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]
     """
     counts = []
     for trial in (larger, smaller):
-        with _recorded(trial.model) as calls:
+        with _recorded_calls(trial.model) as calls:
             trial.forward()
-        counts.append({path: _count(call.outputs) for path, call in calls.items()})
+        counts.append({path: _total_numel(call.outputs) for path, call in calls.items()})
     grow = {path for path, count in counts[0].items() if count > counts[1].get(path, count)}
     return {
         name
@@ -229,11 +235,11 @@ def _shared(larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]
     }
 
 
-def _count(tensors: Sequence[Tensor]) -> int:
+def _total_numel(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _with_tied_heads(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
+def _add_tied_names(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
     """Add second names of tied tensors.
 
     Where a norm carries their logits, a head is what an untied one is.
@@ -258,7 +264,9 @@ def _is_complete(line: SlopeLine, sizes: Sequence[float], seeds: Sequence[int]) 
     return len(values) == len(sizes) * len(seeds) and all(value > 0 for value in values)
 
 
-def _merged(values: Mapping[tuple[str, str], float], along: str) -> dict[tuple[str, str], float]:
+def _average_blocks(
+    values: Mapping[tuple[str, str], float], along: str
+) -> dict[tuple[str, str], float]:
     """Average over blocks if their number varies."""
     if along == "width":
         return dict(values)
@@ -304,14 +312,14 @@ def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
     (parameter, measure) -> mean absolute value, in the order of the forward pass.
     """
     model = trial.model
-    with _recorded(model) as before:
+    with _recorded_calls(model) as before:
         trial.forward()
     initial = {
         name: param.detach().clone()
         for name, param in model.named_parameters(remove_duplicate=False)
     }
     trial.train()
-    with _recorded(model) as after:
+    with _recorded_calls(model) as after:
         trial.forward()
     measured: dict[tuple[str, str], float] = {}
     for path, call in after.items():
@@ -327,8 +335,8 @@ def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
             )
         for leaf in names:
             name = f"{path}.{leaf}" if path else leaf
-            part = _part_of(module, leaf, initial[name], call)
-            if part is not None and part > _MOVES * _mean(call.outputs):
+            part = _effect_of_change(module, leaf, initial[name], call)
+            if part is not None and part > _ROUNDING * _mean(call.outputs):
                 measured[name, "update"] = part
     return measured
 
@@ -341,7 +349,7 @@ class _Call:
 
 
 @contextmanager
-def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
+def _recorded_calls(model: nn.Module) -> Iterator[dict[str, _Call]]:
     """Record the last call of each module with parameters of its own, in evaluation mode."""
     calls: dict[str, _Call] = {}
 
@@ -349,7 +357,7 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
         def hook(
             _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object
         ) -> None:
-            calls[path] = _Call(args, kwargs, _floats(out))
+            calls[path] = _Call(args, kwargs, _float_tensors(out))
 
         return hook
 
@@ -368,7 +376,7 @@ def _recorded(model: nn.Module) -> Iterator[dict[str, _Call]]:
             handle.remove()
 
 
-def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float | None:
+def _effect_of_change(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float | None:
     """Measure the effect of one parameter's change on the output, at its latest input.
 
     None for a module that writes into a cache and cannot be called again.
@@ -377,7 +385,7 @@ def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float
     module.eval()
     try:
         with torch.no_grad():
-            out = _floats(
+            out = _float_tensors(
                 torch.func.functional_call(module, {leaf: before}, call.args, call.kwargs)
             )
         return _mean([b - a for a, b in zip(out, call.outputs, strict=True)])
@@ -387,7 +395,7 @@ def _part_of(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float
         module.train(training)
 
 
-def _floats(out: object) -> list[Tensor]:
+def _float_tensors(out: object) -> list[Tensor]:
     return [
         leaf.detach()
         for leaf in tree_leaves(out)
@@ -396,4 +404,6 @@ def _floats(out: object) -> list[Tensor]:
 
 
 def _mean(tensors: Sequence[Tensor]) -> float:
-    return float(sum(tensor.abs().sum().item() for tensor in tensors)) / max(_count(tensors), 1)
+    return float(sum(tensor.abs().sum().item() for tensor in tensors)) / max(
+        _total_numel(tensors), 1
+    )

@@ -55,7 +55,7 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
             # It looks at values, of which shapes have none; or it needs what a twin has not.
             continue
         sizes = {
-            kind: _total(twin.state.get(params[param], {}), param, size)
+            kind: _sum_sizes(twin.state.get(params[param], {}), param, size)
             for kind, param in param_of_kind.items()
         }
         return {name: sizes[kind] for name, kind in kinds.items()}
@@ -91,9 +91,12 @@ def _twin(
     return twin, params
 
 
-def _total(state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | None]) -> int | None:
+def _sum_sizes(
+    state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | None]
+) -> int | None:
+    """Sum a size over the tensors of a state; None if the size of one is unknown."""
     total = 0
-    for value in _tensors(state):
+    for value in _tensors_in(state):
         count = size(value, param)
         if count is None:
             return None
@@ -101,13 +104,14 @@ def _total(state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | N
     return total
 
 
-def _tensors(value: object) -> list[Tensor]:
+def _tensors_in(value: object) -> list[Tensor]:
+    """Collect the tensors in nested dicts, lists and tuples."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
-        return _tensors(list(value.values()))
+        return _tensors_in(list(value.values()))
     if isinstance(value, list | tuple):
-        return list(chain.from_iterable(map(_tensors, value)))
+        return list(chain.from_iterable(map(_tensors_in, value)))
     return []
 
 

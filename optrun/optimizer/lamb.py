@@ -224,6 +224,7 @@ class Lamb(BatchOptimizer):
         )
 
     def _resolve(self) -> None:
+        """Check the groups' bounds, and find the names without decay or adaptation."""
         self._ratios = ()
         for group in self.param_groups:
             in_order(group, LambConfig.BOUNDS)
@@ -252,6 +253,11 @@ class Lamb(BatchOptimizer):
         return self.decays(name), name not in self._unadapted
 
     def _numbers(self, group: Group, traits: tuple[bool, bool], counters: Numbers) -> Numbers:
+        """Return lr, both kinds of decay, and whether a tensor is adapted.
+
+        `decay` is added to the update before the trust ratio; `keep` multiplies the weights outside
+        of it.
+        """
         del counters
         decays, may_adapt = traits
         decay = group["weight_decay"] if decays else 0.0

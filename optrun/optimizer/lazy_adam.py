@@ -131,6 +131,7 @@ class LazyAdam(BatchOptimizer):
         super().add_param_group(param_group)
 
     def _resolve(self) -> None:
+        """Find the names without decay; refuse flat pieces under grad_centralization."""
         if any(group["grad_centralization"] for group in self.param_groups):
             refuse_flat_pieces(list(self.named_params().items()), type(self).__name__)
         self._undecayed = self._excluded(
@@ -140,6 +141,7 @@ class LazyAdam(BatchOptimizer):
         )
 
     def _traits(self, group: Group, name: str, param: Tensor) -> tuple[bool, bool]:
+        """Tell whether a parameter decays, and whether its gradient is centralized."""
         centre = group["grad_centralization"] and param.dim() >= 2
         if (
             centre
@@ -153,6 +155,7 @@ class LazyAdam(BatchOptimizer):
         return self.decays(name), centre
 
     def _numbers(self, group: Group, traits: tuple[bool, bool], counters: Numbers) -> Numbers:
+        """Return lr, L2 decay, gradient centralization and loss scale of a tensor."""
         del counters
         decays, centre = traits
         return {

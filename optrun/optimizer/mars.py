@@ -158,6 +158,7 @@ class Mars(BatchOptimizer):
         return param.dim() >= 2
 
     def _numbers(self, group: Group, traits: bool, counters: Numbers) -> Numbers:
+        """Add the strength of the variance reduction, which is 0 in the first step."""
         beta1 = group["betas"][0]
         is_first = counters["step"] == 1
         return {

@@ -191,6 +191,7 @@ def _build_foreign(
     owner: str,
     hint: str,
 ) -> Optimizer:
+    """Build another library's optimizer; refuse options and group keys that it does not take."""
     keywords = _named_keywords(cls)
     options = _without_zero_decay(options, keywords)
     groups = [_without_zero_decay(group, keywords) for group in param_groups]

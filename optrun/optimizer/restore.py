@@ -326,6 +326,7 @@ def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
 
 
 def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) -> int:
+    """Find the saved group that all parameters of a group come from; refuse several."""
     indices = list(dict.fromkeys(sources[name][0] for name in names))
     if len(indices) > 1:
         raise ValueError(
@@ -337,6 +338,7 @@ def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) ->
 
 
 def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) -> None:
+    """Refuse saved groups whose number, or numbers of parameters, differ from the optimizer's."""
     if len(own) != len(saved):
         raise ValueError(
             f"the saved state has {len(saved)} parameter groups, the optimizer {len(own)}."

@@ -150,6 +150,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _small_group(group: Group, index: int) -> ParamGroup:
+    """Copy a group with small random parameters in place of its own."""
     pairs = []
     for name, param in group["params"]:
         # Sides differ, so that a transposed state is noticed.
@@ -192,6 +193,7 @@ def _remember_random_states() -> Callable[[], None]:
 
 
 def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
+    """Name the first tensor that differs, or say that the counters do; None: all is equal."""
     of_first = first.tensors()
     of_second = second.tensors()
     for name in sorted(of_first.keys() | of_second.keys()):

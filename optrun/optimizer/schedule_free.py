@@ -164,6 +164,10 @@ class ScheduleFreeAdamW(BatchOptimizer):
         self._exchange(train_mode=True)
 
     def _exchange(self, *, train_mode: bool) -> None:
+        """Replace the weights by y, to train, or by x, to evaluate.
+
+        Groups that are already in this mode stay as they are.
+        """
         for group in self.param_groups:
             if group["train_mode"] == train_mode:
                 continue

@@ -224,6 +224,7 @@ class Soap(BatchOptimizer):
         return param
 
     def _numbers(self, group: Group, traits: Tensor, counters: Numbers) -> Numbers:
+        """Add the preconditioners, created as zeros in the first step, and their eigenbases."""
         state = self.state[traits]
         dims = self._preconditioned(traits, group)
         if counters["step"] == 1 and dims:

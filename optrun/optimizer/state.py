@@ -54,24 +54,24 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
             of these.
     """
     tensors: dict[str, Tensor] = {}
-    params = _params(optimizer)
+    params = _params_by_name(optimizer)
     state: dict[str, State] = {}
     for name, param in params.items():
         if param in optimizer.state:
             state[name] = {
-                key: _packed(value, f"{name}/{key}", tensors)
+                key: _pack(value, f"{name}/{key}", tensors)
                 for key, value in optimizer.state[param].items()
             }
     shared = [
-        [key, _packed(value, f"optimizer/{key}", tensors)]
+        [key, _pack(value, f"optimizer/{key}", tensors)]
         for key, value in optimizer.state.items()
         if not isinstance(key, Tensor)
     ]
     groups = []
     for index, group in enumerate(optimizer.param_groups):
-        options = {key: _described(group[key]) for key in _options(optimizer, group)}
+        options = {key: _describe(group[key]) for key in _options(optimizer, group)}
         counted = {
-            key: _packed(value, f"groups/{index}/{key}", tensors)
+            key: _pack(value, f"groups/{index}/{key}", tensors)
             for key, value in group.items()
             if key not in options and key not in ("params", "param_names", "functions")
         }
@@ -83,7 +83,7 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         "state": state,
         "shared": shared,
         "attributes": {
-            key: _packed(value.state_dict() if hasattr(value, "state_dict") else value, key, {})
+            key: _pack(value.state_dict() if hasattr(value, "state_dict") else value, key, {})
             for key, value in _counting_attributes(optimizer).items()
         },
         "groups": groups,
@@ -114,23 +114,23 @@ def load_named_state(
             or that an option needs and was not saved.
     """
     _refuse_other_optimizer(optimizer, meta)
-    params = _params(optimizer)
+    params = _params_by_name(optimizer)
     _refuse_other_params(params, meta)
     unused = set(tensors)
     saved: dict[str, State] = {}
     for name, entries in meta["state"].items():
-        saved[name] = {key: _unpacked(value, tensors, unused) for key, value in entries.items()}
+        saved[name] = {key: _unpack(value, tensors, unused) for key, value in entries.items()}
     loaded: dict[Any, Any] = {**restored_state(optimizer, optimizer.param_groups, saved)}
     for key, value in meta["shared"]:
         loaded[key] = placed(
-            _unpacked(value, tensors, unused), next(iter(params.values())), {}, str(key)
+            _unpack(value, tensors, unused), next(iter(params.values())), {}, str(key)
         )
-    counters = _counters(optimizer, meta, tensors, unused)
+    counters = _load_counters(optimizer, meta, tensors, unused)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
-        _refuse_no_number(group, values)
+        _refuse_nonnumeric_counters(group, values)
     averaged = averaged_params(optimizer)
     trained = {
-        name: _trained(name, param, tensors, unused)
+        name: _training_weights(name, param, tensors, unused)
         for name, param in params.items()
         if param in averaged
     }
@@ -147,6 +147,7 @@ def load_named_state(
 
 
 def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:
+    """Refuse state of another format, or of another optimizer class."""
     refuse_format("optimizer state", meta.get("format"), FORMAT)
     if meta.get("format") != FORMAT:
         raise ValueError(
@@ -160,6 +161,7 @@ def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:
 
 
 def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> None:
+    """Refuse state of other parameter names or shapes."""
     refuse_difference(list(meta["params"]), list(params))
     for name, param in params.items():
         if list(param.shape) != list(meta["params"][name]):
@@ -169,7 +171,8 @@ def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> No
             )
 
 
-def _refuse_no_number(group: Group, counters: PlainMapping) -> None:
+def _refuse_nonnumeric_counters(group: Group, counters: PlainMapping) -> None:
+    """Refuse a saved counter that is no number if the group holds a number under its key."""
     for key, value in counters.items():
         if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
             raise ValueError(
@@ -179,17 +182,19 @@ def _refuse_no_number(group: Group, counters: PlainMapping) -> None:
 
 
 def _load_attributes(optimizer: Optimizer, saved: PlainMapping) -> None:
+    """Set the counting attributes of another library's optimizer to their saved values."""
     for key, attribute in _counting_attributes(optimizer).items():
         if key not in saved:
             continue
-        value = _unpacked(saved[key], {}, set())
+        value = _unpack(saved[key], {}, set())
         if hasattr(attribute, "load_state_dict"):
             attribute.load_state_dict(value)
         else:
             setattr(optimizer, key, value)
 
 
-def _params(optimizer: Optimizer) -> dict[str, Tensor]:
+def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the parameters by name; refuse an optimizer built without names."""
     if not all("param_names" in group for group in optimizer.param_groups):
         raise ValueError(
             f"{type(optimizer).__name__} was built without parameter names: pass"
@@ -225,15 +230,17 @@ def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def _trained(name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: set[str]) -> Tensor:
+def _training_weights(
+    name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: set[str]
+) -> Tensor:
     """Return the training weights of a model saved with its evaluation weights."""
     key = f"{name}/{TRAINED}"
     packed = {"tensor": [key, list(param.shape)]}
-    value: Tensor = _unpacked(packed, tensors, unused)
+    value: Tensor = _unpack(packed, tensors, unused)
     return value
 
 
-def _counters(
+def _load_counters(
     optimizer: Optimizer, meta: PlainMapping, tensors: Mapping[str, Tensor], unused: set[str]
 ) -> list[ParamGroup]:
     """Return the counters of each group: for ours, the steps."""
@@ -246,7 +253,7 @@ def _counters(
         saved_index.update(dict.fromkeys(group["param_names"], index))
         saved_counters.append(
             {
-                key: _unpacked(value, tensors, unused)
+                key: _unpack(value, tensors, unused)
                 for key, value in group.items()
                 if key not in options
             }
@@ -282,7 +289,7 @@ def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: s
         return
     for key in _options(optimizer, group):
         before = saved.get(key)
-        now = _described(group[key])
+        now = _describe(group[key])
         plain = isinstance(before, int | str | None) and isinstance(now, int | str | None)
         if plain and key in saved and before != now:
             raise ValueError(
@@ -291,36 +298,35 @@ def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: s
             )
 
 
-def _packed(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
+def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
+    """Convert a value to what JSON can hold; its tensors go into `tensors`, by their path."""
     if isinstance(value, Tensor):
         tensors[where] = value
-        return {"tensor": [where, list(value.shape), *_order(value)]}
+        return {"tensor": [where, list(value.shape), *_dimension_order(value)]}
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]}
+        return {kind: [_pack(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)]}
     if isinstance(value, deque):
         return {
             "deque": [
                 value.maxlen,
-                [_packed(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)],
+                [_pack(entry, f"{where}/{i}", tensors) for i, entry in enumerate(value)],
             ]
         }
     if isinstance(value, Mapping):
         return {
-            "dict": [
-                [key, _packed(entry, f"{where}/{key}", tensors)] for key, entry in value.items()
-            ]
+            "dict": [[key, _pack(entry, f"{where}/{key}", tensors)] for key, entry in value.items()]
         }
     raise TypeError(
         f"optimizer state {where} is a {type(value).__name__}, which cannot be kept in a file."
     )
 
 
-def _order(value: Tensor) -> list[list[int]]:
+def _dimension_order(value: Tensor) -> list[list[int]]:
     """Describe how the dimensions lie in memory if not as in a file.
 
     Over another order products round otherwise.
@@ -332,20 +338,21 @@ def _order(value: Tensor) -> list[list[int]]:
     return [order]
 
 
-def _in_order(value: Tensor, order: list[int]) -> Tensor:
+def _restore_dimension_order(value: Tensor, order: list[int]) -> Tensor:
     inverse = [order.index(dim) for dim in range(len(order))]
     return value.permute(order).contiguous().permute(inverse)
 
 
-def _described(value: object) -> Any:
+def _describe(value: object) -> Any:
     """Describe an option of a group for comparison, by its text if no file can hold it."""
     try:
-        return _packed(value, "", {})
+        return _pack(value, "", {})
     except TypeError:
         return {"repr": [repr(value)]}
 
 
-def _unpacked(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
+def _unpack(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
+    """Convert a packed value back; names of the tensors it takes are removed from `unused`."""
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()
@@ -359,14 +366,14 @@ def _unpacked(value: object, tensors: Mapping[str, Tensor], unused: set[str]) ->
                 f" {tuple(shape)}."
             )
         unused.discard(key)
-        return _in_order(tensors[key], order[0]) if order else tensors[key]
+        return _restore_dimension_order(tensors[key], order[0]) if order else tensors[key]
     if kind == "float":
         return float(content)
     if kind == "dict":
-        return {key: _unpacked(entry, tensors, unused) for key, entry in content}
+        return {key: _unpack(entry, tensors, unused) for key, entry in content}
     if kind == "deque":
-        return deque((_unpacked(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
+        return deque((_unpack(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
     if kind not in ("list", "tuple"):
         raise ValueError(f"the saved state holds a {kind!r}, which is no kind of value.")
-    entries = [_unpacked(entry, tensors, unused) for entry in content]
+    entries = [_unpack(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)

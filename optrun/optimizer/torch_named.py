@@ -74,6 +74,7 @@ class _OneLayout(Optimizer):
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
+        """Give gradients and state their parameters' strides, as torch's fused kernel needs."""
         returned = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
         if not group.get("fused") or _all_flat([*params, *grads, *chain.from_iterable(state)]):
             return returned
@@ -420,6 +421,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         return loss
 
     def _step_together(self, bucket: list[tuple[Tensor, Group]]) -> None:
+        """Step matrices: decay the weights, then add the orthogonalized momentum."""
         updates = [self._momentum(param, group) for param, group in bucket]
 
         def orthogonal(index: int, update: Tensor) -> Tensor:

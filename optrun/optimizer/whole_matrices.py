@@ -66,15 +66,17 @@ def on_whole(
     for (mesh, dim), indices in together.items():
         axes = [params[index].placements[dim].dim % params[index].dim() for index in indices]  # type: ignore[attr-defined]
         matrices = [
-            _Cut(index, pieces[index], params[index].shape, axis)
+            _ShardedMatrix(index, pieces[index], params[index].shape, axis)
             for index, axis in zip(indices, axes, strict=True)
         ]
-        for index, piece in zip(indices, _exchanged(function, matrices, mesh, dim), strict=True):
+        for index, piece in zip(
+            indices, _map_on_owners(function, matrices, mesh, dim), strict=True
+        ):
             out[index] = piece
     return out
 
 
-class _Cut:
+class _ShardedMatrix:
     """A matrix of which each rank has one piece, cut as torch.chunk does."""
 
     def __init__(self, index: int, piece: Tensor, shape: torch.Size, axis: int) -> None:
@@ -93,8 +95,8 @@ class _Cut:
         ]
 
 
-def _exchanged(
-    function: Function, matrices: Sequence[_Cut], mesh: DeviceMesh, dim: int
+def _map_on_owners(
+    function: Function, matrices: Sequence[_ShardedMatrix], mesh: DeviceMesh, dim: int
 ) -> list[Tensor]:
     """Send the pieces of every matrix to its owner, and the pieces of its result back."""
     ranks = mesh.size(dim)
@@ -105,7 +107,7 @@ def _exchanged(
     def count(at: int, rank: int) -> int:
         return torch.Size(shapes[at][rank]).numel()
 
-    owned = _owned([matrix.shape.numel() for matrix in matrices], ranks)
+    owned = _assign_owners([matrix.shape.numel() for matrix in matrices], ranks)
     order = list(chain.from_iterable(owned))
     counts_here = [count(at, me) for at in order]
     send_counts = [sum(count(at, me) for at in matrices_of_rank) for matrices_of_rank in owned]
@@ -135,7 +137,7 @@ def _exchanged(
     return [pieces[at] for at in range(len(matrices))]
 
 
-def _owned(sizes: Sequence[int], ranks: int) -> list[list[int]]:
+def _assign_owners(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """Assign matrices to ranks: the largest first, each to the least busy rank.
 
     Example:

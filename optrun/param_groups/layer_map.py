@@ -113,7 +113,7 @@ class Layers:
         self.roles = roles
         self.uses = uses
         self.root = tree_of(params, roles, model)
-        self.towers = _towers(find_stacks(self.root))
+        self.towers = _find_towers(find_stacks(self.root))
         self.outputs, self.inputs = _ends(model)
 
     def heads(self) -> set[str]:
@@ -162,7 +162,7 @@ class Layers:
         return self._places()
 
     def _places(self) -> dict[str, Place]:
-        places = {name: self._by_name(name) for name in self.params}
+        places = {name: self._place_by_name(name) for name in self.params}
         by_use = self._by_use().items()
         return places | {name: place for name, place in by_use if place.label != places[name].label}
 
@@ -194,7 +194,8 @@ class Layers:
                 out[name] = replace(_head_place(near), why="used after the blocks")
         return out
 
-    def _by_name(self, name: str) -> Place:
+    def _place_by_name(self, name: str) -> Place:
+        """Place a parameter: in its block, else with the embeddings below or the head above."""
         path = name.rpartition(".")[0]
         for tower in self.towers:
             stack = tower.stack
@@ -274,7 +275,8 @@ class _Tower:
     """Empty where it is the only one."""
 
 
-def _towers(stacks: list[Stack]) -> list[_Tower]:
+def _find_towers(stacks: list[Stack]) -> list[_Tower]:
+    """Find the root of each tower: the highest module that contains no other tower's blocks."""
     names = _tower_names([stack.path for stack in stacks])
     out = []
     for stack, name in zip(stacks, names, strict=True):

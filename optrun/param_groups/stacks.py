@@ -86,7 +86,7 @@ def _outermost_lists(node: Node) -> list[tuple[Stack, Node]]:
     lists: list[tuple[Stack, Node]] = []
     for child in node.children.values():
         if child.numbered and _repeats(child):
-            lists.append((_stack(child), node))
+            lists.append((_number_blocks(child), node))
         else:
             lists += _outermost_lists(child)
     return lists
@@ -109,7 +109,12 @@ def _kind(node: Node) -> str:
     return node.kind or str([name for name, _ in node.signature()])
 
 
-def _stack(node: Node) -> Stack:
+def _number_blocks(node: Node) -> Stack:
+    """Number the blocks of a list, through its stages if it has some.
+
+    What a stage has before its blocks counts with its first block, the rest of the stage with its
+    last.
+    """
     stages = _stages(node)
     if stages is None:
         blocks = {element.path: index for index, element in enumerate(node.children.values())}

@@ -111,12 +111,12 @@ def tree_of(
         root.whole_model = _is_whole_model(model)
         for path, module in model.named_modules():
             if path and any(True for _ in module.parameters()):
-                node = _grow(root, path)
+                node = _add_path(root, path)
                 node.kind = type(module).__name__
                 node.whole_model = _is_whole_model(module)
     for name, param in params.items():
         path, _, leaf = name.rpartition(".")
-        _grow(root, path).own[leaf] = tuple(param.shape)
+        _add_path(root, path).own[leaf] = tuple(param.shape)
         for node in map(root.at, upwards(path)):
             node.numel += param.numel()
             node.matrices += roles[name] in (MATRIX, EMBEDDING, LORA)
@@ -126,7 +126,8 @@ def tree_of(
     return root
 
 
-def _grow(root: Node, path: str) -> Node:
+def _add_path(root: Node, path: str) -> Node:
+    """Add the nodes of a dotted path that are missing, and return the last one."""
     node = root
     for piece in pieces_of(path):
         if piece not in node.children:

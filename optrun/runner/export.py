@@ -19,8 +19,8 @@ from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
-from optrun.distributed.shard import is_sharded, model_class, whole_tensors
-from optrun.model.adapter import ADAPTER, inject_alike, injected, merge
+from optrun.distributed.shard import gather_full_tensors, is_sharded, model_class
+from optrun.model.adapter import ADAPTER, inject_same_adapter, injected, merge
 from optrun.model.tokenizer import save_tokenizer
 from optrun.model.weights import all_tensors, place_tensors
 from optrun.runner.best_checkpoint import describe_best
@@ -195,7 +195,7 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     import torch
     import torch.distributed as dist
 
-    gathered = whole_tensors(all_tensors(model).items())
+    gathered = gather_full_tensors(all_tensors(model).items())
     try:
         if dist.get_rank() == 0:
             with storing(folder):
@@ -206,7 +206,7 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
         return None
     with torch.device("meta"):
         merged_model: PreTrainedModel = model_class(model)(copy.deepcopy(model.config))
-        inject_alike(model, merged_model)
+        inject_same_adapter(model, merged_model)
     if model.can_generate():
         merged_model.generation_config = copy.deepcopy(model.generation_config)
     tensors |= {

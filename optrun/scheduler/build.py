@@ -85,6 +85,7 @@ def build_scheduler(
 
 
 def _check_arguments(optimizer: object, num_training_steps: object) -> None:
+    """Refuse arguments of the wrong type, and fewer than one step."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer={optimizer!r}: expected a torch optimizer, got {type(optimizer).__name__}. "
@@ -199,6 +200,7 @@ def _final(config: SchedulerConfig, lr: float) -> float:
 
 
 def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
+    """Build the plateau rule of `scheduler=plateau`; None for other schedulers."""
     if not isinstance(config, PlateauConfig):
         return None
     return Plateau(

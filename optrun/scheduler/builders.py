@@ -176,6 +176,7 @@ def inverse_time(config: configs.InverseTimeConfig, span: Span) -> Curve:
 def _over_decay_steps(
     function: Callable[..., float], config: configs.ExponentialConfig, span: Span
 ) -> Curve:
+    """Build a decay curve after the warm-up, by default over all steps that are left."""
     body = partial(
         function,
         decay_rate=config.decay_rate,

@@ -67,6 +67,7 @@ class Plateau:
         return self.multiplier
 
     def _improves(self, metric: float) -> bool:
+        """Tell whether a metric beats the best one by more than the threshold; NaN never does."""
         if math.isnan(metric):
             return False
         if self.best is None:

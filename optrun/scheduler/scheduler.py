@@ -99,7 +99,7 @@ class Scheduler(LRScheduler):
             ValueError: A metric for a schedule that watches none.
         """
         if metric is not None:
-            self._show(metric)
+            self._observe_metric(metric)
         elif self.last_epoch + 1 == self._warn_without_metric_at:
             self._warn_without_metric()
         self._step_count += 1
@@ -111,7 +111,7 @@ class Scheduler(LRScheduler):
         Raises:
             ValueError: This schedule watches no metric.
         """
-        self._show(metric)
+        self._observe_metric(metric)
         self._apply()
 
     def multiplier(self, global_step: int) -> float:
@@ -167,6 +167,7 @@ class Scheduler(LRScheduler):
         self._look_before_steps()
 
     def _warn_without_metric(self) -> None:
+        """Warn that a plateau scheduler has never seen its metric."""
         if self.plateau is not None and self.plateau.best is None:
             warnings.warn(
                 f"scheduler={self.name} (plateau of {self.metric}) has seen no metric in"
@@ -177,7 +178,8 @@ class Scheduler(LRScheduler):
                 stacklevel=3,
             )
 
-    def _show(self, metric: float) -> None:
+    def _observe_metric(self, metric: float) -> None:
+        """Pass a metric to the plateau rule; refuse it if the scheduler has none."""
         if self.plateau is None:
             raise ValueError(
                 f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau"

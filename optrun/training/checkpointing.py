@@ -217,6 +217,7 @@ class CheckpointManager:
             self.note(str(result.error))
 
     def _follow_up(self, result: Result) -> None:
+        """Report a finished save; raise its error, note it, or schedule another try."""
         step = result.order.snapshot.global_step
         error: BaseException | None = result.error
         if error is None:

@@ -43,6 +43,7 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
 
 
 def _device_of_rank(name: str, local_rank: int) -> torch.device:
+    """Choose the device of one of several ranks, and make it torch's current one."""
     kind = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if kind not in ("cpu", "cuda"):
         raise ConfigError(

@@ -191,7 +191,7 @@ class LiveDisplay(Display):
         self.task = self.progress.add_task("step", total=None)
         self.evaluation = self.progress.add_task("evaluation", total=None, visible=False)
         self.live = Live(
-            console=console, get_renderable=self._draw, refresh_per_second=4, transient=True
+            console=console, get_renderable=self._draw_panel, refresh_per_second=4, transient=True
         )
 
     def start(self, step: int, total: int) -> None:
@@ -231,7 +231,8 @@ class LiveDisplay(Display):
         """Take the display away; the result table has its last figures."""
         self.live.stop()
 
-    def _draw(self) -> Group:
+    def _draw_panel(self) -> Group:
+        """Draw the panel with the progress bar and the latest figures."""
         table = Table.grid(padding=(0, 3))
         figures: list[tuple[str, str, Callable[[float], str]]] = [
             ("loss", "train/loss", number),

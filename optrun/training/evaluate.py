@@ -180,6 +180,7 @@ class Evaluator:
         return values
 
     def _until_stopped(self, batches: Iterator[Batch], before: int, total: int) -> Iterator[Batch]:
+        """Yield batches with progress and heartbeats; raises Stopped when a signal asks for it."""
         workers = self.setup.train_loader.workers
         for done in itertools.count(before):
             self.progress(done, total)

@@ -114,7 +114,7 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
     try:
         yield
     except (RuntimeError, LoaderTimeout) as error:
-        death = _death(error)
+        death = _worker_death_message(error)
         if _timed_out(error):
             problem = "no loader worker has answered in time (training.dataloader_timeout)"
         elif death is not None:
@@ -128,7 +128,7 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
         ) from error
 
 
-def _death(error: BaseException | None) -> str | None:
+def _worker_death_message(error: BaseException | None) -> str | None:
     """Find torch's message about a dead worker, preferring the one with the signal.
 
     None: none.
@@ -163,7 +163,7 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
     Raises:
         OptrunError: Instead of torch's error.
     """
-    return _memory(
+    return _explain_out_of_memory(
         lambda: (
             f"step {global_step + 1}: out of memory with micro-batches of"
             f" {_shapes(micro_batches[0])}"
@@ -184,14 +184,15 @@ def of_memory_in_evaluation(batch: Batch, what: str = "evaluation") -> AbstractC
     Raises:
         OptrunError: Instead of torch's error.
     """
-    return _memory(
+    return _explain_out_of_memory(
         lambda: f"{what}: out of memory with batches of {_shapes(batch)}",
         "Give a smaller training.per_device_eval_batch_size, or training.precision=bf16.",
     )
 
 
 @contextmanager
-def _memory(where: Callable[[], str], advice: str) -> Iterator[None]:
+def _explain_out_of_memory(where: Callable[[], str], advice: str) -> Iterator[None]:
+    """Turn an out-of-memory error into an OptrunError with place and advice."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

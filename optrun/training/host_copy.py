@@ -33,6 +33,7 @@ class HostCopy:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to the host, from a GPU without waiting; 16-bit floats become float32."""
     if tensor.dtype in (torch.float16, torch.bfloat16):  # numpy has no bfloat16
         tensor = tensor.float()
     if not tensor.is_cuda:

@@ -125,6 +125,7 @@ class Loop:
             self.hooks.on_train_end(status)
 
     def _train(self) -> None:
+        """Train to the last step, with evaluations, saves and stops; then save."""
         state = self.state
         self.hooks.on_train_begin()
         if state.untouched:
@@ -292,6 +293,7 @@ class Loop:
             self.checkpoints.poll(together=train_step.world.size > 1)
 
     def _fetch(self) -> list[Batch]:
+        """Fetch the micro-batches of the next step, or stop if a signal asks for it."""
         try:
             return self.batches.fetch()
         except (Stopped, RuntimeError):
@@ -314,6 +316,7 @@ class Loop:
             self.checkpoints.wait()
 
     def _roll_back(self, nonfinite: NonfiniteStep) -> None:
+        """Go back to the newest checkpoint before a non-finite step, and save there again."""
         self.checkpoints.wait()
         # the rank that writes has written what all go back to
         self.setup.train_step.world.barrier()
@@ -416,6 +419,7 @@ class Loop:
             self.saving.stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
     def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:
+        """Pass metrics to all callbacks; those that are not scheduled for this step are marked."""
         state = self.state
         record: PlainDict = {
             "step": state.global_step,

@@ -63,6 +63,7 @@ class MetricsLogger(Callback):
             self.refused(self.path, "the line is kept and written later", error)
 
     def _write_waiting(self) -> OSError | None:
+        """Write the waiting records in order; return the error that stopped it, or None."""
         try:
             if self._writer is None:
                 self._writer = MetricsWriter(self.path)

@@ -85,6 +85,7 @@ class Profiler(Callback):
             self._profile = None
 
     def _write(self, training: TrainingContext) -> None:
+        """Write the trace and the table of the profiled steps into the run's folder."""
         done = self._profile
         self._profile = None
         done.stop()

@@ -36,7 +36,9 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
         return
     params = dict(model.named_parameters())
     sums = _sums([param.detach() for param in params.values()])
-    shard_places = [_place(param) for param in params.values() if isinstance(param, DTensor)][:1]
+    shard_places = [
+        _shard_coordinates(param) for param in params.values() if isinstance(param, DTensor)
+    ][:1]
     digest = hashlib.sha256(json.dumps([list(params), sums]).encode()).hexdigest()
     every = world.gather_objects((shard_places, digest))
     for rank, theirs in enumerate(every):
@@ -64,7 +66,7 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
         )
 
 
-def _place(param: DTensor) -> list[int]:
+def _shard_coordinates(param: DTensor) -> list[int]:
     """Describe the piece of a tensor on this rank."""
     coordinate = param.device_mesh.get_coordinate() or ()
     return [

@@ -108,6 +108,7 @@ class SignalHandler:
         self._before.clear()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Note a first signal; at a second one, after a while, end the process at once."""
         if os.getpid() != self._process:
             # a loader worker just forked: the main process answers, and still wants its batches
             return

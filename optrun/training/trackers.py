@@ -56,14 +56,15 @@ class TrackedRun:
 
         None: none yet.
         """
-        return self._known().get(tracker)
+        return self._saved_identities().get(tracker)
 
     def remember(self, tracker: str, identity: str) -> None:
         """Keep an identity for the next start."""
-        content = json.dumps({**self._known(), tracker: identity}, indent=2) + "\n"
+        content = json.dumps({**self._saved_identities(), tracker: identity}, indent=2) + "\n"
         replace_text(self.run_dir / TRACKING, content)
 
-    def _known(self) -> dict[str, str]:
+    def _saved_identities(self) -> dict[str, str]:
+        """Read the saved identity of this run in each tracker; empty before the first."""
         path = self.run_dir / TRACKING
         try:
             return {str(name): str(identity) for name, identity in dict(read_json(path)).items()}
@@ -219,13 +220,14 @@ class Tolerant:
 
     def log(self, record: PlainMapping) -> None:
         """Pass on a record."""
-        self._try(lambda: self._tracker.log(record))
+        self._send_once(lambda: self._tracker.log(record))
 
     def close(self, status: str) -> None:
         """Pass on the end."""
-        self._try(lambda: self._tracker.close(status))
+        self._send_once(lambda: self._tracker.close(status))
 
-    def _try(self, send: Callable[[], None]) -> None:
+    def _send_once(self, send: Callable[[], None]) -> None:
+        """Send to the tracker; after one failure note it, and send nothing more."""
         if self._gone:
             return
         try:

@@ -22,7 +22,7 @@ def test_an_evaluation_has_a_bar_while_it_runs() -> None:
 
     def shown() -> str:
         with console.capture() as seen:
-            console.print(display._draw())
+            console.print(display._draw_panel())
         return seen.get()
 
     assert "evaluation" not in shown()

@@ -68,6 +68,7 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
 
 
 def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool) -> str:
+    """Name the kernel that steps a group: our own, else `torch`, `foreach` or `loop`."""
     if hasattr(stepper, "kernel"):
         return str(stepper.kernel(group, device, whole=whole))
     ancestors = type(stepper).__mro__

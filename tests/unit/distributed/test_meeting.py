@@ -20,7 +20,7 @@ from optrun.distributed.join import Launched
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
 from optrun.distributed.verdict import LostRankError, RankEnd
-from optrun.launch.rank import Rank, _end_of_main, _part
+from optrun.launch.rank import Rank, _await_end_of_main, _report_end
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_ranks_that_start_again_meet_in_a_store_that_knows_those_before() -> Non
     store = HashStore()
     starts = []
     for _ in range(3):
-        names = together(4, lambda meeting: meeting._greet("here:1"), store)
+        names = together(4, lambda meeting: meeting._meet_all("here:1"), store)
         assert len(set(names)) == 1
         starts += names[:1]
     assert len(set(starts)) == 3
@@ -101,7 +101,7 @@ class Counted(HashStore):
 
 def test_requests_to_the_store_grow_with_the_ranks_and_not_faster() -> None:
     def act(meeting: Meeting) -> None:
-        meeting._greet("here:1")
+        meeting._meet_all("here:1")
         refuse_different(meeting, {"lr": 1e-3})
 
     each = {}
@@ -121,12 +121,12 @@ class Gone(HashStore):
 
 def test_a_rank_whose_rank_0_gave_up_first_says_so() -> None:
     with pytest.raises(ConfigError) as refused:
-        Meeting(Gone(), 1, 3, 5.0)._greet("here:1")
+        Meeting(Gone(), 1, 3, 5.0)._meet_all("here:1")
     for fact in ("rank 1 of 3", "rank 0 has left here:1", "5 s (distributed.timeout_seconds)"):
         assert fact in str(refused.value)
 
 
-@pytest.mark.parametrize("ask", ["settle", "receive", "hear_machine", "collect"])
+@pytest.mark.parametrize("ask", ["settle", "receive", "receive_on_machine", "collect"])
 def test_a_store_that_is_gone_is_a_lost_rank(ask: str) -> None:
     given = {"settle": ("agree", 1, len), "receive": ("payload", 0), "collect": ("end", [0], 0.0)}
     with pytest.raises(LostRankError) as lost:
@@ -156,7 +156,7 @@ def test_the_end_of_rank_0_is_not_awaited_where_it_is_gone() -> None:
     heartbeats.write(0, Heartbeat(2**22 + 1, 0, Phase.training, 3, 0.0))
     heartbeats.write(1, Heartbeat(os.getpid(), 1, Phase.closing, 3, 0.0))
     rank = Rank(Launched("torchrun", 1, 2, 1, 2, ""), RankSignals(), heartbeats=heartbeats)
-    assert _end_of_main(rank, Meeting(HashStore(), 1, 2, 3600.0)) == {}
+    assert _await_end_of_main(rank, Meeting(HashStore(), 1, 2, 3600.0)) == {}
 
 
 def rank_of(number: int, *, is_watched: bool = False) -> Rank:
@@ -168,7 +168,7 @@ def rank_of(number: int, *, is_watched: bool = False) -> Rank:
 def test_the_end_of_rank_0_is_not_awaited_where_the_store_is_gone() -> None:
     """As with the launcher of another machine; an hour would be awaited."""
     end = RankEnd(1, EXIT_STOPPED_EARLY, "stopped")
-    assert _part(rank_of(1), Meeting(Gone(), 1, 2, 3600.0), end) == [end]
+    assert _report_end(rank_of(1), Meeting(Gone(), 1, 2, 3600.0), end) == [end]
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
@@ -179,14 +179,14 @@ def test_a_good_end_that_rank_0_does_not_confirm_is_none(is_watched: bool) -> No
     """
     rank, done = rank_of(1, is_watched=is_watched), RankEnd(1, EXIT_DONE)
     assert rank.heartbeats is not None
-    (end,) = _part(rank, Meeting(Gone(), 1, 2, 3600.0), done)
+    (end,) = _report_end(rank, Meeting(Gone(), 1, 2, 3600.0), done)
     assert (end.code, end.lost_rank) == (EXIT_FAILED, True)
     if is_watched:
         assert RankEnd(**json.loads(rank.heartbeats.read_end(0))) == end
     store = HashStore()
     Meeting(store, 0, 2, 3600.0).send("end", asdict(RankEnd(0, EXIT_DONE)))
-    assert _part(rank, Meeting(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
-    assert _part(rank, Meeting(HashStore(), 1, 2, 0.1), done) == [done], (
+    assert _report_end(rank, Meeting(store, 1, 2, 3600.0), done) == [done, RankEnd(0, EXIT_DONE)]
+    assert _report_end(rank, Meeting(HashStore(), 1, 2, 0.1), done) == [done], (
         "it may take long to publish the model"
     )
 
@@ -197,7 +197,7 @@ def test_rank_0_leaves_after_the_others_have_heard_how_it_ended() -> None:
     done = [RankEnd(number, EXIT_DONE) for number in range(2)]
 
     def part(number: int) -> None:
-        _part(rank_of(number), Meeting(store, number, 2, 60.0), done[number])
+        _report_end(rank_of(number), Meeting(store, number, 2, 60.0), done[number])
         order.append(number)
 
     first = threading.Thread(target=part, args=(0,))
