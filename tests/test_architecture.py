@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         "scheduler",
         "task",
     },
-    "certify": {"artifacts", "base", "config", "optimizer", "runner"},
+    "certify": {"artifacts", "base", "config", "optimizer", "runner", "task"},
     "launch": {
         "artifacts",
         "base",

@@ -31,6 +31,7 @@ from optrun.optimizer.build import choice_of
 from optrun.optimizer.coordinates import CoordinateCheck, SizedModel, coordinate_check
 from optrun.runner.assemble import assemble
 from optrun.runner.prepare import Prepared, initial_model, prepare
+from optrun.task.dropout import disable_dropout
 
 WIDTH_KEYS = (
     "hidden_size",
@@ -94,7 +95,7 @@ def certify(
         }
     if depths is not None and not deepens:
         deepens = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}
-    found = []
+    checks = []
     of_depth = depths or ((1, 2, 4) if deepens else ())
     for along, sizes, keys in (("width", widths, grows), ("depth", of_depth, deepens)):
         if not sizes:
@@ -105,19 +106,12 @@ def certify(
                 " that is known. Name it with its value at the base:"
                 " parametrization.base.KEY=NUMBER."
             )
-        trials = _ModelBuilder(
-            replace(request, config=small), prepared, keys, parametrization, steps
+        build = _ModelBuilder(
+            replace(request, config=small), prepared, keys, parametrization, steps, along, watch
         )
-
-        def told(
-            size: float, seed: int, along: str = along, trials: _ModelBuilder = trials
-        ) -> SizedModel:
-            watch(f"{along} x{size:g}, seed {seed}")
-            return trials(size, seed)
-
         by_gradient = SCHEMAS[choice_of(config.optimizer)].transfer == "sgd"
-        found.append(coordinate_check(told, sizes, seeds, along, by_gradient=by_gradient))
-    return found
+        checks.append(coordinate_check(build, sizes, seeds, along, by_gradient=by_gradient))
+    return checks
 
 
 @dataclass
@@ -134,6 +128,10 @@ class _ModelBuilder:
     """Of the models that are larger than the base."""
     steps: int
     """Of each trial."""
+    along: str
+    """What grows, in one word."""
+    watch: Callable[[str], None]
+    """Told of each trial."""
     batches: list[list[dict[str, Tensor]]] = field(default_factory=list)
 
     def config_of(self, size: float, seed: int) -> RunConfig:
@@ -153,8 +151,10 @@ class _ModelBuilder:
         )
 
     def __call__(self, size: float, seed: int) -> SizedModel:
+        self.watch(f"{self.along} x{size:g}, seed {seed}")
         config = self.config_of(size, seed)
         model, _, sizes = initial_model(config, self.prepared.spec)
+        disable_dropout(model)  # its noise has a size of its own
         prepared = replace(self.prepared, model=model.double(), sizes=sizes)
         setup = assemble(replace(self.request, config=config), prepared, torch.device("cpu")).setup
         if not self.batches:  # the same for all sizes

@@ -27,6 +27,8 @@ TOLERANCE = 0.25
 
 Widths of a few dozen give a tenth by themselves.
 """
+WRONG_FACTOR = 0.5
+"""Least power by which a wrong factor is off: each grows by a half or a whole power."""
 MEASURES = ("initial", "change", "update")
 _ROUNDING = 1e-12
 """Below this share of an output an update is rounding: a bias that the softmax cancels has no
@@ -95,10 +97,20 @@ class SlopeLine:
 
         It is off by more than the tolerance, and by more than twice its noise beyond half of that.
         """
-        if self.expected is None:
-            return False
-        off = max(self.slope - self.expected, self.expected - self.below - self.slope)
+        off = self.deviation
         return not off <= TOLERANCE and not off - 2 * self.noise <= TOLERANCE / 2
+
+    @property
+    def deviation(self) -> float:
+        """How far the slope lies outside the range of right slopes; 0 if it is not judged."""
+        if self.expected is None:
+            return 0.0
+        return max(self.slope - self.expected, self.expected - self.below - self.slope)
+
+    @property
+    def spread(self) -> str:
+        """Two standard errors, as text; nothing for one seed, which has none."""
+        return f" ±{2 * self.noise:.2f}" if self.noise else ""
 
     @property
     def right(self) -> str:
@@ -119,8 +131,8 @@ class SlopeLine:
             self.measure
         ]
         return (
-            f"{self.parameter}: {measured} {trend} with the size, by a power of {self.slope:+.2f}"
-            f" (± {2 * self.noise:.2f}) where {self.right} is right: look at its {cause}"
+            f"{self.parameter}: {measured} {trend} with the size, by a power of"
+            f" {self.slope:+.2f}{self.spread} where {self.right} is right: look at its {cause}"
         )
 
 

@@ -258,6 +258,40 @@ def test_certified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "not certified: " in capsys.readouterr().out
 
 
+CHECKED = ["data=files", "data.train=corpus.txt", "model.vocab_size=320", "data.max_length=16"]
+CHECKED += ["model.config.n_layer=1", "model.config.n_head=1", "widths=1,2,4", "seeds=0"]
+
+
+def checks_of(file: str) -> list[dict[str, object]]:
+    checks: list[dict[str, object]] = json.loads(Path(file).read_text())["checks"]
+    return checks
+
+
+def test_dropout_is_off_in_a_coordinate_check(place: Path) -> None:
+    del place
+    off = [f"model.config.{name}_pdrop=0" for name in ("resid", "embd", "attn")]
+    on = [f"model.config.{name}_pdrop=0.3" for name in ("resid", "embd", "attn")]
+    tiny = [*CHECKED, "model.config.n_embd=32", "parametrization=mup"]
+    for name, dropout in (("off", off), ("on", on), ("again", on)):
+        optrun("certify", "transfer", *tiny, *dropout, "--out", f"{name}.json")
+    assert checks_of("on.json") == checks_of("off.json")
+    assert checks_of("again.json") == checks_of("on.json")
+
+
+def test_a_narrow_base_is_told_apart_from_a_wrong_factor(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del place
+    advice = "a base four times as wide"
+    narrow = [*CHECKED, "model.config.n_embd=8", "parametrization=mup"]
+    assert optrun("certify", "transfer", *narrow) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert advice in said
+    assert "±" not in said, "one seed has no noise to tell"
+    assert optrun("certify", "transfer", *CHECKED, "model.config.n_embd=32", UNTIED) == 1
+    assert advice not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
