@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.cli.verbs import VERBS
-from optrun.config.paths import config_dir
+from optrun.config.paths import config_dir, docs_dir
 
 _TRAINING = {
     "[KEY=VALUE ...]": "train; no argument: the embedded default, real input, no download",
@@ -43,9 +43,9 @@ def overview(config_folder: str | None) -> str:
     return "\n".join(
         [
             "optrun: train transformers with the optimizer you mean.",
+            f"Pages: {docs_dir() / 'index.md'}",
             "",
             *(f"optrun {usage:40} {meaning}" for usage, meaning in lines.items()),
-            "",
             "== Choices: group=option ==",
             *choices,
             "",

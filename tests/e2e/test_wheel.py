@@ -1,6 +1,6 @@
 """The wheel, installed elsewhere, does the same from an empty directory.
 
-Configuration and recipes are in it.
+Configuration, recipes and pages are in it.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ def test_from_an_empty_directory(installed: Path, tmp_path: Path) -> None:
         kernels = installed / "optrun" / "optimizer" / "kernels"
         assert load(kernels).loaded is not None
         assert "-none-any" not in next(installed.parent.glob("*.whl")).name
+    done = run(installed, tmp_path, "--help")
+    assert f"Pages: {installed}/optrun/docs/index.md" in done.stdout.splitlines()
+    pages = {path.relative_to(installed / "optrun").as_posix() for path in installed.rglob("*.md")}
+    assert pages >= {path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md")}
     done = run(installed, tmp_path, *TINY_GPT, "training.max_steps=2", "data.max_eval_examples=8")
     assert done.returncode == 0, done.stderr
     assert summary(next(tmp_path.glob("outputs/*/*")))["status"] == "finished"
