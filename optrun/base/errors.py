@@ -225,14 +225,9 @@ def refuse_format(where: object, version: object, known: int) -> None:
     """
     if not isinstance(version, int) or isinstance(version, bool) or version == known:
         return
-    if version > known:
-        who, advice = "a newer optrun", "go on with the newer optrun"
-    else:
-        who = "an optrun from before the first release"
-        advice = "go on with that version (summary.json names it), or start a new run"
     raise OtherFormatError(
-        f"{where}: written by {who}, format {version}; this one reads format {known}. Nothing was"
-        f" changed: {advice}."
+        f"{where}: format {version}, and this optrun reads format {known}. Nothing was changed: use"
+        " the optrun that wrote it, or start a new run."
     )
 
 

@@ -414,7 +414,7 @@ def test_strangers_are_no_damage_and_never_read(tmp_path: Path) -> None:
 def test_a_newer_form_is_left_alone(tmp_path: Path) -> None:
     folder = sharded_run(tmp_path / "run", (1,)).checkpoint(1)
     sealed(folder, lambda values: values.update(format=5, extent=[1]))
-    with pytest.raises(OtherFormatError, match="format 5; this one reads format 4"):
+    with pytest.raises(OtherFormatError, match="format 5, and this optrun reads format 4"):
         read_manifest(folder)
 
 

@@ -128,12 +128,6 @@ def test_a_whole_run_may_be_copied_moved_and_stripped_of_its_summary(
 # --------------------------------------------------------------------------------------------------
 
 
-FORMATS = {
-    7: ["written by a newer optrun, format 7", "go on with the newer optrun"],
-    2: ["before the first release, format 2", "summary.json names it", "start a new run"],
-}
-
-
 @pytest.mark.parametrize(
     ("step", "sealed", "number"), [(3, True, 7), (3, False, 2), (2, True, 2), (2, False, 7)]
 )  # of the newest checkpoint, and of an earlier one
@@ -157,8 +151,7 @@ def test_another_format_is_refused_untouched(
         code, said = go(*words)
         assert code == 4
         assert f"{step:08d}" in said
-        for fact in (*FORMATS[number], "this one reads format 4"):
-            assert fact in said
+        assert f"format {number}, and this optrun reads format 4. Nothing was changed" in said
     after = tree(run.path)
     assert {name for name in before if before[name] != after.get(name)} <= {"optrun.log"}
     assert set(after) - set(before) <= {"optrun.log"}
@@ -171,13 +164,13 @@ def test_a_newer_summary_is_refused_untouched(straight: Straight, go: Go, tmp_pa
     for words in (["resume=run"], ["evaluate", "run"], ["resume=latest", "hydra.run.dir=run"]):
         code, said = go(*words)
         assert code == 4
-        assert "summary.json: written by a newer optrun, format 9" in said
+        assert "summary.json: format 9, and this optrun reads format" in said
     assert {name for name, content in tree(run.path).items() if before.get(name) != content} <= {
         "optrun.log"
     }
     code, said = go("report", "run")
     assert code == 0
-    assert "newer optrun, format 9" in " ".join(said.split())
+    assert "format 9, and this optrun reads format" in " ".join(said.split())
 
 
 # The configuration

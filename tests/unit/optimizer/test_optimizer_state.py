@@ -235,7 +235,7 @@ def test_another_optimizer_or_format_is_refused() -> None:
     tensors, meta = named_state(optimizer)
     with pytest.raises(ValueError, match="saved by Lamb, the optimizer is AdamW"):
         load_named_state(AdamW(toy().items()), tensors, meta)
-    with pytest.raises(OtherFormatError, match="format 99; this one reads format 1"):
+    with pytest.raises(OtherFormatError, match="format 99, and this optrun reads format 1"):
         load_named_state(Lamb(toy().items()), tensors, {**meta, "format": 99})
 
 
