@@ -24,22 +24,16 @@ def number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def rate(value: float, *, scientific: bool = False) -> str:
-    """Format a learning rate as people write one.
-
-    Args:
-        value: The learning rate.
-        scientific: Whether 0.01 to 0.1 are written as 1e-2, too, beside a smaller one.
+def rate(value: float) -> str:
+    """Format a learning rate, one below 0.1 with an exponent.
 
     Example:
-        >>> [rate(value, scientific=True) for value in (3e-3, 0.01, 0.0501, 0.5)]
-        ['3e-3', '1e-2', '5.01e-2', '0.5']
-        >>> [rate(value) for value in (0.001, 3.28e-4, 0.0, 0.05, 1.0, 5000.0, 123456.0)]
-        ['1e-3', '3.28e-4', '0', '0.05', '1', '5000', '1.23e5']
+        >>> [rate(value) for value in (0.001, 3.28e-4, 0.0, 0.05, 0.1, 5000.0, 123456.0)]
+        ['1e-3', '3.28e-4', '0', '5e-2', '0.1', '5000', '1.23e5']
     """
     if value == 0:
         return "0"
-    if (0.1 if scientific else 1e-2) <= abs(value) < 1e5:
+    if 0.1 <= abs(value) < 1e5:
         return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else mantissa

@@ -19,7 +19,7 @@ from optrun.artifacts.provenance import (
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate
 from optrun.report.comparability import shorten_paths
-from optrun.report.runs import Run, Setting, normalise_setting, to_number
+from optrun.report.runs import Run, Setting, normalise_setting
 from optrun.report.statistics import Comparison
 
 _BESIDE_THE_POINT = {
@@ -29,10 +29,6 @@ _BESIDE_THE_POINT = {
     *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING),
 }
 """Keys and groups that say where and how a run is written, not what it computes."""
-
-
-MIXED = 0.01
-"""If one learning rate is below, all that stand beside it are written as 1e-2."""
 
 
 @dataclass
@@ -326,11 +322,9 @@ def build_contenders(
     ranked = sorted(groups.values(), key=lambda members: min(members, key=order).cost(mode))
     best = [min(members, key=order) for members in ranked]
     settings = [configuration.of(keys) for configuration in best]
-    lrs = [to_number(values.get("lr")) for values in settings]
-    scientific = any(lr is not None and lr < MIXED for lr in lrs)
     names = []
     for row, chosen in zip(settings, best, strict=True):
-        name = describe_settings(row, scientific=scientific)
+        name = describe_settings(row)
         names.append(name or chosen.runs[0].optimizer or "all runs")
     contenders = []
     for at, name in enumerate(number_labels(names)):
@@ -408,12 +402,15 @@ def number_labels(labels: Sequence[str]) -> list[str]:
     return numbered
 
 
-def describe_settings(settings: Mapping[str, Setting], *, scientific: bool = False) -> str:
-    """Describe settings in one line of at most 80 characters.
+def write_setting(key: str, value: object) -> str:
+    """Write a setting for a table: an lr as 3e-3, another number with up to six digits."""
+    if not isinstance(value, float):
+        return plain(str(value))
+    return rate(value) if key.endswith("lr") else f"{value:g}"
 
-    Args:
-        settings: Key -> setting.
-        scientific: Write an lr of 0.01 as 1e-2, to match smaller ones beside it.
+
+def describe_settings(settings: Mapping[str, Setting]) -> str:
+    """Describe settings in one line of at most 80 characters.
 
     Example:
         >>> describe_settings({"optimizer.name": "lamb", "lr": 0.002, "seed": 1})
@@ -424,9 +421,6 @@ def describe_settings(settings: Mapping[str, Setting], *, scientific: bool = Fal
     for leaf, (key, value) in zip(leaves, settings.items(), strict=True):
         if leaf != "name":
             parts.append(leaf if leaves.count(leaf) == 1 else key)
-        if isinstance(value, float):
-            parts.append(rate(value, scientific=scientific and leaf == "lr"))
-        else:
-            parts.append(str(value))
+        parts.append(write_setting(key, value))
     line = plain(" ".join(parts))
     return line if len(line) <= 80 else line[:79] + "…"

@@ -120,7 +120,11 @@ class Judgement:
 
     def verdict_text(self, name: str) -> str:
         """Write the verdict on a contender, with the decisive limit."""
-        return self.comparisons[name].verdict.replace(UNSET, self.limit)
+        verdict = self.comparisons[name].verdict
+        others_are_out = self.possible == [name] and len(self.ranking) > 1
+        if verdict is Verdict.could_be_best and others_are_out:
+            return "the best"
+        return verdict.replace(UNSET, self.limit)
 
     @property
     def limit(self) -> str:

@@ -10,10 +10,15 @@ from statistics import mean, median
 from typing import TypeVar
 
 from optrun.artifacts.forks import Fork
-from optrun.base.formatting import duration, plain, plural, rate, size
+from optrun.base.formatting import duration, size
 from optrun.config.schema.metric import metric_mode
 from optrun.report.comparability import shorten_paths
-from optrun.report.configurations import Configuration, Contender, describe_settings
+from optrun.report.configurations import (
+    Configuration,
+    Contender,
+    describe_settings,
+    write_setting,
+)
 from optrun.report.findings import Findings
 from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import Comparison as Compared
@@ -67,7 +72,7 @@ def ranking_table(findings: Findings) -> Table:
         columns.append((against, True, lambda row: format_difference(row.versus)))
     columns += [
         ("diverged", True, lambda row: _count_diverged(_runs(row))),
-        ("tried", True, _count_tried),
+        ("configurations", True, _count_begun),
         ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)])),
     ]
     return tabulate(findings.rows, columns, row_style)
@@ -159,7 +164,7 @@ def configurations_table(findings: Findings) -> Table:
 
 
 def _setting_of(key: str, configuration: Configuration) -> str:
-    return _shown(configuration.settings.get(key))
+    return _show_setting(key, configuration.settings.get(key))
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
@@ -190,7 +195,7 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
 
 def _short_setting(key: str, short: Mapping[object, str], run: Run) -> str:
     setting = run.config.get(key)
-    return _shown(short.get(str(setting), setting))
+    return _show_setting(key, short.get(str(setting), setting))
 
 
 def _status(run: Run) -> str:
@@ -287,13 +292,12 @@ def _count_diverged(runs: Sequence[Run]) -> str:
     return f"{len(diverged)} of {len(runs)}" if diverged else "0"
 
 
-def _count_tried(row: Contender) -> str:
-    """Count the started configurations of a contender, and their runs."""
+def _count_begun(row: Contender) -> str:
+    """Count the configurations of a contender that were started."""
     n_begun = 0
     for configuration in row.configurations:
         n_begun += any(run.status != NOT_STARTED for run in configuration.runs)
-    runs = len(_runs(row))
-    return f"{n_begun} in {plural(runs, 'run')}"
+    return str(n_begun)
 
 
 def _total(seconds: Sequence[float | None]) -> str:
@@ -310,10 +314,8 @@ def _score(scores: Scores, name: str) -> str:
     return f"{mean(row.values()):.3f}" if row else NONE
 
 
-def _shown(setting: object) -> str:
-    if setting is None:
-        return NONE
-    return rate(setting) if isinstance(setting, float) else plain(str(setting))
+def _show_setting(key: str, setting: object) -> str:
+    return NONE if setting is None else write_setting(key, setting)
 
 
 def _known(number: float) -> str:

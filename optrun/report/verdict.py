@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
 from optrun.base.formatting import plural, rate
-from optrun.report.configurations import MIXED, Contender
+from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
 from optrun.report.statistics import UNSET, Judgement, Verdict
 from optrun.report.table import format_metric
@@ -230,10 +230,7 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
         "apart": format_metric(widest) if widest else "",
         "shared": bool(undecided),
         "seen": format_metric(max(seen)) if seen else "",
-        "edges": [
-            (row.name, write_lr(lr, findings), row.name not in possible)
-            for row, lr in edges[:_EDGES]
-        ],
+        "edges": [(row.name, rate(lr), row.name not in possible) for row, lr in edges[:_EDGES]],
         "more_edges": len(edges[_EDGES:]),
         "learnt": _learnt([row for row in rows if row.name in named_contenders]),
     }
@@ -259,13 +256,7 @@ def write_contender(row: Contender, findings: Findings) -> str:
     lr = row.configuration.lr
     if lr is None or "lr" in findings.compared_keys:
         return row.name
-    return f"{row.name} at lr {write_lr(lr, findings)}"
-
-
-def write_lr(lr: float, findings: Findings) -> str:
-    """Write a learning rate as all of a line are written: 3e-3 beside 1e-2, not beside 0.01."""
-    lrs = [row.configuration.lr for row in findings.rows if row.configuration.lr is not None]
-    return rate(lr, scientific=min(lrs, default=1.0) < MIXED)
+    return f"{row.name} at lr {rate(lr)}"
 
 
 def next_lr(row: Contender, findings: Findings) -> float | None:

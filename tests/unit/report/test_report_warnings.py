@@ -172,7 +172,7 @@ def test_the_best_lr_beside_one_that_diverged_is_not_on_the_edge(
     [
         (
             {1e-4: {}, 1e-3: {"final": 2.0}, 1e-1: {"diverge_at": 10}},
-            [("coarse", "1e-4"), ("coarse", "lr=0.01")],
+            [("coarse", "1e-4"), ("coarse", "lr=1e-2")],
         ),
         ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {"diverge_at": 10}}, [("coarse", "diverged")]),
         ({5e-4: {}, 1e-3: {"final": 2.0}, 1e-2: {}}, [("coarse", "×10")]),

@@ -190,7 +190,7 @@ def test_diverged_runs_bound_an_optimum(sweep: Callable[..., Path], make_run: Ma
         ({32: LRS, 64: LRS}, {}, WIDTH, ("KEY=NUMBER",)),
         ({32: LRS, 64: LRS}, {}, "  ", ("to",)),
         ({32: LRS, 64: LRS[2:]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "lowest", "lr=5e-3")),
-        ({32: LRS, 64: LRS[:3]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "highest", "lr=0.02")),
+        ({32: LRS, 64: LRS[:3]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "highest", "lr=2e-2")),
         ({32: LRS, 64: LRS[2:4]}, {}, f"{WIDTH}=128", (f"{WIDTH}=64", "lowest of 2", "lr=5e-3")),
         ({32: LRS, 64: LRS}, {"seeds": (0,)}, f"{WIDTH}=128", ("1 seeds", "expected 2")),
         ({32: LRS, 64: LRS}, {"status": "running"}, f"{WIDTH}=128", ("no run finished",)),
