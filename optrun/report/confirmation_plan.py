@@ -344,8 +344,8 @@ def _choose_seeds(
 ) -> tuple[ConfirmationPlan, str]:
     """Add to a plan the seeds that detect the smallest difference that matters.
 
-    Never those for the observed difference: it was selected for being large. `first` is the first
-    seed. Returns the plan and a note about it.
+    They are never planned for the observed difference, which was selected for being large.
+    `first` is the smallest new seed. Returns the plan and a note about it.
     """
     judged = findings.judgement
     power = request.power or POWER

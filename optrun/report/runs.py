@@ -184,8 +184,8 @@ class Run:
     def diverged(self) -> str:
         """Explain why the run counts as diverged; empty if it does not.
 
-        Diverged: stopped by the policy for non-finite numbers, or a loss that is not finite at its
-        last evaluation or last logged step. A run that ends at a bad finite score has that score.
+        A run diverged if the policy for non-finite numbers stopped it, or if its last evaluation
+        loss or last training loss is not finite. A bad finite score is not divergence.
         """
         if self.status == "failed" and self.summary.get("exit_code") == EXIT_NONFINITE:
             return f"stopped at step {self.global_step:,} by numbers that are not finite"

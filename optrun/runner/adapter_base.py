@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
     """Describe an adapter for checkpoints, without its base.
 
-    None for a model that trains whole.
+    None for a model without an adapter.
     """
     adapter = injected(model)
     if adapter is None:
@@ -63,14 +63,14 @@ def base_digest(model: PreTrainedModel) -> str:
 def refuse_other_adapter(
     saved: CheckpointMetadata, now: PlainMapping | None, config: RunConfig
 ) -> None:
-    """Refuse a checkpoint with other trained weights.
+    """Refuse a checkpoint whose adapter does not fit the model.
 
-    An adapter beside another base, or none at all.
+    The adapter may have another base, or only one of both may have an adapter.
 
     Args:
         saved: Metadata of the checkpoint.
-        now: Facts of the adapter in the model that was built; None: it has none.
-        config: What it was built from.
+        now: `adapter_facts` of the built model; None: it has no adapter.
+        config: The configuration that the model was built from.
 
     Raises:
         ConfigError: The message names the key and a way out.
@@ -122,19 +122,19 @@ def rebuild_adapter_model(
 ) -> PreTrainedModel:
     """Build the model of an adapter's checkpoint.
 
-    Its base from where it lies, the factors of the checkpoint beside it.
+    The base is loaded from its recorded path, the adapter's factors from the checkpoint.
 
     Args:
-        run: The run it belongs to.
-        checkpoint: For messages.
-        snapshot: What it holds.
-        kind: Its class, of transformers.
-        values: Its configuration, of transformers.
-        dequantized: Give a quantised base plain modules, into which factors can be merged.
+        run: The run of the checkpoint.
+        checkpoint: Path of the checkpoint, for messages.
+        snapshot: Content of the checkpoint.
+        kind: The model's class in transformers.
+        values: The model's transformers configuration.
+        dequantized: Dequantise the base, so that factors can be merged into it.
 
     Raises:
-        ConfigError: The base is not where it was, or another one.
-        CheckpointError: The checkpoint says of no adapter where it was put.
+        ConfigError: The base was moved or changed.
+        CheckpointError: The checkpoint does not record where its adapter was.
     """
     saved = snapshot.metadata
     tree = with_schemas(saved.config, str(checkpoint))

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
 class Start:
     """Where training begins.
 
-    At step 0, where a checkpoint stands, or where a branch leaves its trunk.
+    At step 0, at a checkpoint, or where a branch leaves its trunk.
     """
 
     state: TrainState = field(default_factory=TrainState)
@@ -95,7 +95,7 @@ class Start:
 
 @dataclass
 class Assembled:
-    """Everything built, standing where training begins."""
+    """Everything that training needs, in the state in which training begins."""
 
     setup: TrainingSetup
     request: Request
@@ -109,7 +109,7 @@ class Assembled:
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left, nor a part of one."""
+        """Whether no step, and no part of one, is left."""
         state = self.setup.state
         stop = self.start.stop
         end = self.setup.total_steps if stop is None else min(stop.step, self.setup.total_steps)
@@ -129,12 +129,12 @@ def assemble(
         request: Configuration and command line.
         prepared: Data and model; the model is moved to the device.
         device: Where to train.
-        opened: The checkpoint to go on from, or the trunk to branch from; None, or without a
-            snapshot: from the start.
+        opened: The checkpoint to resume from, or the trunk to branch from. None, or no snapshot in
+            it: from the start.
         world: The ranks that share the run.
 
     Raises:
-        ConfigError: Options that do not fit the task or the model.
+        ConfigError: Options do not fit the task or the model.
         CheckpointError: The checkpoint does not fit what is to be trained.
     """
     opened = opened or OpenedCheckpoint()
@@ -240,17 +240,18 @@ def _start(
     plan: EpochPlan,
     batch: SettledBatch,
 ) -> Start:
-    """Take the state of a checkpoint, in the run itself or in a branch from there.
+    """Take the training state of a checkpoint, to resume it or to branch from it.
 
     Args:
         saved: Metadata of the checkpoint.
-        opened: It, and whether it is the trunk of a branch.
-        constants: As the next checkpoint will say them; what it says of a branch is filled in.
+        opened: The checkpoint, and whether it is the trunk of a branch.
+        constants: Metadata for the next checkpoints; changed in place: the facts of a branch are
+            filled in.
         plan: The plan that is in force now.
         batch: The batch sizes that are in force now.
 
     Raises:
-        ConfigError: The adapter, the data or the batch is another one.
+        ConfigError: The adapter, the data or the batch changed.
         CheckpointError: A newer version saved the counters.
     """
     config = batch.request.config
@@ -276,7 +277,7 @@ def _start(
 def _refuse_other_start(
     constants: CheckpointMetadata, task: Task, model: PreTrainedModel, world: World
 ) -> None:
-    """Refuse ranks with other configurations, data or models, before the first step.
+    """Refuse ranks that differ in configuration, data or model, before the first step.
 
     Raises:
         ConfigError: The message names machine, rank, key and both values.
@@ -304,7 +305,7 @@ def _refuse_other_start(
 
 
 def length_key(config: RunConfig) -> str:
-    """Name the key that decides the length of a run, with its value."""
+    """Name the configuration key that decides the length of a run, with its value."""
     key = "num_train_epochs" if config.training.max_steps is None else "max_steps"
     return f"training.{key}={getattr(config.training, key)}"
 
@@ -350,7 +351,7 @@ def refuse_unknown_metric(task: Task, key: str, metric: str) -> None:
 def ranking_of(config: RunConfig, task: Task) -> Ranking:
     """Pick the metric for ranking checkpoints.
 
-    That of the first evaluation set, unless one is named.
+    Default: the task's metric on the first evaluation set.
 
     Raises:
         ConfigError: The task reports no such metric.
@@ -364,7 +365,7 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
 
 
 def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
-    """Count the tokens of each training example, where they decide the order."""
+    """Count the tokens of each training example; None unless lengths decide the order."""
     if not config.training.group_by_length:
         return None
     lengths: np.ndarray | None = getattr(task.train, "lengths", None)
@@ -483,9 +484,9 @@ def build_loaders(
 def _valid_groups(
     optimizer: Mapping[str, list[Mapping[str, object]]],
 ) -> list[Mapping[str, object]]:
-    """Take the groups of a checkpoint.
+    """Return the parameter groups of a checkpoint's optimizer; empty if one is damaged.
 
-    None if their layers are damaged, which loading the optimizer names.
+    Loading the optimizer reports the damage later.
     """
     groups = optimizer.get("groups", [])
     kinds = {"layer": str, "layer_id": int | None, "lr_ratio": int | float, "role": str}

@@ -10,9 +10,9 @@ from optrun.base.plain import PlainMapping, lookup
 
 
 def describe_best(summary: PlainMapping) -> str:
-    """Describe the metric of the best checkpoint, and the decision between equals.
+    """Describe the metric of the best checkpoint, and what decided a tie.
 
-    Empty: none is.
+    Empty if there is no best checkpoint.
     """
     main = summary.get("main_metric") or {}
     best = lookup(summary, "metrics", "best", str(main.get("name")))

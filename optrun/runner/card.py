@@ -26,7 +26,7 @@ _ABSOLUTE = re.compile(r"""(^|[\s='",:\[{(])(~?/[^\s'",\]})]+)""")
 
 @dataclass(frozen=True)
 class TaskCard:
-    """What the card says of a task, whoever brought it."""
+    """The task's part of a model card, for built-in and plugin tasks."""
 
     title: str = ""
     """What a person calls it, such as `text classification`; empty: its name."""
@@ -56,11 +56,11 @@ def model_card(
     Args:
         summary: Values of `summary.json`; missing ones are left out.
         config: The resolved configuration, nested.
-        task_card: Of the task; None: it is not known here.
+        task_card: The task's part of the card; None: the task is unknown here.
 
     Returns:
-        Markdown with YAML metadata on top: library, tags, pipeline, metrics, and base model and
-        dataset if these are names of the hub.
+        Markdown with YAML metadata on top: library, tags, pipeline and metrics; base model and
+        dataset too if they are names on the hub.
     """
     task = str(lookup(config, "task", "kind") or lookup(config, "task", "name") or "")
     facts = task_card or TaskCard()
@@ -89,7 +89,7 @@ def model_card(
 
 
 def _commands(summary: Mapping[str, object]) -> list[str]:
-    """List the commands that give these weights: the first, then each resume that changed a key."""
+    """List the commands that made these weights: the first, then each resume with changes."""
     step = summary.get("global_step")
     resumes = summary.get("resumes")
     commands = [summary.get("command")]
@@ -108,7 +108,7 @@ def _metadata(
     task: str,
     facts: TaskCard,
 ) -> str:
-    """Write the YAML that the hub reads."""
+    """Write the YAML metadata for the hub."""
     from huggingface_hub import EvalResult, ModelCardData
 
     optimizer = str(lookup(config, "optimizer", "name") or "")
@@ -146,7 +146,7 @@ def _metadata(
 
 
 def _reached(summary: Mapping[str, object]) -> str:
-    """Say which step the weights are of, if training did not come to its end."""
+    """Write the step of the weights if training stopped early; else empty."""
     status, step, limit = (summary.get(key) for key in ("status", "global_step", "max_steps"))
     if isinstance(step, int) and isinstance(limit, int) and step < limit:
         return f"These are the weights of step {step:,} of {limit:,}."
@@ -187,9 +187,9 @@ def _heading(config: Mapping[str, object]) -> str:
 
 
 def _origin(config: Mapping[str, object]) -> str:
-    """Name what a fine-tuned model began as: its hub name, or the last piece of a local folder.
+    """Name the fine-tuned model: its hub name, or the last part of its folder.
 
-    Empty from scratch.
+    Empty if the model was trained from scratch.
     """
     path = lookup(config, "model", "path")
     if lookup(config, "model", "name") != "pretrained" or not isinstance(path, str):
@@ -198,9 +198,9 @@ def _origin(config: Mapping[str, object]) -> str:
 
 
 def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
-    """Find the hub name that a choice was given.
+    """Return the hub name in a section of the configuration, if `choice` is selected.
 
-    Nothing for a local folder, whose name means nothing to others.
+    Empty for a local folder, whose name means nothing to others.
     """
     path = lookup(config, section, "path")
     is_chosen = lookup(config, section, "name") == choice and isinstance(path, str)
@@ -208,7 +208,7 @@ def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
 
 
 def relative_names(command: str) -> str:
-    """Shorten absolute paths of a command to their last piece.
+    """Shorten absolute paths in a command to their last part.
 
     Folders of one machine mean nothing elsewhere.
 
@@ -220,7 +220,7 @@ def relative_names(command: str) -> str:
 
 
 def _dataset(config: Mapping[str, object]) -> str:
-    """Name the data."""
+    """Name the data: its hub name, the last part of a local path, or else the choice."""
     data = str(lookup(config, "data", "name") or "unknown data")
     if data == "stdlib":
         return "the source text of Python's standard library"
@@ -229,16 +229,13 @@ def _dataset(config: Mapping[str, object]) -> str:
         if isinstance(source, (list, tuple)) and source:
             source = f"{source[0]} and {len(source) - 1} more" if len(source) > 1 else source[0]
         if isinstance(source, str) and source:
-            return (
-                source.rstrip("/").rpartition("/")[2]
-                if source.startswith(("/", "~", "."))
-                else source
-            )
+            is_local = source.startswith(("/", "~", "."))
+            return source.rstrip("/").rpartition("/")[2] if is_local else source
     return data
 
 
 def _evaluation(summary: Mapping[str, object]) -> dict[str, float]:
-    """Return the last evaluation metrics, bookkeeping left out."""
+    """Return the last evaluation metrics, without bookkeeping such as runtimes."""
     last = lookup(summary, "metrics", "last")
     metrics: dict[str, float] = {}
     for key, number in last.items() if isinstance(last, Mapping) else ():

@@ -18,12 +18,11 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     """Estimate the size of a checkpoint before the optimizer has any state.
 
     Args:
-        model: What is trained.
-        optimizer: Over the model's parameters, with names.
+        model: The model to train.
+        optimizer: Optimizer over the model's named parameters.
 
     Returns:
-        Bytes; for an optimizer whose state is not known beforehand, twice the weights are assumed
-        for it.
+        Bytes. If the state of the optimizer cannot be predicted, twice the weights are assumed.
     """
     weights: int = sum(
         tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values()
@@ -38,12 +37,12 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def space_warning(run: RunDir, config: CheckpointConfig, checkpoint_size: int) -> str | None:
-    """Warn of too little room for the checkpoints; else None.
+    """Return a warning if the disk has too little room for the checkpoints; else None.
 
     Args:
         run: The run directory.
-        config: How many checkpoints are kept.
-        checkpoint_size: Bytes of one.
+        config: Says how many checkpoints are kept.
+        checkpoint_size: Bytes of one checkpoint.
     """
     # The next one is written before an old one goes.
     count = max(1, config.keep_last + config.keep_best + 1 - len(checkpoint_folders(run)))

@@ -25,19 +25,19 @@ every machine."""
 def settle_chunked_loss(
     task: Task, model: PreTrainedModel, config: RunConfig, world: World = ALONE
 ) -> str | None:
-    """Let a model compute losses in chunks if asked for, or if it saves enough memory.
+    """Make a model compute its loss in chunks if configured, or if that saves enough memory.
 
     Args:
-        task: Of the run; told.
-        model: Where it will run, not sharded yet; changed in place.
-        config: Says what is asked for, and how large a micro-batch is.
-        world: The ranks; the first tries, since the others may have no weights.
+        task: Task of the run; changed in place: it is told whether losses come in chunks.
+        model: The model on its device, not sharded yet; changed in place.
+        config: Says whether chunks are wanted, and how large a micro-batch is.
+        world: The ranks. Only the first tries it, since the others may have no weights yet.
 
     Returns:
-        A note for the user; None where nothing is to be said.
+        A note for the user, or None.
 
     Raises:
-        ConfigError: It is asked for, and the task or the model does not allow it.
+        ConfigError: Chunks are configured, and the task or the model does not allow them.
     """
     mode = config.training.chunked_loss.lower()
     head = model.get_output_embeddings() if config.task.CHUNKED_LOSS else None

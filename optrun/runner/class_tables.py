@@ -22,16 +22,16 @@ _MOST_SHOWN = 12
 def tables_of(
     summary: Mapping[str, object], *, most: int = _MOST_ROWS
 ) -> Iterator[tuple[str, Table]]:
-    """Yield each evaluation set's figures by class.
+    """Yield the table of metrics by class of each evaluation set.
 
-    If they are of the weights that the summary is of.
+    Yields nothing if they were computed for other weights than the summary's metrics.
 
     Args:
         summary: Values of `summary.json`; missing ones are left out.
-        most: Classes of a table at most.
+        most: Largest number of classes in a table; larger tables are left out.
 
     Yields:
-        Name of the set, empty for a single one, and its table.
+        Name of the evaluation set (empty if there is only one), and its table.
     """
     step, sets = (lookup(summary, "classes", key) for key in ("step", "sets"))
     fits = step == summary.get("global_step") and isinstance(sets, Mapping)
@@ -52,14 +52,14 @@ def tables_of(
 
 
 def figures_table(found: ClassTable) -> Table:
-    """Tabulate a row for each class, then the means."""
+    """Build a table with a row for each class, then the means."""
     return _tabulated(found.noun, _values(found.noun, found.rows), _values(found.noun, found.means))
 
 
 def _tabulated(
     noun: str, rows: Sequence[Mapping[str, object]], means: Sequence[Mapping[str, object]]
 ) -> Table:
-    """Tabulate figures by name; `noun` is the key of the row's own name."""
+    """Build a table of metrics; `noun` is the key of each row's name."""
     table = Table([noun, *_KEYS], [False, True, True, True, True])
     for row in [*rows, *means]:
         *figures, support = (row.get(key) for key in _KEYS)
@@ -76,7 +76,7 @@ def _tabulated(
 def confusion_table(found: ClassTable) -> Table | None:
     """Tabulate true classes in rows, predicted ones in columns.
 
-    None: there is no matrix, or it is too wide.
+    None if there is no confusion matrix, or too many classes for a table.
     """
     if found.confusion is None or len(found.labels) > _MOST_SHOWN:
         return None
@@ -88,11 +88,11 @@ def confusion_table(found: ClassTable) -> Table | None:
 
 
 def as_values(found: ClassTable, most: int | None = None) -> dict[str, object]:
-    """Convert everything that is in a table, for JSON.
+    """Convert metrics by class to plain values for JSON.
 
     Args:
-        found: The table.
-        most: Classes of a confusion matrix at most; with more it is left out. None: however many.
+        found: The metrics by class.
+        most: With more classes than this the confusion matrix is left out. None: no limit.
     """
     values: dict[str, object] = {
         "classes": _values(found.noun, found.rows),

@@ -38,7 +38,7 @@ class TrackerCallback(Callback):
     """Sends each line of metrics to a tracker.
 
     Args:
-        tracker: Of the choice `tracking=`.
+        tracker: The tracker of the choice `tracking=`.
     """
 
     def __init__(self, tracker: Tracker) -> None:
@@ -62,9 +62,9 @@ def build_loop(
     """Build the training loop with its components.
 
     Args:
-        run_start: The start of the run that it is built for.
-        assembled: What is trained.
-        snapshot: Of the checkpoint that training goes on from; None: from the start.
+        run_start: The start of the run.
+        assembled: Model, optimizer, data and state.
+        snapshot: Snapshot of the checkpoint to continue from; None: from the start.
         stop_at: Pause after this many optimizer steps.
 
     Raises:
@@ -145,13 +145,14 @@ def _build_callbacks(configs: Mapping[str, object]) -> dict[str, object]:
     """Build the callbacks of a configuration, in its order.
 
     Args:
-        configs: Name to keys and values; checked against the schema of the row that the name has.
+        configs: Configuration key -> options; checked against the schema of the callback with that
+            name.
 
     Returns:
-        Configuration key to callback.
+        Configuration key -> callback.
 
     Raises:
-        ConfigError: One cannot be built, or has a hook that there is not.
+        ConfigError: A callback cannot be built, or has an unknown hook.
     """
     built: dict[str, object] = {}
     for name, config in callback_configs(configs).items():
@@ -178,9 +179,9 @@ def _writers(
     setup: TrainingSetup,
     metrics_log: MetricsLogger,
 ) -> list[Callback]:
-    """List the components for lines: log, display, tracker, summary.
+    """List the callbacks that write a line of metrics: log, display, tracker, summary.
 
-    A line is on the disk before anybody else hears of it.
+    The log comes first: a line is on disk before anything else shows it.
     """
     config = run_start.config
     note = run_start.display.note

@@ -38,7 +38,7 @@ _MOST_CLASSES = 12
 
 
 class _Lines(logging.Formatter):
-    """Formats lines without control characters: the file may be read on a terminal."""
+    """Formats log lines without control characters, since a terminal may show the file."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s  %(message)s")
@@ -67,7 +67,7 @@ def run_log(run: RunDir) -> Iterator[None]:
     """Write the log of the run into `optrun.log` of its directory.
 
     Raises:
-        StorageError: Something else than a file stands there.
+        StorageError: The path exists and is no regular file.
     """
     with contextlib.suppress(FileNotFoundError):
         kind = kind_of(run.log)
@@ -95,9 +95,9 @@ def run_log(run: RunDir) -> Iterator[None]:
 
 
 def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) -> None:
-    """Print one line.
+    """Introduce a run on one line.
 
-    What is being run, on how many ranks if on several, and where it is written.
+    It says what runs, on how many ranks if several, and where the files are written.
     """
     distributed = f" distributed={config.distributed.name} on {ranks} ranks" if ranks > 1 else ""
     display.note(
@@ -108,7 +108,7 @@ def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) 
 
 
 def shown_path(path: Path) -> str:
-    """Shorten a path for typing it from the current folder."""
+    """Write a path relative to the current folder if it lies beneath it, else as it is."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:

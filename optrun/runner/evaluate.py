@@ -48,20 +48,19 @@ class Evaluated:
 def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Evaluated:
     """Evaluate a checkpoint on the evaluation split of a configuration.
 
-    What the weights were trained with stays with them, whatever the configuration's training data
-    is now: a tokenizer that was trained for them is that of the run, the classes are those of the
-    checkpoint.
+    Tokenizer and classes are those of the run and the checkpoint, even if the configuration now
+    names other training data.
 
     Args:
-        config: Which data and task, and where to run.
-        run: The run it belongs to.
+        config: Says which data and task, and on which device.
+        run: The run of the checkpoint.
         checkpoint: A complete checkpoint.
 
     Raises:
-        ConfigError: Data that does not fit, no rows to evaluate on, or a tokenizer that is not the
-            one it was trained with.
-        CheckpointError: The checkpoint, or what is read of the run, is damaged, or its weights do
-            not fit the model.
+        ConfigError: The data does not fit, has no rows to evaluate on, or the tokenizer is not the
+            one of training.
+        CheckpointError: The checkpoint or a file of the run is damaged, or the weights do not fit
+            the model.
     """
     refuse_damaged(run.tokenizer)
     device = pick_device(config.training.device)

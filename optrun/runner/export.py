@@ -38,7 +38,7 @@ class Saved(Protocol):
     """A tokenizer, or an image processor."""
 
     def save_pretrained(self, save_directory: str) -> object:
-        """Write its files into a folder."""
+        """Write the files of the object into a folder."""
 
 
 def write_model(
@@ -49,20 +49,20 @@ def write_model(
     config: PlainMapping,
     sample: tuple[str, str] | None = None,
 ) -> None:
-    """Write `save_pretrained` form: configuration, safetensors, tokenizer, model card.
+    """Write a model in `save_pretrained` form, with tokenizer and model card.
 
-    Of an adapter, peft's.
+    An adapter is written in peft's form.
 
-    An adapter beside weights that were made from a seed is merged into them: nobody could load it
-    otherwise.
+    An adapter on a base that was initialised from a seed is merged into the base, since the base
+    could not be loaded elsewhere.
 
     Args:
         folder: Where to write; new or empty.
-        model: A transformers model.
-        tokenizer: Its tokenizer or image processor; None: it has none.
-        summary: Of the run, for the card.
-        config: Resolved configuration, for the card.
-        sample: Prompt and continuation, for the card.
+        model: The transformers model.
+        tokenizer: Its tokenizer or image processor, or None.
+        summary: Summary of the run, for the card.
+        config: Resolved configuration of the run, for the card.
+        sample: A prompt and its continuation, for the card.
     """
     import transformers
 
@@ -103,7 +103,7 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
 
     Args:
         folder: Where to write; new or empty.
-        model: With an adapter; it is not changed.
+        model: A model with an adapter; it is not changed.
     """
     from peft import get_peft_model_state_dict
 
@@ -139,14 +139,14 @@ def task_card(config: Mapping[str, object]) -> TaskCard | None:
 
 
 def _fenced(text: str) -> str:
-    """Write a block of text as it stands, whatever back-ticks it holds."""
+    """Put text into a Markdown code block whose fence is longer than any in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
 def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:
-    """Write `tokenizer/` of a run, aside first: a link inside of it is replaced, not followed.
+    """Write `tokenizer/` of a run, through a temporary folder.
 
     Raises:
         StorageError: The disk refused the write.
@@ -165,7 +165,7 @@ def publish(
     config: Mapping[str, object],
     sample: tuple[str, str] | None,
 ) -> None:
-    """Write `model/`, aside first; that of an earlier end of the same run is replaced.
+    """Write `model/` of a run through a temporary folder, replacing an earlier one.
 
     Raises:
         StorageError: The disk refused the write.
@@ -180,12 +180,12 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     """Gather a sharded model, one tensor at a time; every rank takes part.
 
     Args:
-        model: As it was trained.
-        folder: Where there is room for it on the disk: no rank holds it in memory.
+        model: The trained model.
+        folder: Folder on a disk with room for the model, since no rank holds all of it in memory.
 
     Returns:
-        On rank 0 a model on the CPU whose weights lie in a file, or the model itself where it is no
-        sharded one; else None.
+        On rank 0 a model on the CPU whose weights are mapped from a file, or the model itself if it
+        is not sharded. None on other ranks.
 
     Raises:
         StorageError: The disk refused the write.
@@ -246,21 +246,20 @@ def export(
     """Write the model of a checkpoint as `save_pretrained` does, or an adapter as peft does.
 
     Args:
-        run: The run it belongs to; lends the tokenizer and the numbers of the card, where they are
-            there.
+        run: The run of the checkpoint. Its tokenizer, and its summary for the card, are used if
+            they exist.
         checkpoint: A complete checkpoint.
         destination: Where to write; new or empty.
         merged: Write an adapter and its base as one model.
-        note: Told what a person should know.
+        note: Called with each note for the user.
 
     Returns:
-        Name of the transformers class that loads it, or its base.
+        Name of the transformers class that loads the model, or the adapter's base.
 
     Raises:
-        ConfigError: A merge of what has no adapter; the base of an adapter is not where it was, or
-            another one.
-        CheckpointError: The checkpoint, or what is taken from the run, is damaged, or its model
-            class is not one of this transformers.
+        ConfigError: `merged` without an adapter, or the base of the adapter was moved or changed.
+        CheckpointError: The checkpoint or a file of the run is damaged, or this transformers lacks
+            the model class.
         StorageError: The disk refused the write.
     """
     refuse_damaged(run.tokenizer)

@@ -12,19 +12,19 @@ from optrun.artifacts.atomic import remove_folder, storing
 
 
 def aside_of(folder: Path) -> Path:
-    """Name the place where a folder is written first."""
+    """Name the temporary folder in which a folder is written first."""
     return folder.with_name(f".{folder.name}-{os.getpid()}")
 
 
 @contextmanager
 def written_aside(folder: Path, *, replaces: bool = False) -> Iterator[Path]:
-    """Yield an empty folder.
+    """Yield an empty temporary folder that becomes `folder` when the block ends.
 
-    Afterwards it takes its place, and nothing is left of it after an error.
+    An error in the block deletes the temporary folder and leaves `folder` as it was.
 
     Args:
         folder: Where to write; new or empty.
-        replaces: Whether one that is not empty goes, too; the folder that it lies in is there then.
+        replaces: Replace a folder that is not empty, too. Its parent folder must exist then.
 
     Raises:
         StorageError: The disk refused the write, or the destination appeared meanwhile.

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.device) -> None:
-    """Move a model to its device unless it is sharded, and check that it keeps documents apart.
+    """Move an unsharded model to its device; check that attention keeps documents apart.
 
     Raises:
-        ConfigError: It does not, or nobody could tell.
+        ConfigError: It does not, or the check failed.
     """
     keeps = config.task.keeps_apart if needs_device(model) else None  # others were tried on the CPU
     if not isinstance(config.distributed, FsdpConfig):
@@ -40,10 +40,10 @@ def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.devi
 
 
 def check_sharded_model(model: PreTrainedModel, config: RunConfig) -> None:
-    """Check a sharded model on all ranks for the needs of its task.
+    """Check on all ranks that a sharded model sees only the tokens it should.
 
     Raises:
-        ConfigError: It sees the tokens that it should predict, or other documents.
+        ConfigError: The model sees the tokens to predict, or other documents.
     """
     if config.task.AUTO_CLASS == CAUSAL:
         refuse_seer(config.model, model)

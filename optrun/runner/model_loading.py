@@ -25,16 +25,16 @@ def load_trained_model(
     """Build the model of a checkpoint; an adapter beside its base.
 
     Args:
-        run: The run it belongs to, which knows the base of an adapter.
+        run: The run of the checkpoint, which records the base of an adapter.
         checkpoint: A complete checkpoint.
-        dequantized: Give a quantised base plain modules, with the weights that these computed with.
+        dequantized: Dequantise a quantised base.
 
     Returns:
-        The model, on the CPU and in evaluation mode, and what else the checkpoint holds.
+        The model, on the CPU and in evaluation mode, and the snapshot of the checkpoint.
 
     Raises:
-        ConfigError: The base of an adapter is not where it was, or another one.
-        CheckpointError: It is damaged, or its model class is not one of this transformers.
+        ConfigError: The base of the adapter was moved or changed.
+        CheckpointError: The checkpoint is damaged, or this transformers lacks the model class.
     """
     import transformers
     from transformers import GenerationConfig
@@ -68,7 +68,7 @@ def load_trained_model(
 
 
 def generation_values(model: PreTrainedModel) -> PlainDict | None:
-    """Return how a model generates, as transformers writes it; None: it does not."""
+    """Return the generation configuration of a model as plain values, or None."""
     generation = getattr(model, "generation_config", None)
     if generation is None:
         return None

@@ -14,7 +14,7 @@ SummaryValues = PlainDict
 
 @dataclass
 class Outcome:
-    """How a run ended well."""
+    """The result of a run that ended well."""
 
     run: RunDir
     summary: SummaryValues

@@ -62,7 +62,7 @@ _FIRST = "optrun predict RUN_DIR data.eval=FILE out=FILE"
 
 @dataclass
 class Predicted:
-    """What was predicted."""
+    """The result of a prediction."""
 
     out: Path
     rows: int
@@ -75,14 +75,14 @@ def predict_file(
     """Predict every row of a file.
 
     Args:
-        config: Of the run, with the changes that a prediction goes by.
-        run: The run it belongs to.
+        config: Configuration of the run, with the changes for this prediction.
+        run: The run of the checkpoint.
         checkpoint: A complete checkpoint.
-        typed: Keys of the command line to values: `data.eval`, `out`, ...
+        typed: Typed key -> value: `data.eval`, `out`, ...
 
     Raises:
-        ConfigError: Anything asked for that does not fit the task or the rows; the file is there.
-        CheckpointError: The checkpoint, or what is read of the run, is damaged.
+        ConfigError: An option does not fit the task or the rows, or the file exists.
+        CheckpointError: The checkpoint or a file of the run is damaged.
         StorageError: The disk refused the write.
     """
     kind = predictor_class(config.task)
@@ -114,13 +114,13 @@ def predict_file(
 
 
 def _below(group: str, typed: PlainMapping) -> PlainDict:
-    """Return the keys of a group, without its name."""
+    """Return the typed keys of a group without the group's prefix."""
     start = f"{group}."
     return {key.removeprefix(start): typed[key] for key in typed if key.startswith(start)}
 
 
 def _refuse_unknown(typed: PlainMapping, kind: type[Predictor], task: str) -> None:
-    """Refuse a key that predictions of the task do not go by.
+    """Refuse a key without effect on predictions of the task.
 
     Raises:
         ConfigError: The message names the first such key.
@@ -140,10 +140,10 @@ def _refuse_unknown(typed: PlainMapping, kind: type[Predictor], task: str) -> No
 
 
 def _files(typed: PlainMapping, data: DataConfig) -> FilesConfig:
-    """Return the file of rows, how it is read, and the columns: of the run, or typed.
+    """Build the data configuration of the rows: file, format and columns.
 
     Raises:
-        ConfigError: The file is not given, or a value is of another type.
+        ConfigError: The file is missing on the command line, or a value has another type.
     """
     values = _below("data", typed)
     values.pop("max_length", None)
@@ -163,10 +163,10 @@ def _files(typed: PlainMapping, data: DataConfig) -> FilesConfig:
 
 
 def _out(typed: PlainMapping) -> Path:
-    """Return the file to be written.
+    """Return the output file.
 
     Raises:
-        ConfigError: It is not given, has another ending or no folder, or is there already.
+        ConfigError: The file is not given, has an unknown ending or no folder, or exists.
     """
     if not isinstance(typed.get("out"), str):
         raise ConfigError(f"optrun predict needs out, the file to be written: {_FIRST}")
@@ -183,7 +183,7 @@ def _out(typed: PlainMapping) -> Path:
 
 
 def _refuse_taken(out: Path) -> None:
-    """Refuse to write over a file.
+    """Refuse to overwrite a file.
 
     Raises:
         ConfigError: The file exists.
@@ -196,7 +196,7 @@ def _refuse_taken(out: Path) -> None:
 
 
 def _tokenizer(config: RunConfig, run: RunDir) -> Any:
-    """Load what prepares the inputs, as it was in use when the run was trained; None: it is gone.
+    """Load the tokenizer or image processor of training; None if the tokenizer is gone.
 
     Raises:
         ConfigError: It cannot be loaded.
@@ -209,9 +209,10 @@ def _tokenizer(config: RunConfig, run: RunDir) -> Any:
 
 
 def _predict(predictor: Predictor, config: RunConfig, device: torch.device) -> list[Values]:
-    """Predict all rows, in order; random states are left as they were.
+    """Predict all rows; results keep the order of the rows.
 
-    Rows of like length share a batch, the longest come first: a function of the rows alone.
+    Rows of like length share a batch, longest first, so that batches depend on the rows alone.
+    Draws are seeded by `config.seed`; random states are restored at the end.
     """
     inputs = predictor.encode()
     order = np.argsort([-predictor.length(row) for row in inputs], kind="stable").tolist()
@@ -231,16 +232,16 @@ def _predict(predictor: Predictor, config: RunConfig, device: torch.device) -> l
 
 
 def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) -> None:
-    """Write the rows with their predictions beside, aside first.
+    """Write the rows with their predictions as added columns, through a temporary file.
 
     Args:
-        out: The file; its ending says the format.
+        out: The file; its ending decides the format.
         split: The rows. Columns of bytes are not written.
-        predictions: One for each row.
-        notes: Takes the names of columns that are not written.
+        predictions: New columns and values for each row.
+        notes: Changed in place: a note about columns that are not written.
 
     Raises:
-        ConfigError: A column is called as one of the predictions; the file came there meanwhile.
+        ConfigError: A column has the name of a prediction, or the file appeared meanwhile.
         StorageError: The disk refused the write.
     """
     from datasets import Dataset, concatenate_datasets
@@ -291,6 +292,6 @@ def _write_table(table: Any, path: Path) -> None:
 
 
 def _cell(value: object) -> object:
-    """Write a cell of a csv file: lists and objects are JSON, a formula becomes a text."""
+    """Convert a value for a CSV cell: lists and objects to JSON, a formula to text."""
     is_nested = isinstance(value, dict | list)
     return json.dumps(value, ensure_ascii=False) if is_nested else csv_cell(value)

@@ -33,7 +33,7 @@ from optrun.runner.forks.overrides import (
 
 @dataclass(frozen=True)
 class _TrunkConfig:
-    """What is read of a trunk to make the command line of a branch whole."""
+    """The configuration of a trunk, to be put under the command line of a branch."""
 
     overrides: list[str]
     """Its configuration."""
@@ -50,11 +50,11 @@ class Forks:
     """Completes the command lines of forks, and leaves others as they are.
 
     Args:
-        hydra: Composes.
-        command_line: Not checked yet.
+        hydra: Composes configurations.
+        command_line: The command line, not checked yet.
 
     Raises:
-        ConfigError: A recipe beside `branch_from`, whose values it would leave unread.
+        ConfigError: A recipe is named beside `branch_from`; its values would be ignored.
     """
 
     def __init__(self, hydra: Hydra, command_line: CommandLine) -> None:
@@ -69,10 +69,10 @@ class Forks:
             )
 
     def pinned(self, tokens: Sequence[str]) -> list[str]:
-        """Name each trunk by folder and content: what `branch_from=RUN_DIR` means is settled once.
+        """Replace each `branch_from` by FOLDER@DIGEST, so that later checkpoints change nothing.
 
         Raises:
-            ConfigError: It is neither run nor checkpoint of optrun's, or a range.
+            ConfigError: The value is a range, or neither a run nor a checkpoint of optrun.
             CheckpointError: The checkpoint is damaged, uncommitted or gone.
         """
         expanded = list(tokens)
@@ -93,10 +93,10 @@ class Forks:
         return expanded
 
     def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
-        """Check overrides by name, as `overrides.checked`, against what the trunk is made of.
+        """Check overrides as `overrides.checked` does, against the configuration of the trunk.
 
         Returns:
-            Those that were typed, each trunk named by its content.
+            The typed overrides, each trunk as FOLDER@DIGEST.
         """
         typed = self.pinned(tokens)
         overrides.refuse_names(overrides.parse(typed))
@@ -113,13 +113,13 @@ class Forks:
         """Put the configuration of the trunk under the overrides of one run.
 
         Args:
-            tokens: Its own, each trunk named by its content.
+            tokens: Overrides of the run, each trunk as FOLDER@DIGEST.
         """
         value = trunk_of(tokens)
         return list(tokens) if value is None else self._trunk(value).under(tokens)
 
     def require_place(self, values: PlainMapping) -> None:
-        """Refuse a branch with another model or another place in the data.
+        """Refuse a branch with another model, data or position in the data.
 
         Only the configuration is compared.
 
@@ -161,11 +161,11 @@ def find_trunk(value: str) -> Trunk:
     """Find the checkpoint of `branch_from`: a checkpoint, or the newest whole one of a run.
 
     Args:
-        value: RUN_DIR, CHECKPOINT, or `FOLDER@DIGEST` as a branch records it.
+        value: RUN_DIR, CHECKPOINT, or the `FOLDER@DIGEST` that a branch records.
 
     Raises:
-        ConfigError: It is neither run nor checkpoint of optrun's.
-        CheckpointError: It is damaged, uncommitted, gone, or another one than was named.
+        ConfigError: The path is neither a run nor a checkpoint of optrun.
+        CheckpointError: The checkpoint is damaged, uncommitted or gone, or has another digest.
     """
     trunk = Trunk.parse(value)
     if trunk is not None and not Path(value).exists():
@@ -175,9 +175,9 @@ def find_trunk(value: str) -> Trunk:
 
 
 def trunk_of(tokens: Sequence[str]) -> str | None:
-    """Read the value of `branch_from=`, the first where there are several.
+    """Read the value of `branch_from=`, or the first of several.
 
-    None where it is absent or null.
+    None if it is absent or null.
     """
     for override in overrides.parse([token for token in tokens if names_fork(token)]):
         first = _values(override)[0]
@@ -186,7 +186,7 @@ def trunk_of(tokens: Sequence[str]) -> str | None:
 
 
 def _values(override: Override) -> list[object]:
-    """Read the values of an override, several in a sweep, without the quotes they were typed in."""
+    """Read the values of an override (several in a sweep), without quotes."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
         return [getattr(item, "text", item) for item in value.list]
@@ -199,7 +199,7 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
     Any other command line stays as it is.
 
     Raises:
-        ConfigError: As `Forks.checked`, and for another model or another place in the data.
+        ConfigError: As `Forks.checked`; also for another model or another position in the data.
         CheckpointError: As `find_trunk`.
     """
     override = command_line.override(KEY)

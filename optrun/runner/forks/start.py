@@ -46,22 +46,21 @@ class StartedFork:
     """How a branch left its trunk."""
 
     folder: str
-    """Of the trunk's checkpoint."""
+    """Path of the trunk's checkpoint."""
     digest: str
     run_id: str | None
-    """Of the trunk."""
+    """Id of the trunk's run."""
     step: int
     schedule_from: int
     """The step that the schedule counts from."""
     trunk_config: str
-    """Digest of the trunk's configuration but for the seed: trunks that differ in no more are of
-    one kind."""
+    """Digest of the trunk's configuration without the seed; equal for trunks of one kind."""
     optimizer_state: str = ""
-    """What became of the trunk's, in words."""
+    """What became of the trunk's optimizer state, in words."""
     schedule: str = ""
     """Where the schedule stands, in words."""
     changes: Changes = field(default_factory=dict)
-    """Keys whose values are others than the trunk's, with both."""
+    """Keys whose values differ from the trunk's -> both values."""
 
     def summary(self) -> dict[str, object]:
         """Return the facts of the fork for `summary.json`."""
@@ -86,11 +85,11 @@ class StartedFork:
 
 
 def schedule_from(saved: CheckpointMetadata, schedule: BranchSchedule) -> int:
-    """Tell which step of the run is the first of the schedule: the trunk's own, or the branch's.
+    """Return the step of the run at which the schedule has its step 0.
 
     Args:
         saved: Metadata of the trunk's checkpoint.
-        schedule: `branch_schedule`.
+        schedule: Whether the schedule continues or restarts (`branch_schedule`).
     """
     if schedule is BranchSchedule.restart:
         return saved.global_step
@@ -104,19 +103,19 @@ def begin_fork(
     changes: Changes,
     schedule: BranchSchedule,
 ) -> tuple[StartedFork, TrainState]:
-    """Take the counters of the trunk, where the branch stands at the same place in the same data.
+    """Take over the counters of the trunk, if data and position are the same.
 
-    What the trunk was best at, and when, stays with the trunk.
+    The best metric of the trunk and its step are not taken over.
 
     Args:
-        trunk: Where it lies.
+        trunk: The trunk's checkpoint.
         saved: Metadata of the trunk's checkpoint.
-        now: As the first checkpoint of the branch will say it.
+        now: Metadata for the first checkpoint of the branch.
         changes: Differences between the two configurations.
-        schedule: `branch_schedule`.
+        schedule: Whether the schedule continues or restarts (`branch_schedule`).
 
     Raises:
-        ConfigError: The data, the order or the batch is another one.
+        ConfigError: The data, its order or the batch changed.
         CheckpointError: A newer version saved the counters.
     """
     metadata = {
@@ -137,7 +136,10 @@ def begin_fork(
 
 
 def _kind(saved: CheckpointMetadata) -> str:
-    """Digest the configuration of a trunk without the seed, and that of its own trunk."""
+    """Digest the configuration of a trunk without its seed, and its own trunk's digest and step.
+
+    Trunks that differ only in the seed have equal digests.
+    """
     values = plain(with_schemas(saved.config, "the trunk"))
     compared = {key: value for key, value in values.items() if key not in ("seed", "branch_from")}
     before = saved.branch or {}
@@ -145,13 +147,13 @@ def _kind(saved: CheckpointMetadata) -> str:
 
 
 def _follows(key: str, changes: Changes) -> bool:
-    """Tell whether a key only says what another choice of its group brings along."""
+    """Tell whether a key changed only because another choice of its group was made."""
     name = f"{key.partition('.')[0]}.name"
     return key != name and name in changes
 
 
 def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) -> None:
-    """Refuse another order or size of the steps: the branch would not stand where the trunk stood.
+    """Refuse another order or size of steps, which would move the branch in the data.
 
     Raises:
         ConfigError: The message names the changed keys and both values of what follows from them.
@@ -190,14 +192,14 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
 def restore_fork(
     fork: StartedFork, snapshot: Snapshot, model: torch.nn.Module, train_step: TrainStep, total: int
 ) -> list[str]:
-    """Load the trunk's weights, and of its optimizer and schedule what goes on.
+    """Load the trunk's weights, and the optimizer state and schedule that continue.
 
-    `branch` says what that is.
+    `fork.optimizer_state` and `fork.schedule` say in words what continues.
 
     Args:
-        fork: Its words are filled in.
-        snapshot: Of the trunk, verified.
-        model: Built from the configuration of the fork.
+        fork: Changed in place: what continued is recorded.
+        snapshot: Verified snapshot of the trunk.
+        model: The model, built from the configuration of the fork.
         train_step: Optimizer and schedule, built likewise.
         total: Steps of the whole run.
 

@@ -29,18 +29,18 @@ Values = dict[str, Any]
 
 @dataclass
 class Predictor(ABC):
-    """Predictions for the rows of a file; `Task.predictor` names the one of a task.
+    """Predicts the rows of a file; `Task.predictor` names the class of a task.
 
     Attributes:
         columns: Keys of `data` that it reads, such as `text_column`.
         generates: Whether it takes `generation.KEY`.
         cuts: Whether `data.max_length` cuts its texts.
         model: On its device, in evaluation mode.
-        tokenizer: Its tokenizer; its image preparation where the task is about images.
-        labels: Names of the classes by number; empty where there are none.
+        tokenizer: The model's tokenizer, or its image preparation.
+        labels: Class names by class id; empty without classes.
         task: Configuration of the task.
         max_length: `data.max_length`.
-        precision: Of the model's calls.
+        precision: Precision of forward passes.
         source: The rows as its only evaluation set; `notes` are shown to the user.
         generation: `generation.KEY`.
     """
@@ -65,15 +65,15 @@ class Predictor(ABC):
 
     @property
     def padding(self) -> int:
-        """The id that fills the rows of a batch."""
+        """The token id that pads the rows of a batch."""
         return int(getattr(self.tokenizer, "pad_token_id", None) or 0)
 
     @abstractmethod
     def encode(self) -> list[Inputs]:
-        """Make the inputs of all rows, in order, before anything is predicted.
+        """Encode all rows, in order, before anything is predicted.
 
         Raises:
-            ConfigError: A column that is missing, a row or an option that does not fit.
+            ConfigError: A column is missing, or a row or an option does not fit.
         """
 
     @abstractmethod
@@ -90,10 +90,10 @@ class Predictor(ABC):
             return (call or self.model)(**self.precision.to_device(batch), **options)
 
     def text_column(self, *others: str | None) -> str:
-        """Find the column of texts; `others`, labels and targets are none.
+        """Find the text column; `others`, labels and targets do not count.
 
         Raises:
-            ConfigError: There is none, or there are several.
+            ConfigError: No column holds texts, or several do.
         """
         columns = self.source.columns
         assert columns is not None

@@ -24,7 +24,7 @@ TOKENS = 5
 
 
 class TextClasses(Predictor):
-    """Texts, or pairs of texts, to a label, several labels, or a number."""
+    """Predicts a label, several labels or a number from a text or a pair of texts."""
 
     columns: ClassVar[tuple[str, ...]] = ("text_column", "text_pair_column")
 
@@ -35,7 +35,7 @@ class TextClasses(Predictor):
         return self.encode_texts(text) if pair is None else self.encode_texts(text, pair)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
-        """Predict in one forward pass; of several labels those with a probability above 0.5."""
+        """Predict in one forward pass; multi-label rows get all labels above 0.5."""
         logits = self.run(pad_inputs(inputs, self.padding)).logits.float().cpu()
         if self.task.of_numbers:
             return [{"prediction": plain(number)} for number in logits.reshape(-1)]
@@ -59,13 +59,13 @@ class TextClasses(Predictor):
 
 
 class ImageClasses(TextClasses):
-    """Images to labels."""
+    """Predicts a label from an image."""
 
     columns: ClassVar[tuple[str, ...]] = ("image_column",)
     cuts: ClassVar[bool] = False
 
     def encode(self) -> list[Inputs]:
-        """Find the images; each is opened when its turn comes."""
+        """Return the images unopened; `predict` opens them."""
         images = Images(self.split, image_column(self.source, self.split))
         return [{"image": images[row]} for row in range(len(self.split.rows))]
 
@@ -79,14 +79,14 @@ class ImageClasses(TextClasses):
 
 
 class WordLabels(Predictor):
-    """Lists of words to lists of labels; of labels of entities also these, whole.
+    """Predicts a label for each word of a row, and whole entities if labels are IOB tags.
 
-    The first piece of a word has its label, as in training. A word beyond `data.max_length`, or
-    without a piece, has none: null.
+    The first token of a word decides, as in training. A word without a token, or beyond
+    `data.max_length`, gets null.
     """
 
     def encode(self) -> list[Inputs]:
-        """Encode as in training, with the place of each word's first piece; None: it has none."""
+        """Encode as in training; `first` holds each word's first token position, or None."""
         inputs = []
         for row, words in enumerate(self.split.rows[words_column(self.source, self.split, "")]):
             if words is None or None in words:
@@ -107,7 +107,7 @@ class WordLabels(Predictor):
         return [self._values(row, shares[at]) for at, row in enumerate(inputs)]
 
     def _values(self, row: Inputs, shares: torch.Tensor) -> Values:
-        """Return the labels of one row, given the shares of its pieces, (pieces, classes)."""
+        """Build the labels of one row from probabilities of shape (tokens, classes)."""
         labels: list[str | None] = [None] * len(row["words"])
         certainties: list[float | None] = [None] * len(row["words"])
         for word, piece in enumerate(row["first"]):
@@ -126,10 +126,10 @@ class WordLabels(Predictor):
 
 
 class MaskedTokens(Predictor):
-    """Texts with masks to the likeliest tokens for each mask, and the text with the first ones."""
+    """Predicts the likeliest tokens for each mask, and the text filled with the first."""
 
     def encode(self) -> list[Inputs]:
-        """Encode as in training, one text a row; at least one has a mask."""
+        """Encode one text per row as in training; at least one row must have a mask."""
         column = self.text_column()
         rows = self.encode_texts(column, return_token_type_ids=False)
         if not any(self.tokenizer.mask_token_id in row["input_ids"] for row in rows):
@@ -159,14 +159,14 @@ class MaskedTokens(Predictor):
 
 
 class Embeddings(Predictor):
-    """A text to its vector; a pair of texts to their cosine."""
+    """Computes the vector of a text, or the cosine of a pair of texts."""
 
     columns: ClassVar[tuple[str, ...]] = ("text_column", "text_pair_column")
 
     def encode(self) -> list[Inputs]:
-        """Encode each text as in training: a pair where it is named or has usual names, else one.
+        """Encode pairs if their columns are named or have usual names, else single texts.
 
-        The inputs of a row are lists with an array for each text.
+        Each input of a row is a list with one array for each text.
         """
         columns = self.source.columns
         assert columns is not None

@@ -21,7 +21,7 @@ DEFAULT_TOKENS = 64
 
 
 class TextGeneration(Predictor):
-    """Prompts to continuations, by `model.generate`; `prompts` is what another task overrides."""
+    """Continues prompts with `model.generate`; other tasks override `prompts`."""
 
     generates: ClassVar[bool] = True
     cuts: ClassVar[bool] = False
@@ -29,11 +29,11 @@ class TextGeneration(Predictor):
     """Whether prompt and continuation share the model's positions: there is no encoder."""
 
     def encode(self) -> list[Inputs]:
-        """Settle the options of the generation, and encode prompts; a long one is cut on the left.
+        """Settle the generation options, and encode prompts; long ones are cut on the left.
 
         Raises:
-            ConfigError: The model cannot generate, an option does not fit, or there is no room for
-                a prompt.
+            ConfigError: The model cannot generate, an option does not fit, or no room is left for a
+                prompt.
         """
         model: Any = self.model
         if not model.can_generate():
@@ -51,15 +51,15 @@ class TextGeneration(Predictor):
 
     @property
     def positions(self) -> int | None:
-        """The positions that prompt and continuation share; None: there is no such limit."""
+        """Largest number of tokens of prompt and continuation together; None: no limit."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
         return positions if self.is_decoder else None
 
     def _options(self, options: Any) -> Any:
-        """Put `generation.KEY` over the generation options of the model, and complete them.
+        """Override the model's generation options by `generation.KEY`, and add defaults.
 
         Raises:
-            ConfigError: A value that does not fit, or one without effect.
+            ConfigError: A value does not fit, or has no effect.
         """
         if "max_new_tokens" in self.generation:
             options.max_length = None
@@ -84,10 +84,10 @@ class TextGeneration(Predictor):
         return options
 
     def _longest_prompt(self, positions: int) -> int:
-        """Count the positions that a generation leaves for its prompt.
+        """Count the tokens that the continuation leaves for the prompt.
 
         Raises:
-            ConfigError: None are left.
+            ConfigError: No token is left.
         """
         new = self.options.max_new_tokens
         if new is None:
@@ -100,15 +100,15 @@ class TextGeneration(Predictor):
         return positions - int(new)
 
     def _refused(self, error: Exception) -> ConfigError:
-        """Build the error for refused options from transformers' message."""
+        """Build the error for options that transformers refused, with its message."""
         line = " ".join(str(error).replace("`", "").split())
         options = [f"generation.{name}={value}" for name, value in self.generation.items()]
         return ConfigError(f"{', '.join(options)}: {line[:400]}")
 
     def prompts(self) -> list[list[int]]:
-        """Encode prompts, begun as the tokenizer begins a text.
+        """Encode prompts, with the tokenizer's initial special tokens but no final ones.
 
-        They stand in the column that is named, else in `prompt`, else in the only one of texts.
+        Their column is the configured one, else `prompt`, else the only text column.
         """
         columns = self.source.columns
         is_named = columns is not None and columns.text_column
@@ -138,7 +138,7 @@ class TextGeneration(Predictor):
 
 
 class TextToText(TextGeneration):
-    """Texts to texts, by encoder and decoder."""
+    """Generates a text from a text, by an encoder-decoder model."""
 
     cuts: ClassVar[bool] = True
     is_decoder: ClassVar[bool] = False
@@ -149,18 +149,18 @@ class TextToText(TextGeneration):
 
 
 class ChatAnswers(TextGeneration):
-    """Turns up to the last of the assistant, written by the run's template, to what it says then.
+    """Generates the last assistant turn of a chat, in the run's chat template.
 
-    A row needs no completion. A text is continued as it stands, as the prompts of plain rows are.
+    A row needs no completion. A row with a plain text is continued without a template.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("messages_column", "text_column")
 
     def prompts(self) -> list[list[int]]:
-        """Encode each conversation with the opening of an answer; a text as in training.
+        """Encode each chat with an open assistant turn, a text as in training.
 
         Raises:
-            ConfigError: A row that cannot be read or written.
+            ConfigError: A row is no chat, or the template refuses it.
         """
         template = use_template(self.tokenizer, None)
         columns = question_columns(self.source, self.split, getattr(self.task, "layout", None))
