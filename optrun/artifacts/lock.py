@@ -89,7 +89,7 @@ class RunLock:
 
 
 def _take(path: Path, descriptor: int) -> None:
-    """Take a lock.
+    """Take a lock, or none on a file system without locks if the variable `UNLOCKED` is set.
 
     Raises:
         LockedError: Another process holds the lock.

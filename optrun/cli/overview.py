@@ -33,7 +33,7 @@ eval "$(optrun -sc install=bash)"  completion
 
 
 def overview(config_folder: str | None) -> str:
-    """Write the screen.
+    """Write the text of `optrun` without arguments: commands, verbs and choices.
 
     Args:
         config_folder: A folder of the user's own choices, `--config-dir`.

@@ -69,6 +69,7 @@ def data_lines(facts: Facts) -> list[str]:
 
 
 def _headline(facts: Facts) -> RenderableType:
+    """Lay out the facts of the whole run: model, optimizer, groups, ranks, schedule, branch."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")

@@ -471,21 +471,24 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting
     """
     flat: dict[str, Setting] = {}
     for key, value in config.items():
-        if not isinstance(value, Mapping) or not value:
-            flat[f"{prefix}{key}"] = (
-                value if isinstance(value, (str, int, float, type(None))) else repr(value)
-            )
-            continue
-        if not prefix and {"kind", "name"} <= set(value):
-            name_entry = {"name": f"{value['name']} ({value['kind']})"}
-            value = {leaf: item for leaf, item in value.items() if leaf != "kind"} | name_entry
-        if not prefix and {"class_name", "name"} <= set(value):
-            name_entry = {"name": f"{value['class_name']} ({value['name']})"}
-            value = {
-                leaf: item for leaf, item in value.items() if leaf != "class_name"
-            } | name_entry
-        flat |= flatten(value, f"{prefix}{key}.")
+        if isinstance(value, Mapping) and value:
+            section = value if prefix else _name_with_kind(value)
+            flat |= flatten(section, f"{prefix}{key}.")
+        elif isinstance(value, (str, int, float, type(None))):
+            flat[f"{prefix}{key}"] = value
+        else:
+            flat[f"{prefix}{key}"] = repr(value)
     return flat
+
+
+def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:
+    """Fold `kind` and `class_name` of a section into its name: `mine (lamb)`."""
+    named = dict(section)
+    if {"kind", "name"} <= set(named):
+        named["name"] = f"{named['name']} ({named.pop('kind')})"
+    if {"class_name", "name"} <= set(named):
+        named["name"] = f"{named.pop('class_name')} ({named['name']})"
+    return named
 
 
 def _numbers(value: object) -> object:

@@ -167,7 +167,13 @@ def count_axis(ax: Axes) -> None:
 
 
 def number_axis(ax: Axes, values: Sequence[float], *, log: bool = False) -> None:
-    """Put short tick labels on the y axis, linear or logarithmic."""
+    """Put short tick labels on the y axis: `1e-3` if all values are small, `12k` if large.
+
+    Args:
+        ax: The axes.
+        values: The values to draw.
+        log: Make the axis logarithmic.
+    """
     if log:
         log_axis(ax, "y", values)
         return

@@ -156,7 +156,7 @@ def rebuild_adapter_model(
         layers_to_transform=None,
     )
 
-    def beside_factors(*, plain: bool) -> PreTrainedModel:
+    def build_with_adapter(*, dequantize: bool) -> PreTrainedModel:
         torch.manual_seed(config.seed)
         model, base = weights_of(config.model, kind, copy.deepcopy(values))
         inject(
@@ -165,14 +165,14 @@ def rebuild_adapter_model(
             config.task.AUTO_CLASS,
             base=base,
             quantization=quantization,
-            dequantized=plain,
+            dequantized=dequantize,
         )
         return model
 
-    model = beside_factors(plain=False)
+    model = build_with_adapter(dequantize=False)
     refuse_other_adapter(saved, adapter_facts(model), config)
     if dequantized and quantization is not None:
-        model = beside_factors(plain=True)
+        model = build_with_adapter(dequantize=True)
     load_model_tensors(model, snapshot.model)
     return model
 

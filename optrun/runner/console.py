@@ -64,7 +64,9 @@ class _LogFile(logging.FileHandler):
 
 @contextmanager
 def run_log(run: RunDir) -> Iterator[None]:
-    """Write the log of the run into `optrun.log` of its directory.
+    """Send optrun's log to `optrun.log` of the run, and an error of the block, too.
+
+    Logger level and propagation are restored at the end.
 
     Raises:
         StorageError: The path exists and is no regular file.

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Prepared:
-    """Model and data, before optimizer and schedule."""
+    """Tokenizer, data, task and model, built before optimizer and schedule."""
 
     task: Task
     tokenizer: Any
@@ -88,12 +88,12 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
     """Find the artifacts of training for a resumed run or a branch.
 
     Args:
-        opened: The checkpoint; without a snapshot the run begins.
+        opened: The opened checkpoint; if it has no snapshot, the run begins.
         model: The model choice in force.
 
     Returns:
-        Its own tokenizer, if the checkpoint was trained with it, it is
-        whole, and nobody asked for another one.
+        Among others the run's tokenizer, if the checkpoint was trained with it, it is undamaged,
+        and no other one is configured.
     """
     saved = opened.saved
     if opened.folder is None or saved is None:
@@ -127,14 +127,14 @@ def prepare(
     The model's name, keys and head are checked first.
 
     Args:
-        config: Typed and checked.
-        artifacts: Taken instead of making them from the training data, as far as they are there;
-            None: the run begins.
+        config: The typed and checked configuration.
+        artifacts: Facts of training to use instead of deriving them from the data; None: the run
+            begins.
         meta: Build the model without memory for its weights, which come from another rank.
-        sharded: The model will be cut over ranks, and is tried when it is.
+        sharded: The model will be sharded over ranks, and is checked only then.
 
     Raises:
-        ConfigError: Anything in data or model that does not fit.
+        ConfigError: Data or model do not fit.
     """
     artifacts = TrainedArtifacts(None, trains=True) if artifacts is None else artifacts
     require_adapter(config.adapter)
@@ -226,11 +226,11 @@ def initial_model(
 
     Args:
         config: The whole configuration.
-        spec: What task and tokenizer ask of the model.
-        meta: Shapes alone.
+        spec: Requirements of task and tokenizer on the model.
+        meta: Build it on the meta device, without weights.
 
     Returns:
-        The model, notes, and how each of its parameters grew beside the base, see `parametrize`.
+        The model, notes, and for each parameter its growth over muP's base, see `parametrize`.
     """
     parametrized = parametrize(config, lambda model: build_model(model, spec, meta=True)[0])
     torch.manual_seed(config.seed)
@@ -245,7 +245,7 @@ def initial_model(
 
 
 def _refuse_sources_in_one_row(task: Task, model: PreTrainedModel) -> None:
-    """Refuse a mixture whose losses could not be told apart by source.
+    """Refuse a mixture if attention puts a batch into one row, which hides its sources.
 
     Raises:
         ConfigError: The message names the key.

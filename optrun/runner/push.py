@@ -11,13 +11,13 @@ KEY = "push_to_hub"
 
 
 def expect_hub(name: str) -> None:
-    """Refuse an unusable hub name, before anything is written.
+    """Refuse an unusable hub name before anything is written.
 
     Args:
         name: `OWNER/NAME`, or `NAME` below the account that is logged in.
 
     Raises:
-        ConfigError: The name is not valid, nobody is logged in, or the hub is not reached.
+        ConfigError: The name is invalid, no account is logged in, or the hub cannot be reached.
     """
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
@@ -43,7 +43,7 @@ def push(folder: Path, name: str, *, private: bool | None = None) -> str:
     """Upload a folder as one commit; earlier commits of the repository stay.
 
     Args:
-        folder: In `save_pretrained` form.
+        folder: A model in `save_pretrained` form.
         name: `OWNER/NAME`, or `NAME` below the account that is logged in; made if it is missing.
         private: Whether a new repository is private; None: as the account has it.
 

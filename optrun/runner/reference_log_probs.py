@@ -42,19 +42,19 @@ def add_reference_log_probs(
     world: World = ALONE,
     trains: bool = True,
 ) -> str | None:
-    """Give the pairs of a task their log-probabilities under the start model.
+    """Add to preference pairs their log-probabilities under the start model.
 
     Args:
-        task: Any; only preferences with a reference get something.
-        model: With the weights that training starts from, on its device.
+        task: Changed in place if it is a preference task with a reference model; any other stays.
+        model: The model on its device, with the weights that training starts from.
         config: Says precision and batch size.
         device: Where the model is.
-        saved: Digest of the start weights by the checkpoint; None: there is none.
-        world: The ranks; the first computes, and tells the others.
-        trains: False where the training pairs are not wanted.
+        saved: Digest of the start weights in the checkpoint; None: no checkpoint.
+        world: The ranks. The first computes and sends the results to the others.
+        trains: Whether the training pairs are needed, too.
 
     Returns:
-        Digest of the start weights; None where nothing is measured against them.
+        Digest of the start weights; None if the task has no reference model.
 
     Raises:
         ConfigError: The start weights are not those that the run was started with.
@@ -109,7 +109,7 @@ def _logps(
 
 
 def _is_beside_start(config: RunConfig) -> bool:
-    """Tell whether the model without its factors is the start model."""
+    """Tell whether disabling the adapter gives the start model."""
     return isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
 
 

@@ -34,11 +34,11 @@ class RunStart:
 
     @property
     def config(self) -> RunConfig:
-        """What is trained."""
+        """The configuration that is trained."""
         return self.request.config
 
     def settle(self, request: Request) -> None:
-        """Take over the batch sizes settled for the ranks."""
+        """Replace the request by the one with the batch sizes settled for the ranks."""
         self.request = request
         self.summary.config_values = dict(request.values)
 

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None:
-    """Write how vectors are made of the model's states.
+    """Write the sentence-transformers modules that turn model states into vectors.
 
-    `modules.json`, and the configuration of each module.
+    They are `modules.json` and the configuration of each module.
 
     Args:
-        folder: Has the model and its tokenizer.
-        model: Trained by `task=embedding`.
-        max_length: Tokens of a text, at most.
+        folder: A folder with the model and its tokenizer.
+        model: A model trained by `task=embedding`.
+        max_length: Largest number of tokens of a text.
     """
     import transformers
 

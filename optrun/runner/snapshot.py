@@ -20,10 +20,10 @@ from optrun.training.setup import TrainingSetup
 
 
 class Copier:
-    """Copies tensors to the CPU, and uses the same memory at the next call.
+    """Copies tensors to the CPU into memory that the next call reuses.
 
-    New memory costs more than the copy itself; what is kept instead is one copy of the state for
-    the run's whole life.
+    Allocating memory would cost more than the copy. In exchange one copy of the state stays in
+    memory for the whole run.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,12 @@ class Copier:
     def __call__(
         self, tensors: Mapping[str, torch.Tensor], *, in_place: bool = False
     ) -> dict[str, torch.Tensor]:
-        """The copies, by the same names; they change at the next call.
+        """Copy the tensors, under the same names; the next call overwrites the copies.
 
         Args:
-            tensors: To copy.
-            in_place: What lies on the CPU is taken as it is, and its memory here is let go.
+            tensors: The tensors to copy.
+            in_place: Return CPU tensors themselves, without a copy, and free the memory kept for
+                them.
         """
         copies = {}
         copied_from = set()
@@ -61,7 +62,7 @@ class Copier:
 
 
 def _empty_on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Allocate a copy's memory on the CPU; of a DTensor for the piece of this rank."""
+    """Allocate CPU memory for a copy; for a DTensor, of this rank's part."""
     if isinstance(tensor, DTensor):
         contiguous = torch.contiguous_format
         return torch.empty_like(tensor.detach(), device="cpu", memory_format=contiguous)
@@ -72,9 +73,8 @@ class Snapshots:
     """Takes snapshots of one run.
 
     Args:
-        setup: What is trained.
-        constants: What is the same at every step of this start of the run: configuration,
-            fingerprints, versions.
+        setup: Model, optimizer and state of training.
+        constants: Metadata that stays the same during this start: configuration, digests, versions.
         allow_nonfinite: Whether weights may hold NaN or infinity.
     """
 
@@ -99,17 +99,16 @@ class Snapshots:
         *,
         in_place: bool = False,
     ) -> Snapshot:
-        """Copy everything as it stands now.
+        """Take a snapshot of the training state as it is now.
 
         Args:
             random: Random states, as JSON can hold them.
-            callbacks: States of the loop's components.
-            stop: The request to end training early; None: there is none.
-            in_place: Nothing changes until the snapshot is written, so that nothing on the CPU is
-                copied.
+            callbacks: States of the callbacks.
+            stop: The request to end training early, or None.
+            in_place: Do not copy CPU tensors, since nothing changes until the snapshot is written.
 
         Returns:
-            A snapshot whose tensors are written over by the next one.
+            A snapshot whose tensors the next call overwrites.
         """
         state = self.setup.state
         step = self.setup.train_step

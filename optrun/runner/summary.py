@@ -53,7 +53,7 @@ _TAKEN_UP = (
 
 
 def _code(plugins: Sequence[Mapping[str, object]]) -> dict[str, str]:
-    """Digest the code that computes: optrun's own, and the files of each plugin in use."""
+    """Digest the code in use: optrun's own, and the files of each plugin."""
     digests = {"optrun": provenance.code_digest()}
     for plugin in plugins:
         origin = plugin.get("plugin") or plugin.get("distribution") or plugin.get("module")
@@ -72,7 +72,7 @@ class Summary:
     Args:
         run: The run directory.
         request: Configuration and command line.
-        run_id: Its identity.
+        run_id: Id of the run.
     """
 
     def __init__(self, run: RunDir, request: Request, run_id: str) -> None:
@@ -107,19 +107,19 @@ class Summary:
         }
 
     def command(self, *overrides: str, mended: bool = False) -> str:
-        """Write a command about this run, with its plugins.
+        """Compose an `optrun` command line for this run, with its plugins.
 
         Args:
-            overrides: After them.
-            mended: Whether a plugin will have changed since it was recorded.
+            overrides: Overrides at the end of the command.
+            mended: Whether a plugin was edited since it was recorded.
         """
         needed = options(self.values["plugins"])
         return shell.join(["optrun", *needed, *([ALLOW] if mended and needed else []), *overrides])
 
     def take_up(self) -> None:
-        """Read the existing summary.
+        """Take over the facts of earlier starts from the existing summary.
 
-        When the run was started, by which command, how often it was resumed.
+        They are when and by which command the run was started, and its resumes.
         """
         try:
             before = read_summary(self.run.summary)
@@ -136,9 +136,9 @@ class Summary:
         """Record the model, data and environment before training.
 
         Args:
-            setup: What, how far, and what it is judged on.
-            facts: What is known of its data.
-            fingerprint: Of training and evaluation examples.
+            setup: Model, optimizer, state and evaluation sets.
+            facts: Facts of the data.
+            fingerprint: Digests of training and evaluation examples.
         """
         self.setup = setup
         model = setup.model
@@ -179,13 +179,13 @@ class Summary:
 
     @property
     def begun(self) -> bool:
-        """Whether training was about to start."""
+        """Whether `begin` was called: training was about to start."""
         return self.setup is not None
 
     def resumed(
         self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()
     ) -> None:
-        """Record one more start: from which step, with what changed, and the notes for the user."""
+        """Record a resume: its step, the changed keys, and the notes for the user."""
         self.values["resumes"].append(
             {
                 "at": now(),
@@ -218,7 +218,7 @@ class Summary:
         }
 
     def present(self) -> SummaryValues:
-        """Return all values as they stand now; each reader of a run in progress takes them here."""
+        """Return the current values of the summary of a run in progress."""
         values = {**self.values, "updated_at": now()}
         if self.setup is None:
             return values
@@ -244,7 +244,7 @@ class Summary:
         }
 
     def write(self) -> None:
-        """Bring the file up to date."""
+        """Write the current values to `summary.json`."""
         self.values = self.present()
         write_summary(self.run.summary, self.values)
 
@@ -263,12 +263,12 @@ class Summary:
         self.write()
 
     def finished(self, stop: StopRequest | None) -> SummaryValues:
-        """Return all values as a good end leaves them.
+        """Return the values that the summary gets if the run ends well now.
 
-        What the model card is made of, and then the file.
+        The model card is made of them first; `finish` then writes them.
 
         Args:
-            stop: What ended training early; None: all steps are done.
+            stop: The request that ended training early; None: all steps are done.
         """
         values = {**self.present(), "status": "finished", "message": "", "exit_code": EXIT_DONE}
         values.pop("disk_refused", None)
@@ -281,23 +281,23 @@ class Summary:
         }
 
     def finish(self, values: SummaryValues) -> None:
-        """Record the good end.
+        """Record that the run ended well.
 
         Args:
-            values: What `finished` returned.
+            values: The values that `finished` returned.
         """
         self.values = {**values, "updated_at": now()}
         write_summary(self.run.summary, self.values)
 
 
 class SummaryCallback(Callback):
-    """Writes the summary with a line of metrics, once a second at most.
+    """Writes the summary after a line of metrics, at most once a second.
 
     Encoded and renamed it costs a millisecond.
 
     Args:
-        summary: Of the run.
-        refused: Called with what the disk said.
+        summary: Summary of the run.
+        refused: Called with the error if the disk refuses.
     """
 
     def __init__(self, summary: Summary, refused: Refused) -> None:
@@ -329,7 +329,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _device(device: torch.device) -> dict[str, str]:
-    """Name the device; `hardware` says of which kind, which is what runs are compared by."""
+    """Describe the device; runs are compared by `hardware`, its kind."""
     facts = {"type": device.type}
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         facts["cuda_visible_devices"] = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -68,21 +68,22 @@ def train(
 ) -> Outcome:
     """Train, evaluate, checkpoint, and write the run directory.
 
-    Any rank but the first writes its shards alone.
+    Ranks other than the first only write their shards of checkpoints.
 
     Args:
         request: Configuration and command line.
-        run: Where to write; exists.
+        run: The run directory; it exists.
         display: Shows progress and notes.
-        resume: Where to go on; None: from the start, or where rank 0 says.
-        stop_at: Pause after this many optimizer steps, evaluated and saved; the schedule stays that
+        resume: The run and checkpoint to resume; None: from the start, or on other ranks as rank 0
+            decides.
+        stop_at: Pause after this many optimizer steps, evaluated and saved. The schedule stays that
             of the whole run.
         owns_process: Whether a second signal may end the process.
         world: The ranks that share the run.
 
     Raises:
-        StoppedEarly: At `stop_at`, by a signal, or because the time is up.
-        OptrunError: With the exit code that belongs to it; `summary.json` tells the same.
+        StoppedEarly: `stop_at` was reached, a signal arrived, or the time is up.
+        OptrunError: Any other failure; `summary.json` records message and exit code, too.
     """
     started = time.monotonic()
     with (
@@ -122,7 +123,7 @@ def train(
 def draw_curves(path: Path) -> None:
     """Draw `curves.png`.
 
-    Matplotlib is imported when there is something to draw, and not before the first step.
+    It imports matplotlib only now, to keep the start fast.
     """
     from optrun.report import curves
 
@@ -131,9 +132,9 @@ def draw_curves(path: Path) -> None:
 
 @contextmanager
 def _status(summary: Summary, display: Display) -> Iterator[None]:
-    """Write into the summary how the run ends.
+    """Record in the summary how the block, and with it the run, ends.
 
-    That of a finished run stays while nothing was done to it.
+    The summary of a finished run stays unchanged as long as nothing was trained.
     """
 
     def end(status: str, error: BaseException) -> None:
@@ -232,7 +233,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
 
 
 def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None) -> Prepared:
-    """Prepare data and model; a request to stop ends it at once."""
+    """Prepare data and model; a stop request ends that at once."""
     beat(Phase.preparing)
     try:
         with run_start.signal_handler.immediate():
@@ -255,7 +256,7 @@ def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None
 
 
 def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) -> Outcome:
-    """Compute nothing for a finished run; harmless changes are recorded."""
+    """Return the outcome of a finished run without training; record harmless changes."""
     summary = run_start.summary
     setup = assembled.setup
     start = assembled.start
@@ -285,7 +286,7 @@ def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) 
 def _begin(
     run_start: RunStart, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
 ) -> None:
-    """Write the known facts before the first step; warn if checkpoints lack room."""
+    """Write config and summary before the first step; warn if checkpoints lack room."""
     run = run_start.run
     summary = run_start.summary
     setup = assembled.setup
@@ -323,9 +324,9 @@ def _begin(
 def _sample(
     prepared: Prepared, model: PreTrainedModel, note: Callable[[str], None], *, seed: int
 ) -> tuple[str, str] | None:
-    """Continue the task's prompt.
+    """Generate a sample: the continuation of the task's prompt.
 
-    None where there is no prompt, or the model cannot continue it.
+    None if the task has no prompt, or the model cannot generate.
     """
     try:
         with plain_attention(model):

@@ -19,9 +19,9 @@ _ALONE = "hydra.mode=RUN"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepCommand(CommandLine):
-    """What was typed to start a sweep; the overrides are checked.
+    """The command line of a sweep, with checked overrides.
 
-    Travels to other processes as plain values.
+    It is sent to other processes, so it holds plain values only.
     """
 
     plugins: Sequence[PlainMapping] = ()
@@ -51,7 +51,7 @@ class SweepCommand(CommandLine):
 
 @dataclass
 class Launch:
-    """The jobs of one call of a launcher; written as JSON for the process that makes it."""
+    """The jobs of one launcher call; written as JSON for the process that makes the call."""
 
     folder: str
     token: str

@@ -35,7 +35,7 @@ from optrun.sweeper.view import Board
 
 @dataclass(frozen=True)
 class Trial:
-    """A proposal, as it stood when it was read, and the jobs that run it, one for each seed."""
+    """A trial as read from the study, and its jobs, one for each seed."""
 
     study: ContenderStudy
     frozen: FrozenTrial
@@ -43,23 +43,23 @@ class Trial:
 
     @property
     def number(self) -> int:
-        """Of the trial in its study."""
+        """Number of the trial in its study."""
         return int(self.frozen.number)
 
 
 class ContenderStudy:
-    """The trials of one contender.
+    """The Optuna study of one contender.
 
     Args:
         hydra: Parses the overrides.
-        compose: Resolves the overrides of a trial.
+        compose: Resolves the overrides of a trial to a configuration.
         options: Options of the sweeper.
-        contender: Whose values are searched; one without a name stands for a sweep that tells no
-            optimizers apart.
-        share: Trials that it is to have.
+        contender: The contender whose values are searched. Without a name, one study searches all
+            optimizers together.
+        share: Number of trials to run.
 
     Raises:
-        ConfigError: Nothing to search over, or a range that means nothing.
+        ConfigError: There is nothing to search over, or a range is invalid.
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class ContenderStudy:
     # --------------------------------------------------------------------------------------------
 
     def shared(self) -> PlainDict:
-        """List the values common to all trials, and their metric, by dotted name.
+        """Map dotted keys to the values common to all trials, and their metric.
 
-        Leaves out values computed from a searched number, such as `model.config.n_positions`
-        from `data.max_length`: the range may change while the study lasts.
+        Values computed from a searched number, such as `model.config.n_positions` from
+        `data.max_length`, are left out: the range may change while the study lasts.
         """
         high = {
             key: getattr(distribution, "high", any_value(distribution))
@@ -191,11 +191,11 @@ class ContenderStudy:
 
         Args:
             storage: An Optuna storage.
-            where: How a message names it.
-            sweep: Where its jobs write.
+            where: Name of the storage in messages.
+            sweep: Directory of the sweep.
 
         Raises:
-            ConfigError: It was begun over another space or configuration.
+            ConfigError: The study was begun with another search space or configuration.
         """
         self._sweep = sweep
         self._storage = storage
@@ -208,7 +208,7 @@ class ContenderStudy:
     def trials(self) -> list[Trial]:
         """List the completely proposed trials.
 
-        Leaves out late results of trials given up before.
+        Trials that only hold a late result (`AGAIN`) are left out.
         """
         return [
             Trial(self, frozen, self._jobs(frozen.params))
@@ -241,11 +241,11 @@ class ContenderStudy:
         )
 
     def goals(self, trial: Trial, driver: Driver) -> list[Goal]:
-        """Ask the pruner about a trial at every rung reached.
+        """Report a trial at each rung reached, and return the next goals of its jobs.
 
         Returns:
-            How far its jobs are to get; nothing if it is over. A trial that was not evaluated
-            before a rung goes on.
+            The next goal of each job; empty if the trial has ended or is pruned. A trial that was
+            not evaluated before a rung goes on.
         """
         rows = [driver.board.row(job) for job in trial.jobs]
         if any(row.resting for row in rows):
@@ -284,7 +284,7 @@ class ContenderStudy:
         return bool(self._pruner.prune(self._study, self._storage.get_trial(trial_id)))
 
     def tell(self, trial: Trial, board: Board) -> None:
-        """Let the study know how a trial ended, if it has."""
+        """Report the result of a trial to the study, if it has ended."""
         value = self._value(trial, board)
         rows = [board.row(job) for job in trial.jobs]
         if value is not None:
@@ -304,8 +304,7 @@ class ContenderStudy:
         """Compute the outcome of a trial: the mean over its seeds.
 
         Returns:
-            None if a job has not ended, failed for another reason than divergence, or has no finite
-            metric.
+            None if a job has not ended, failed without diverging, or has no finite metric.
         """
         outcomes = []
         for job in trial.jobs:
@@ -316,10 +315,10 @@ class ContenderStudy:
         return sum(outcomes) / len(outcomes)
 
     def _outcome(self, job: Job, state: JobState) -> float | None:
-        """Return the objective of a job, None if it has none.
+        """Return the objective of a job; None if it has none.
 
-        A diverged job counts as the worst so far, or as its untrained model if that is worse:
-        without a value, a sampler would propose the same region again.
+        A diverged job counts as the worst job so far, or as its untrained model if that is worse.
+        Without a value, a sampler would propose the same region again.
         """
         if state.metric is not None and state.mode != self.mode():
             raise ConfigError(

@@ -18,7 +18,7 @@ _NOT_OWN = ("seed", "optimizer", "resume", "hydra", "search")
 
 @dataclass(frozen=True)
 class Contender:
-    """What one optimizer is tried with."""
+    """The search space and overrides of one optimizer."""
 
     name: str
     """Of the optimizer; empty where the sweep tells none apart."""
@@ -29,10 +29,10 @@ class Contender:
 
 
 def search_overrides(search: Mapping[str, object]) -> list[str]:
-    """Write `hydra.sweeper.search` of a file as on the command line; keys may be nested or dotted.
+    """Write `hydra.sweeper.search` of a file as overrides; keys may be nested or dotted.
 
     Raises:
-        ConfigError: A value that is a list, or an optimizer without keys.
+        ConfigError: A value is a list, or an optimizer has no keys.
 
     Example:
         >>> search_overrides({"lamb": {"lr": "1e-3,2e-3", "optimizer": {"eps": 1e-6}}})
@@ -53,7 +53,7 @@ def contenders_of(
     common: Sequence[str],
     own_tokens: Sequence[str],
 ) -> list[Contender]:
-    """Take a sweep apart by optimizer.
+    """Split a sweep into one contender for each optimizer.
 
     Args:
         hydra: Composes the choices.
@@ -62,12 +62,11 @@ def contenders_of(
         own_tokens: `search.NAME.KEY=VALUES`; empty: all optimizers share one space.
 
     Returns:
-        One contender for each value of `optimizer=`, or where there is none for each name among
-        `own_tokens`; else a single one without a name. A value for one optimizer wins over a
-        value for all.
+        One contender for each value of `optimizer=`, else for each name in `own_tokens`, else a
+        single one without a name. A value for one optimizer wins over a value for all.
 
     Raises:
-        ConfigError: An unknown optimizer or key, by name.
+        ConfigError: The message names an unknown optimizer or key.
     """
     if not own_tokens:
         return [Contender("", list(common))]

@@ -16,11 +16,11 @@ def find_devices(names: str | Sequence[int | str]) -> list[str]:
     """Find the devices of `hydra.sweeper.devices`, as `CUDA_VISIBLE_DEVICES` names them.
 
     Args:
-        names: `auto`: all that are visible; else indices of the visible ones, UUIDs or MIG names.
-            Whether there is a device of such a name, its worker finds out.
+        names: `auto` for all visible devices; else indices of visible ones, UUIDs or MIG names.
+            Names are not checked here; a worker fails if there is no such device.
 
     Raises:
-        ConfigError: There are none, or not so many.
+        ConfigError: No device is visible, or an index is too large.
     """
     visible = visible_devices()
     if names == "auto":
@@ -58,7 +58,7 @@ def job_devices(values: PlainMapping, devices: int) -> int:
 
     Args:
         values: Resolved configuration of the job.
-        devices: Those of the sweep, which `training.nproc_per_node=auto` takes.
+        devices: Number of devices of the sweep; `training.nproc_per_node=auto` takes all.
     """
     if values["distributed"]["name"] == "none":
         return 1
@@ -71,8 +71,8 @@ def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:
 
     Args:
         values: Resolved configuration of the job.
-        label: What tells it from the others.
-        devices: How many the sweep has.
+        label: Name of the job in messages.
+        devices: Number of devices of the sweep.
 
     Raises:
         ConfigError: The message names the key.
@@ -99,10 +99,10 @@ def refuse_unseen(visible: Sequence[str]) -> None:
     `training.device=auto` would take the CPU.
 
     Args:
-        visible: What `CUDA_VISIBLE_DEVICES` of this process names.
+        visible: The devices in `CUDA_VISIBLE_DEVICES` of this process.
 
     Raises:
-        OptrunError: torch sees fewer, or others.
+        OptrunError: torch sees fewer devices, or others.
     """
     import torch
 

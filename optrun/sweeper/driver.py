@@ -45,7 +45,7 @@ _GIVE_UP_SECONDS = 30.0
 
 
 class Goal(NamedTuple):
-    """How far a job is to get."""
+    """A job and the step or rung that it is to reach."""
 
     job: Job
     stop_at: int | None = None
@@ -63,7 +63,7 @@ class _OpenLaunch:
 
 @dataclass(eq=False)
 class Driver:
-    """Brings jobs to their end, or to a rung."""
+    """Runs the jobs of a sweep to their goals, launch by launch."""
 
     sweep: SweepDir
     command: SweepCommand
@@ -81,7 +81,7 @@ class Driver:
     """Jobs that failed in an earlier start, and are left so."""
 
     def __post_init__(self) -> None:
-        """Let the signals reach the workers."""
+        """Connect the stop request to the workers."""
         self.token = secrets.token_hex(6)
         self._open: list[_OpenLaunch] = []
         self._launches = 0
@@ -99,7 +99,7 @@ class Driver:
     def add(self, jobs: Iterable[Job]) -> None:
         """Add jobs of this sweep.
 
-        Those that failed before are tried again where that was asked for.
+        Jobs that failed before run again if `retry_failed` is set.
         """
         for job in jobs:
             if job.name in self.board.rows:
@@ -132,7 +132,7 @@ class Driver:
         self.view.update(self.board)
 
     def _wanted(self, goal: Goal) -> bool:
-        """Tell whether a job needs more work in this start."""
+        """Tell whether a job needs more work and may get it in this start."""
         row = self.board.row(goal.job)
         record = self.sweep.read_record(goal.job.name)
         if row.state.status == "finished" or row.out_of_time:
@@ -142,17 +142,17 @@ class Driver:
         return goal.stop_at is None or str(goal.stop_at) not in record.rungs
 
     def is_short_of(self, goal: Goal) -> bool:
-        """Tell whether a job has not reached its goal, also if its time is up for this start."""
+        """Tell whether a job has not reached its goal, whether or not it may still run."""
         return self.board.row(goal.job).out_of_time or self._wanted(goal)
 
     # What is done
     # ----------------------------------------------------------------------------------------------
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
-        """Run jobs until a plan has no goal left; it is asked again when a launch has ended.
+        """Run jobs until the plan has no goal left; call it again after each launch.
 
         Args:
-            plan: Of jobs known to the sweep by `add`.
+            plan: Returns the next goals, of jobs known by `add`.
 
         Raises:
             OptrunError: The launcher itself fails.
@@ -183,7 +183,7 @@ class Driver:
         self.refresh(job for job, _ in goals)
 
     def _ask_to_stop(self) -> None:
-        """Ask running jobs to save and end, by a file, or by a signal if the disk takes none."""
+        """Ask running jobs to save and end, by a stop file, or by a signal if the disk is full."""
         try:
             self.sweep.stop(self.token).touch()
         except OSError:
@@ -196,7 +196,7 @@ class Driver:
         """Kill jobs still running long after the time limit.
 
         Returns:
-            Whether even that did not end them.
+            Whether to stop waiting, because even killing them did not end them.
         """
         patience = self.stop.patience
         if patience is None or patience > 0:
@@ -214,9 +214,9 @@ class Driver:
         return patience < -_GIVE_UP_SECONDS
 
     def _unsaved(self) -> list[str]:
-        """Find jobs in training in a process of this sweep.
+        """List this sweep's jobs that still train, and so have unsaved steps.
 
-        A job past its last save may still draw its curves.
+        A job after its last save, which may still draw curves, is left out.
         """
         return [
             name
@@ -225,9 +225,9 @@ class Driver:
         ]
 
     def _tell_of_stop(self) -> None:
-        """Answer the first request to stop at once.
+        """Print once, at the first stop request, what happens now.
 
-        What follows takes as long as a step and a save.
+        Jobs then still need the time of one step and one save.
         """
         if self._told_of_stop:
             return
@@ -245,7 +245,7 @@ class Driver:
 
     @property
     def _at_work(self) -> set[str]:
-        """Names of the jobs that were handed to a process of this sweep."""
+        """Names of the jobs now in a process of this sweep."""
         return {row.job.name for launch in self._open for row in launch.batch}
 
     def _start(self, goals: Sequence[Goal]) -> bool:
@@ -260,14 +260,14 @@ class Driver:
         return False
 
     def _devices_of_others(self, at_work: set[str]) -> set[str]:
-        """Find the devices of jobs that workers of a sweep that was killed still save."""
+        """Find devices that workers of a killed sweep still use while they save."""
         rows = [row for row in self.board.running if row.job.name not in at_work]
         return {device for row in rows for device in row.record.devices}
 
     def _batches(self, goals: Sequence[Goal], at_work: set[str]) -> Iterator[Sequence[Goal]]:
-        """Yield jobs of one launch each.
+        """Yield batches of goals, one for each launch.
 
-        Those that other processes hold may be left behind, so they come again.
+        Jobs that are running, here or in another process, are left out.
         """
         free = (
             goal
@@ -298,7 +298,7 @@ class Driver:
         )
 
     def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
-        """Begin a launch in a process."""
+        """Write the jobs of a launch to a file and send it to a process."""
         self._launches += 1
         batch = [self.board.row(goal.job) for goal in goals]
         spec = self.sweep.spec(f"{self.token}-{self._launches}")
@@ -316,7 +316,7 @@ class Driver:
         server.send(spec)
 
     def _land(self, launch: _OpenLaunch, code: int) -> None:
-        """Record the end of a launch.
+        """Record the end of a launch, and read the states of its jobs.
 
         Raises:
             OptrunError: The launcher itself fails.
@@ -356,7 +356,7 @@ class Driver:
             raise OptrunError(f"the launcher came back {times}. {why} See {self.sweep.log}.")
 
     def _account(self, batch: Sequence[JobRow], why: str) -> None:
-        """Mark jobs with a dead worker, and jobs out of time."""
+        """Handle the jobs of an ended launch that have no result: dead workers, time is up."""
         if self.stop.requested:
             return
         for row in batch:
@@ -373,9 +373,9 @@ class Driver:
                 continue  # at work still, in a process of its own
 
     def _suspect(self, row: JobRow, *, was_alone: bool, why: str) -> None:
-        """Try a job with a dead worker once more, in a launch of its own.
+        """Retry a job whose worker died, once, in a launch of its own.
 
-        If its worker dies there too, the job has failed.
+        If the worker dies again, the job has failed.
         """
         from optrun.sweeper.worker import record_failure
 
@@ -399,7 +399,7 @@ class Driver:
         self.view.note(f"the worker of {job.label} died after step {step}; tried once more, alone")
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
-        """Leave the unfinished jobs of a pruned trial at a rung."""
+        """Mark the unfinished jobs of a pruned trial as stopped at a rung."""
         for row in map(self.board.row, jobs):
             if row.state.ended or row.resting:
                 continue
@@ -414,7 +414,7 @@ class Driver:
             self.write_result()
 
     def close(self) -> None:
-        """End the launching processes; running jobs are saved first."""
+        """End the launching processes; running jobs save first."""
         self._ask_to_stop()
         self.workers.close(self.stop.patience)
         if not self.stop.requested:  # else a queue may still hold jobs that look for it
@@ -426,8 +426,8 @@ class Driver:
     def exit_code(self) -> int:
         """Return the exit code of the sweep.
 
-        0: all jobs finished or were pruned; 1: some failed; 74: the disk refused; 75: stopped with
-        everything saved.
+        0: all jobs finished or were pruned. 1: some failed. 74: the disk refused a write. 75: the
+        sweep stopped with everything saved.
         """
         states = [row.state for row in self.board.rows.values() if not row.resting]
         if self.stop.refused:

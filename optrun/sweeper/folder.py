@@ -39,7 +39,7 @@ class Record:
 
 @dataclass
 class JobState:
-    """State of a job."""
+    """State of a job, as its files record it."""
 
     status: str
     """new, running, interrupted, finished or failed."""
@@ -60,16 +60,16 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the job finished or failed."""
         return self.status in ("finished", "failed")
 
     def better(self, value: float, other_value: float) -> bool:
-        """Tell whether a value of its metric beats another."""
+        """Tell whether one value of the job's metric is better than another."""
         return is_better(value, other_value, self.mode)
 
 
 class SweepDir:
-    """The jobs of a sweep lie side by side; what keeps them together lies in `.sweep`.
+    """The directory of a sweep: one folder per job, and shared records in `.sweep`.
 
     Args:
         path: The sweep directory; made on first use.
@@ -93,7 +93,7 @@ class SweepDir:
         """Make the folders of the sweep.
 
         Raises:
-            ConfigError: A file of somebody's own has the name of one that a sweep writes.
+            ConfigError: A foreign file has the name of a file that a sweep writes.
         """
         if not self.hidden.is_dir():
             self._refuse_foreign()
@@ -109,7 +109,7 @@ class SweepDir:
                 )
 
     def _is_result(self) -> bool:
-        """Tell whether a sweep has written `sweep.json`."""
+        """Tell whether a sweep wrote the existing `sweep.json`."""
         try:
             result = read_json(self.result)
         except (OSError, ValueError, OptrunError):
@@ -117,20 +117,20 @@ class SweepDir:
         return isinstance(result, dict) and {"format", "tuned", "jobs"} <= result.keys()
 
     def run(self, name: str) -> RunDir:
-        """Name the run directory of a job."""
+        """Return the run directory of a job."""
         return RunDir(self.path / name)
 
     def lock(self, name: str) -> Path:
         """Return the lock file of a job.
 
-        The process at work on the job holds it.
+        The process that runs the job holds it.
         """
         return self.hidden / "jobs" / f"{name}.lock"
 
     def stop(self, token: str) -> Path:
         """Return the stop file of a sweep process.
 
-        It exists once the process wants its workers to save and end.
+        The file exists once the sweep process wants its workers to save and end.
         """
         return self.hidden / f"stop-{token}"
 
@@ -150,12 +150,12 @@ class SweepDir:
             return Record()
 
     def write_record(self, name: str, record: Record) -> None:
-        """Replace the record; the caller holds the lock."""
+        """Replace the record of a job; the caller holds the job's lock."""
         replace_text(self.hidden / "jobs" / f"{name}.json", json.dumps(to_json(asdict(record))))
 
     @contextlib.contextmanager
     def working_on(self, name: str) -> Iterator[Record]:
-        """Hold a job, with its record as it is then.
+        """Lock a job, and yield its record read under the lock.
 
         Raises:
             LockedError: Another process holds the lock.
@@ -164,7 +164,7 @@ class SweepDir:
             yield self.read_record(name)
 
     def held(self, name: str) -> bool:
-        """Tell whether a process is at work on a job, be it outside of any sweep."""
+        """Tell whether any process runs a job, even outside of a sweep."""
         return is_held(self.lock(name)) or is_held(self.run(name).lock)
 
     def state(self, name: str) -> JobState:
@@ -208,7 +208,7 @@ class SweepDir:
     def summary(self, name: str) -> PlainDict:
         """Read the summary of a job.
 
-        Empty where there is none, or it was torn away with its process.
+        Empty if it is missing, or torn by a killed process.
         """
         try:
             return read_summary(self.run(name).summary)
@@ -216,14 +216,14 @@ class SweepDir:
             return {}
 
     def steps_done(self, name: str) -> int:
-        """Count the optimizer steps of a job in its metrics."""
+        """Return the last optimizer step in a job's metrics."""
         return max((int(record["step"]) for record in self.metrics(name).records), default=0)
 
     def best_until(self, name: str, step: int) -> float | None:
-        """Find the best value of a job's metric up to a step, whatever came after it.
+        """Find the best value of a job's metric up to a step; ignore later ones.
 
         Returns:
-            NaN where it was no number; None where it was not evaluated until then.
+            NaN if no value was finite; None if it was not evaluated until then.
         """
         state = self.state(name)
         best: float | None = None

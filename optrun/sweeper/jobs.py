@@ -41,15 +41,15 @@ class Job:
 def param_overrides(
     params: Mapping[str, object], key: str = "hydra.sweeper.params", prefix: str = ""
 ) -> list[str]:
-    """Write a mapping of the sweeper's as overrides; keys may be nested or dotted.
+    """Write a mapping of the sweeper's options as overrides; keys may be nested or dotted.
 
     Args:
         params: Keys and values.
-        key: Where it stands, for messages.
+        key: Configuration key of the mapping, for messages.
         prefix: What each override begins with.
 
     Raises:
-        ConfigError: A value that is a list.
+        ConfigError: A value is a list.
 
     Example:
         >>> param_overrides({"lr": "1e-3,2e-3", "optimizer": {"eps": 1e-6}, "seed": None})
@@ -98,7 +98,7 @@ def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
     """Expand one grid into the overrides of each job, the last key varying fastest.
 
     Raises:
-        ConfigError: A range without single values, which only a search can walk.
+        ConfigError: A continuous range, which only a search can use.
     """
     axes = []
     for token, override in zip(tokens, parse(hydra, tokens), strict=True):
@@ -117,7 +117,7 @@ def combinations(hydra: Hydra, tokens: Sequence[str]) -> list[list[str]]:
 
 @dataclass(eq=False)
 class Composer:
-    """Resolves configurations of many jobs; what they share is composed once."""
+    """Resolves configurations of many jobs; composes the shared part only once."""
 
     hydra: Hydra
     config_name: str
@@ -136,8 +136,7 @@ class Composer:
         """Compose and resolve the values of one job.
 
         Raises:
-            ConfigError: A key or choice that this combination does not have, or a value of another
-                type.
+            ConfigError: This combination lacks a key or choice, or a value has another type.
         """
         changes = []
         settled = []
@@ -178,11 +177,11 @@ class Composer:
 def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
     """Build the jobs of many points.
 
-    Points that mean the same run are one job, made as the first of them says.
+    Points with the same resolved configuration become one job, with the first one's overrides.
 
     Args:
-        compose: Resolves.
-        points: The overrides of each.
+        compose: Resolves overrides to a configuration.
+        points: The overrides of each point.
 
     Raises:
         ConfigError: As `Composer`.
@@ -213,12 +212,12 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
 
 
 def label_of(overrides: Sequence[str]) -> str:
-    """Write overrides as a person reads them in a list."""
+    """Write overrides as a short label for lists."""
     return " ".join(token.lstrip("+") for token in overrides)
 
 
 def job_name(values: Mapping[str, object], digest: str) -> str:
-    """Name the folder of a job: readable, and the same whatever the order or the size of the sweep.
+    """Name the folder of a job: readable, and independent of order and size of the sweep.
 
     Example:
         >>> job_name({"optimizer": {"name": "lamb"}, "lr": 0.002, "seed": 1}, "0123456789abcdef")

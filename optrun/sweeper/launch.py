@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """A process that is started when needed and kept, since importing torch takes seconds.
+    """A process for launches, started when needed and kept, since importing torch is slow.
 
-    It has a process group of its own, so that Ctrl-C reaches the sweep alone.
+    It is in its own process group, so that Ctrl-C reaches only the sweep.
 
     Args:
-        log: Takes what it prints.
-        devices: Those that it sees, as `CUDA_VISIBLE_DEVICES` names them; none: it is not pinned.
+        log: File for its output.
+        devices: The devices that it may see, as `CUDA_VISIBLE_DEVICES` names them; empty: all.
     """
 
     module = "optrun.cli.sweep_worker"
@@ -70,7 +70,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Id of the process, and of the group of all that it starts."""
+        """Id of the process and of its process group."""
         return self._process.pid
 
     def send(self, spec: Path) -> None:
@@ -95,7 +95,7 @@ class Server:
         return int(read_json(self._answer)["code"]) if self._answer.is_file() else ended
 
     def finish(self) -> None:
-        """Let the process end after the launch it is at, without waiting for it."""
+        """Let the process end after its current launch, without waiting for it."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -108,7 +108,7 @@ class Server:
         """Let the process end, and wait for it.
 
         Args:
-            patience: Seconds until it is killed; None: as long as it takes.
+            patience: Seconds until it is killed; None: never.
         """
         self.finish()
         try:
@@ -130,8 +130,8 @@ def main(spec: Path, train_run: TrainRun) -> int:
         train_run: Trains a job.
 
     Returns:
-        0; 74 if the disk has cut a job, 1 if the launcher failed. It stands in a file, too, if
-        there is room for it.
+        0; 74 if a full disk stopped a job; 1 if the launcher failed. `answer_file` gets it, too, if
+        the disk has room.
     """
     values = read_json(spec)
     launch = Launch(**{**values, "command": SweepCommand(**values["command"])})
@@ -156,7 +156,7 @@ def main(spec: Path, train_run: TrainRun) -> int:
 
 
 def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
-    """Call the launcher, and return the error of a disk, or nothing."""
+    """Call the launcher; return the disk error that stopped a job, or an empty text."""
     from hydra.core.plugins import Plugins
     from hydra.types import HydraContext, RunMode
 
@@ -200,7 +200,7 @@ def _launch(launch: Launch, sweep: SweepDir, train_run: TrainRun) -> str:
 
 
 def _follow(stop: Path) -> threading.Event:
-    """Watch the sweep: when it is gone, however it went, its workers save and end."""
+    """Start a thread that asks the workers to save and end once the sweep process is gone."""
     parent = os.getppid()
     over = threading.Event()
 
@@ -216,7 +216,7 @@ def _follow(stop: Path) -> threading.Event:
 
 
 def serve(train_run: TrainRun) -> None:
-    """Run launches, one path a line, until there are no more.
+    """Run launches, whose paths arrive one per line on stdin, until it closes.
 
     Args:
         train_run: Trains a job.

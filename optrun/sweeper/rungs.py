@@ -79,7 +79,7 @@ def value_at_rung(
 
     Args:
         driver: The driver of the sweep.
-        jobs: Those of the trial; all have ended, or are at the rung.
+        jobs: Jobs of the trial; all have ended, or are at the rung.
         rung: Optimizer steps.
         other_values: Values of other trials there.
 

@@ -34,11 +34,11 @@ def build_sampler(
     """Build the sampler of one trial.
 
     Args:
-        name: Which kind.
-        seed: Of the study.
-        number: Of the trial.
-        share: Trials that the study is to have.
-        study: Tells it from others of the same seed.
+        name: Kind of sampler.
+        seed: Seed of the study.
+        number: Number of the trial.
+        share: Number of trials of the study.
+        study: Name of the study, hashed into the seed.
         space: Distributions by key; a Sobol sequence covers them from the first trial on.
     """
     start = max(4, share // 4)
@@ -56,14 +56,14 @@ def build_sampler(
 
 
 class _Sobol(optuna.samplers.QMCSampler):
-    """Knows its space beforehand; Optuna's own proposes at random until a first trial has ended."""
+    """Optuna's Sobol sampler, given its space. Optuna's own first trials are random."""
 
     def __init__(self, space: Space, **options: int) -> None:
         super().__init__(**options)
         self._space = space
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> Space:  # noqa: ARG002
-        """Give the space of the study."""
+        """Return the space of the study."""
         return self._space
 
 

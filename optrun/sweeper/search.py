@@ -38,17 +38,17 @@ _ASK_SECONDS = 60.0
 
 
 class Search:
-    """Studies over the values that are ranges or lists: one, or one per optimizer.
+    """Runs a search: one study, or one per optimizer, over all swept values.
 
     Args:
         hydra: Parses the overrides.
-        compose: Resolves the overrides of a trial.
+        compose: Resolves the overrides of a trial to a configuration.
         options: Options of the sweeper.
-        contenders: What each of them is tried with.
+        contenders: The contenders, one study each.
 
     Raises:
-        ConfigError: Nothing to search over, a range that means nothing, or a budget that is too
-            small to share.
+        ConfigError: There is nothing to search over, a range is invalid, or there are fewer trials
+            than optimizers.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Search:
 
     @property
     def apart(self) -> bool:
-        """Whether optimizers are told apart."""
+        """Whether each optimizer has a study of its own."""
         return bool(self.studies[0].name)
 
     def examples(self) -> list[Job]:
-        """List a job of each study, which may never run."""
+        """List one example job of each study; it may never run."""
         return [study.example for study in self.studies]
 
     def tuned(self) -> list[str]:
@@ -126,7 +126,7 @@ class Search:
             )
 
     def _know_before(self, driver: Driver) -> list[Trial]:
-        """Collect the trials ended in earlier starts, with their jobs."""
+        """Return the ended trials of earlier starts; add their jobs and print the counts."""
         trials = [trial for study in self.studies for trial in study.trials()]
         ended = [trial for trial in trials if trial.frozen.state.is_finished()]
         driver.add(job for trial in ended for job in trial.jobs)
@@ -181,8 +181,8 @@ class Search:
         """Propose trials until `n_jobs` are at work, or the budgets are spent.
 
         Args:
-            at_work: How many trials are not over.
-            counts: Trials of each study so far; counts what is proposed here, too.
+            at_work: Number of unfinished trials.
+            counts: Trials of each study so far; changed in place.
         """
         proposed: list[Trial] = []
         while at_work + len(proposed) < self.options.n_jobs:
@@ -198,7 +198,7 @@ class Search:
         """Judge trials at their rungs, and report ended trials to their studies.
 
         Returns:
-            The trials that are not over, and how far their jobs are to get.
+            The unfinished trials, and the next goals of their jobs.
         """
         driver.add(job for trial in trials for job in trial.jobs)
         open_trials: list[Trial] = []
@@ -215,7 +215,7 @@ class Search:
 
 @contextlib.contextmanager
 def _asking(sweep: SweepDir) -> Iterator[None]:
-    """Let one process propose at a time, never more than `n_trials`."""
+    """Hold the lock for proposals, so that processes together propose `n_trials` at most."""
     patience = time.monotonic() + _ASK_SECONDS
     while True:
         try:

@@ -26,16 +26,16 @@ Resolve = Callable[[Mapping[str, object]], Mapping[str, Any]]
 
 
 def space_of(swept: Sequence[Override], resolve: Resolve) -> dict[str, BaseDistribution]:
-    """Read the search space, by key as on the command line.
+    """Read the search space: override key -> Optuna distribution.
 
-    Distributions of keys that take whole numbers are whole.
+    Keys that take whole numbers get integer distributions.
 
     Args:
         swept: Overrides with several values.
-        resolve: Composes.
+        resolve: Composes a configuration.
 
     Raises:
-        ConfigError: A range that means nothing.
+        ConfigError: A range is invalid.
     """
     space = {str(override.get_key_element()): distribution(override) for override in swept}
     lowest = {key: any_value(domain) for key, domain in space.items()}
@@ -60,13 +60,13 @@ def _is_whole(
 ) -> bool:
     """Tell whether a key takes whole numbers.
 
-    A schema makes the low end what the key takes. An open mapping keeps what it is given: there the
-    value counts that stands without the override, and where there is none, whether both ends were
-    written as whole numbers.
+    A schema converts the low end to the type of the key, which decides. An open mapping converts
+    nothing: there the type of the value without the override decides, or if there is none, whether
+    both ends are written as whole numbers.
 
     Args:
         override: The sweep.
-        interval: Its distribution over floats.
+        interval: Distribution of the key over floats.
         before: The value of the key without the override; None: it has none.
         after: The low end, written without a point where that is possible, as the configuration
             took it.
@@ -86,11 +86,12 @@ def _is_whole(
 def distribution(override: Override) -> BaseDistribution:
     """Translate a sweep of Hydra's grammar to a distribution of Optuna's.
 
-    `interval(a, b)` is a number in between, and `int(interval(a, b))` a whole one; `tag(log, ...)`
-    makes either logarithmic; `range(a, b, step)` keeps its grid; everything else is a choice.
+    `interval(a, b)` becomes a float distribution, `int(interval(a, b))` an integer one; `tag(log,
+    ...)` makes either logarithmic; `range(a, b, step)` keeps its grid; anything else is
+    categorical.
 
     Raises:
-        ConfigError: An interval that is empty, or logarithmic at 0.
+        ConfigError: An interval is empty, or logarithmic and reaches 0.
     """
     value = override.value()
     key = override.key_or_group
@@ -137,7 +138,7 @@ def any_value(distribution: BaseDistribution) -> object:
 
 
 def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
-    """List a few points to cover all ends of ranges and all choices.
+    """List as few points as cover both ends of each range and each choice.
 
     Example:
         >>> ends({"lr": FloatDistribution(0.5, 2.0), "x": CategoricalDistribution(["a", "b", "c"])})
@@ -155,5 +156,5 @@ def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
 
 
 def written(key: str, value: object) -> str:
-    """Write a value of a trial as on the command line."""
+    """Write a value of a trial as an override."""
     return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"

@@ -30,8 +30,8 @@ class Stop:
 
     Args:
         owns_process: Whether a second request ends this process; else it raises KeyboardInterrupt.
-        seconds: After so many it is as if the first had come; None: never.
-        clock: Seconds, monotonic.
+        seconds: Time after which the sweep is asked to stop; None: never.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Stop:
 
     @property
     def seconds_left(self) -> float | None:
-        """Of `hydra.sweeper.timeout`; None where there is none."""
+        """Seconds left of `hydra.sweeper.timeout`; None without a timeout."""
         return None if self._end is None else max(0.0, self._end - self.clock())
 
     @property
     def patience(self) -> float | None:
-        """Seconds until jobs that do not stop by themselves are killed, negative from then on.
+        """Seconds until jobs that do not stop are killed; negative after that.
 
-        None: they are not.
+        None if they are never killed.
         """
         return None if self._end is None else self._end + GRACE_SECONDS - self.clock()
 
@@ -73,7 +73,7 @@ class Stop:
 
     @property
     def why(self) -> str:
-        """What is happening, as the beginning of a line."""
+        """The reason for the stop, as the beginning of a line."""
         if self._signalled:
             return "stopping"
         return (

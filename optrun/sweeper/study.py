@@ -32,8 +32,8 @@ def open_study(
     Args:
         storage: An Optuna storage.
         mode: `min` or `max`; a study that exists keeps its own.
-        contender: Name of the optimizer; empty: all are searched as one.
-        pruner: Stops weak trials; None: nobody does.
+        contender: Name of the optimizer; empty: one study searches all.
+        pruner: Pruner of the study; None: nothing is pruned.
     """
     return optuna.create_study(
         storage=storage,
@@ -49,11 +49,11 @@ def refuse_mixed(storage: BaseStorage, where: str, per_optimizer: bool) -> None:
 
     Args:
         storage: An Optuna storage.
-        where: How a message names it, and what to choose another of.
+        where: Name and key of the storage in messages.
         per_optimizer: Whether optimizers have spaces of their own now.
 
     Raises:
-        ConfigError: It was begun the other way.
+        ConfigError: The storage holds a search of the other kind.
     """
     names = [
         name
@@ -91,13 +91,13 @@ def refuse_other(
     The study stores both at its first start.
 
     Args:
-        study: Changed where it does not say yet what its trials share.
-        storage: How a message names it, and what to choose another of.
+        study: Changed in place at its first start: space and shared values are stored.
+        storage: Name and key of the storage in messages.
         space: Distributions by key.
-        shared: What every trial has alike, by dotted name, plain.
+        shared: Dotted key -> plain value, for values that all trials share.
 
     Raises:
-        ConfigError: Another space, or another configuration around it.
+        ConfigError: The space or the shared configuration changed.
     """
     for trial in study.get_trials(deepcopy=False):
         if not has_all_params(trial, space):
@@ -138,7 +138,7 @@ def refuse_other(
 
 
 def described(distribution: BaseDistribution) -> str:
-    """Write a distribution as on the command line, about.
+    """Write a distribution roughly as an override.
 
     Example:
         >>> described(optuna.distributions.IntDistribution(1, 8, log=True))

@@ -17,7 +17,7 @@ from optrun.sweeper.jobs import Job
 
 @dataclass
 class JobRow:
-    """Where a job stands in this start of the sweep."""
+    """State of a job in this start of the sweep."""
 
     job: Job
     state: JobState
@@ -36,18 +36,18 @@ class JobRow:
 
     @property
     def left(self) -> bool:
-        """Whether it is neither ended, running nor stopped at a rung."""
+        """Whether the job has neither ended nor stopped at a rung, and is not running."""
         return not (self.state.ended or self.running or self.resting)
 
     @property
     def on_devices(self) -> str:
-        """The CUDA devices that it was last given; empty where it was not pinned."""
+        """The CUDA devices that the job last had; empty if it was not pinned."""
         return f"on {','.join(self.record.devices)}" if self.record.devices else ""
 
 
 @dataclass
 class Board:
-    """Where every job of the sweep stands."""
+    """States of all jobs of the sweep."""
 
     rows: dict[str, JobRow] = field(default_factory=dict)
     """All jobs that are known, by name."""
@@ -64,22 +64,22 @@ class Board:
 
     @property
     def done(self) -> int:
-        """Jobs that have ended, or were stopped at a rung."""
+        """Number of jobs that have ended or stopped at a rung."""
         return sum(row.state.ended or row.resting for row in self.rows.values())
 
     @property
     def total(self) -> int:
-        """Jobs in all."""
+        """Number of jobs."""
         return max(self.expected, len(self.rows))
 
     @property
     def left(self) -> int:
-        """Jobs that are neither ended, running nor stopped at a rung."""
+        """Number of jobs that have neither ended nor stopped at a rung, and are not running."""
         return self.total - len(self.rows) + sum(row.left for row in self.rows.values())
 
     @property
     def running(self) -> list[JobRow]:
-        """Jobs that a process is at work on."""
+        """Jobs that a process is running."""
         return [
             row
             for row in self.rows.values()
@@ -87,7 +87,7 @@ class Board:
         ]
 
     def counts(self) -> str:
-        """Write the counts as one line; each job counts once."""
+        """Write the number of jobs in each state as one line; each job counts once."""
         rows = self.rows.values()
         resting = sum(row.resting and not row.state.ended for row in rows)
         stopped = sum(row.left and row.state.status != "new" for row in rows)
@@ -101,7 +101,7 @@ class Board:
         )
 
     def steps(self) -> tuple[int, int]:
-        """Count the optimizer steps done, and the steps of all jobs in full."""
+        """Count the optimizer steps done, and the planned steps of all jobs."""
         states = [row.state for row in self.rows.values()]
         done = sum(state.step for state in states)
         return done, sum(state.total or state.step for state in states)
@@ -124,18 +124,18 @@ class Board:
 
 @dataclass
 class Eta:
-    """How long the rest may take, from how long the jobs of this start took."""
+    """Estimates the time left from the durations of jobs in this start."""
 
     clock: Callable[[], float] = time.monotonic
     """Seconds, monotonic."""
     ended: int = 0
 
     def __post_init__(self) -> None:
-        """Begin to measure."""
+        """Start the clock."""
         self.begun = self.clock()
 
     def __call__(self, board: Board) -> float | None:
-        """Seconds left; None while nothing is known."""
+        """Estimate the seconds left; None while nothing is known."""
         states = [row.state for row in board.running]
         partial = sum(min(1.0, state.step / state.total) for state in states if state.total)
         done = self.ended + partial
@@ -148,7 +148,7 @@ class View:
     """One line per event; on a terminal the counts, the best job and the time left below them.
 
     Args:
-        console: Where they go.
+        console: Where lines are printed.
     """
 
     def __init__(self, console: Console) -> None:
@@ -177,7 +177,7 @@ class View:
             self._status.update(Text(printable(" · ".join(filter(None, pieces)))))
 
     def stop(self) -> None:
-        """Take the display away; the lines stay."""
+        """Remove the live display; printed lines stay."""
         if self._status is not None:
             self._status.stop()
 

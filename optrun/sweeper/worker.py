@@ -61,9 +61,9 @@ _LOOK_SECONDS = 0.2
 
 @dataclass
 class SweepTask:
-    """What a launcher calls for every job.
+    """The callable that a launcher runs for every job.
 
-    Travels to other processes, so it holds plain values only.
+    It is sent to other processes, so it holds plain values only.
     """
 
     launch: Launch
@@ -73,13 +73,13 @@ class SweepTask:
     fail there."""
 
     def __call__(self, cfg: DictConfig) -> str:
-        """Work on one job.
+        """Train one job, or continue it.
 
         Args:
             cfg: The job's composed configuration.
 
         Returns:
-            What was done, for the launcher's log. What became of the job is in its directory.
+            A word for the launcher's log. The result of the job is in its directory.
         """
         run = RunDir(Path(HydraConfig.get().runtime.output_dir))
         noted = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
@@ -205,7 +205,7 @@ class SweepTask:
 def _saved_before(run: RunDir, values: PlainDict) -> bool:
     """Tell whether a begun job saved checkpoints.
 
-    Its configuration is the sweep's, whatever its file says.
+    The configuration in its folder decides; if that is unreadable, the sweep's.
     """
     try:
         return bool(saved.read_config(run.config)["checkpoint"]["enabled"])
@@ -230,10 +230,10 @@ def record_failure(
 
     Args:
         sweep: The sweep directory.
-        name: Of the job.
+        name: Name of the job.
         why: One or two sentences.
         values: Resolved configuration of the job.
-        overrides: Its own.
+        overrides: Overrides of the job.
         command: The command line of the sweep.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -287,11 +287,10 @@ def describe_failure(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _stopped_with_sweep(stop: Path) -> Iterator[None]:
-    """Ask this process to stop, as by SIGTERM, when the sweep is stopped or its parent is gone.
+    """Send this process SIGTERM when the sweep is stopped or its parent is gone.
 
-    SIGUSR2, which SLURM sends before the time limit where submitit asked for it (`--signal=USR2@90`
-    of
-    `submitit.slurm.slurm`), counts as such a request, too.
+    SIGUSR2 counts as such a request, too: SLURM sends it before the time limit if submitit asked
+    for it (`--signal=USR2@90` of `submitit.slurm.slurm`).
     """
     parent = os.getppid()
     done = threading.Event()

@@ -11,16 +11,16 @@ from optrun.sweeper.devices import job_devices
 
 
 class Workers:
-    """Processes in which launchers run.
+    """The processes in which launchers run.
 
-    Without devices that is one, kept for the whole sweep: what runs side by side is its launcher's
-    matter. With devices it is one for each of them, or for each group that a job takes. It is kept
-    for the next job of its device, since importing torch takes seconds, unless its last job failed:
-    what CUDA was left in is not known then.
+    Without devices there is one process for the whole sweep, and its launcher decides what runs in
+    parallel. With devices there is one for each device, or group of devices, of a job. A process is
+    kept for the next job, since importing torch takes seconds, unless its last job failed, because
+    CUDA may then be in a bad state.
 
     Args:
-        devices: Those of the sweep, as `CUDA_VISIBLE_DEVICES` names them.
-        log: Takes what they print.
+        devices: Devices of the sweep, as `CUDA_VISIBLE_DEVICES` names them.
+        log: File for their output.
     """
 
     def __init__(self, devices: Sequence[str], log: Path) -> None:
@@ -46,8 +46,8 @@ class Workers:
         """Take an idle process, or start one on free devices.
 
         Args:
-            count: How many devices it has for itself.
-            busy: Devices that no process is started on.
+            count: Number of devices that the process gets.
+            busy: Devices on which no process may start.
 
         Raises:
             OptrunError: Too many devices have failed.
@@ -76,8 +76,8 @@ class Workers:
 
         Args:
             server: The process.
-            fresh: Whether the next job wants another one.
-            broken: Whether nothing could be begun on its devices.
+            fresh: Whether the process must not be reused.
+            broken: Whether no job could start on its devices.
         """
         self._at_work.remove(server)
         if broken:
@@ -99,14 +99,14 @@ class Workers:
         self._ending = [server for server in self._ending if not server.has_ended()]
 
     def pids(self) -> list[int]:
-        """List the process groups there are."""
+        """List the ids of all process groups."""
         return [server.pid for server in self._all() if not server.has_ended()]
 
     def close(self, patience: float | None) -> None:
         """Let all processes end, and wait for them.
 
         Args:
-            patience: Seconds until they are killed; None: as long as it takes.
+            patience: Seconds until they are killed; None: never.
         """
         for server in self._all():
             server.close(patience)

@@ -267,13 +267,14 @@ def _name(axes: Sequence[str], size: Sequence[float]) -> str:
 def _find_axes(
     runs: Sequence[Run], target: Mapping[str, float]
 ) -> tuple[list[str], dict[str, float]]:
-    """Find the keys with an exponent of their own, and all values at the target.
+    """Find the target's keys with an exponent of their own, and all values at the target.
 
-    A key that is a power law of the others in every run gets no exponent; if the target does not
-    name it, its value there follows from the law.
+    A key that is a power law of the keys before it in every run gets no exponent. If the target
+    does not name it, its value there follows from that law.
 
     Raises:
-        ConfigError: Two keys always changed together, or the size cannot be built.
+        ConfigError: A key varied freely and is not in the target, a typed value contradicts the
+            law, or a value should be a whole number and is not.
     """
     axes: list[str] = []
     values = dict(target)

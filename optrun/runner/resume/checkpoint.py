@@ -65,11 +65,11 @@ class OpenedCheckpoint:
 
     @property
     def saved(self) -> CheckpointMetadata | None:
-        """What the snapshot says beside its tensors."""
+        """Metadata of the snapshot."""
         return None if self.snapshot is None else self.snapshot.metadata
 
     def set_aside_skipped(self) -> list[str]:
-        """Move skipped checkpoints out of the way, once the run is certain to go on.
+        """Rename the skipped damaged checkpoints, once the run is certain to continue.
 
         Returns:
             Notes for the user.
@@ -87,20 +87,19 @@ class OpenedCheckpoint:
 def open_checkpoint_to_resume(
     run_start: RunStart, resume: ResumePoint | None
 ) -> Iterator[OpenedCheckpoint]:
-    """Open the checkpoint to go on from, or the trunk of a branch that begins.
+    """Open the checkpoint to resume from, or the trunk of a new branch.
 
-    None for any other run that begins.
+    Yields one without a snapshot for any other new run.
 
-    Rank 0 picks and verifies it, and writes the configuration of a run that begins; the others read
-    the same.
+    Rank 0 picks and verifies it, and writes the configuration of a new run; the other ranks read
+    the same checkpoint.
 
     Args:
         run_start: The start of the run; its lock is held.
-        resume: What was asked for; None: the run begins.
+        resume: The typed `resume=`; None: the run begins.
 
     Raises:
-        CheckpointError: As `open_checkpoint`; the trunk is gone, damaged, or another one than was
-            named.
+        CheckpointError: As `open_checkpoint`; or the trunk is gone, damaged or changed.
     """
     world = run_start.world
     config = run_start.config
@@ -146,7 +145,7 @@ def open_checkpoint_to_resume(
 
 
 def refuse_links(run: RunDir) -> None:
-    """Refuse links and special files: a run writes nothing outside of its own directory.
+    """Refuse links and special files, so that a run writes only inside its directory.
 
     Checkpoints are left out, because links among them are never followed. The library of a tracker
     may link to its own files.
@@ -176,7 +175,7 @@ def refuse_links(run: RunDir) -> None:
 
 
 def refuse_other_formats(run: RunDir) -> None:
-    """Refuse a run of a newer optrun, before anything of it is put out of the way or written anew.
+    """Refuse a run of a newer optrun before anything in it is moved or rewritten.
 
     Raises:
         OtherFormatError: A newer optrun wrote one of its checkpoints.
@@ -188,19 +187,18 @@ def refuse_other_formats(run: RunDir) -> None:
 def open_checkpoint(
     run: RunDir, resume: ResumePoint, config: RunConfig, first: str = "step 0"
 ) -> OpenedCheckpoint:
-    """Pick the checkpoint to resume from and read it; nothing on the disk is changed.
+    """Pick the checkpoint to resume from and read it, without changing the disk.
 
     Args:
         run: The run directory; its lock is held.
-        resume: What was asked for.
-        config: Says whether weights with NaN or infinity will do, and whether tensors are read one
-            by one.
-        first: Where the run begins, in words.
+        resume: The typed `resume=`.
+        config: Says whether weights may be NaN or infinite, and whether tensors are read lazily.
+        first: Where a new run begins, in words for messages.
 
     Raises:
-        CheckpointError: The checkpoint that was asked for is damaged or of another run, or none is
-            whole; every one is listed with its reason.
-        ConfigError: The run is finished, and saved nothing that it could be prolonged from.
+        CheckpointError: The named checkpoint is damaged or of another run, or no checkpoint is
+            complete; the message lists each with its fault.
+        ConfigError: The run is finished and saved no checkpoint to extend it from.
     """
     folders = checkpoint_folders(run)
     run_id = run_id_of(run)
@@ -242,9 +240,9 @@ def open_checkpoint(
 
 
 def _is_lazy(config: RunConfig) -> bool:
-    """Tell whether tensors stay in their files until one is asked for.
+    """Tell whether tensors stay in their files until they are used.
 
-    Of a sharded model no rank needs all.
+    So it is for a sharded model, of which no rank needs all tensors.
     """
     return isinstance(config.distributed, FsdpConfig)
 
@@ -265,14 +263,14 @@ def _load(folder: Path, config: RunConfig) -> Snapshot:
 
 
 def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
-    """Refuse to begin again if the checkpoints of earlier starts are gone.
+    """Refuse to begin again if checkpoints of earlier starts were deleted.
 
     Args:
-        run: Has no checkpoint.
-        saves: Whether it was one that makes them.
+        run: A run without checkpoints.
+        saves: Whether the run was configured to save checkpoints.
 
     Raises:
-        CheckpointError: There are traces of checkpoints.
+        CheckpointError: The run's files show that it had checkpoints.
     """
     if run.checkpoints.is_dir():
         traces = [path.name for path in run.checkpoints.iterdir() if not path.name.startswith(".")]
@@ -289,10 +287,10 @@ def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
 
 
 def _refuse_finished(run: RunDir) -> None:
-    """Refuse to throw away a result to begin again.
+    """Refuse to begin a finished run again, which would lose its result.
 
     Raises:
-        ConfigError: The run is finished; no other error, since its summary is to stay what it is.
+        ConfigError: The run is finished. Other errors would overwrite its summary.
     """
     try:
         finished = read_summary(run.summary).get("status") == "finished"

@@ -92,9 +92,9 @@ _BY_NAME = {
 
 
 def is_harmless(key: str) -> bool:
-    """Tell whether weights and length of training do not depend on a key.
+    """Tell whether a key changes neither the weights nor the length of training.
 
-    But for rounding and metrics.
+    Rounding and metrics may change.
     """
     return meaning(key) in ("harmless", "rounding", "evaluation", "nonfinite")
 
@@ -114,15 +114,15 @@ def moves_layers(changes: Changes) -> bool:
 def changes_since(
     saved: CheckpointMetadata, values: Mapping[str, object], started_from: Path | None
 ) -> dict[str, tuple[object, object]]:
-    """Map each changed key to the value in the checkpoint and the one in force.
+    """Map each changed key to its value in the checkpoint and the one in force.
 
-    A path that was relative to where the run was started, and is absolute now, is no change: it
-    would count as the change that permits other rows.
+    A relative path that is absolute now is no change: it would count as the change that permits
+    other rows.
 
     Args:
         saved: Metadata of the checkpoint.
         values: The configuration in force, as resolved plain values.
-        started_from: The folder the run was started from; None: it is not known.
+        started_from: The folder in which the run was started; None: unknown.
     """
     changed = differences(saved.config, values)
     keys = path_keys(values)
@@ -136,14 +136,14 @@ def changes_since(
 def refuse_idle(changes: Changes, done: int) -> None:
     """Refuse a change if every step is done.
 
-    It had no part in the results and must not stand beside them.
+    The change had no effect on the results, so it must not be recorded with them.
 
     Args:
         changes: Configuration keys that changed since the last checkpoint.
-        done: Steps, as many as are wanted, or more.
+        done: Number of steps done; all of them, or more.
 
     Raises:
-        ConfigError: One of them would say that something else was computed.
+        ConfigError: A changed key would describe another computation.
     """
     idle = [
         f"{key}={_shown(now)} (was {_shown(before)})"
@@ -171,10 +171,10 @@ def table(
 
     Args:
         changes: Configuration keys that changed since the checkpoint.
-        title: Stands above.
-        derived: What keys mean whose values nobody gave.
-        examples: Of a step, then and now: where these differ, so do the numbers of another number
-            of ranks.
+        title: Heading of the table.
+        derived: Key -> meaning, for keys that were derived, not typed.
+        examples: Examples of a step, then and now. If they differ, a changed accumulation also
+            changes the mathematics.
 
     Example:
         >>> print(table({"lr": (0.1, 0.2)}))

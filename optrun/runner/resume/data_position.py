@@ -26,12 +26,12 @@ _OF_HUB = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 
 
 def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> PlainDict:
-    """Describe a plan as a checkpoint keeps it.
+    """Describe a plan as plain values for checkpoints.
 
     Args:
         plan: Which examples each step sees.
-        fingerprint: Of training and evaluation examples, joined by a dash.
-        examples: The training examples; of a stream its files are kept, too.
+        fingerprint: Digests of training and evaluation examples, joined by a dash.
+        examples: The training examples; for a stream its files are recorded, too.
     """
     parts = examples.parts() if hasattr(examples, "parts") else None
     return {
@@ -49,17 +49,17 @@ def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> P
 def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str | None:
     """Return the commit of a hub stream.
 
-    The checkpoint's as long as the same data are named.
+    It is the checkpoint's as long as the configuration names the same data.
 
     Args:
         config: The configuration in force.
         saved: Metadata of the checkpoint; None: the run begins.
 
     Returns:
-        None where the data is no such stream.
+        None if the data is not a hub stream.
 
     Raises:
-        ConfigError: The hub does not say which commit it is.
+        ConfigError: The hub does not name the commit.
     """
     data = config.data
     if not (isinstance(data, HubConfig) and data.streaming):
@@ -77,7 +77,7 @@ def pinned_revision(config: RunConfig, saved: CheckpointMetadata | None) -> str 
 
 
 def pinned(config: RunConfig, revision: str | None) -> RunConfig:
-    """Return the configuration by which data is read at this commit; None: as it is."""
+    """Return the configuration with the data pinned to a commit; unchanged for None."""
     if revision is None:
         return config
     assert isinstance(config.data, HubConfig)
@@ -87,7 +87,7 @@ def pinned(config: RunConfig, revision: str | None) -> RunConfig:
 def vocabulary_digest(tokenizer: object) -> str:
     """Digest tokens with their ids.
 
-    Empty for what has no vocabulary, such as an image processor.
+    Empty for an object without a vocabulary, such as an image processor.
     """
     if not hasattr(tokenizer, "get_vocab"):
         return ""
@@ -97,22 +97,21 @@ def vocabulary_digest(tokenizer: object) -> str:
 
 
 def class_names(model_config: PlainMapping) -> list[str]:
-    """List the classes by number, as a transformers configuration has them after JSON."""
+    """List the class names in a model configuration read from JSON, by class id."""
     labels = model_config.get("id2label") or {}
     return [str(labels[number]) for number in sorted(labels, key=int)]
 
 
 def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, changes: Changes) -> None:
-    """Refuse changed data without a changed key.
+    """Refuse other training data if no key of the configuration explains it.
 
     Args:
         saved: Metadata of the checkpoint.
-        now: `plan`, `tokenizer` and `model_config` as the next checkpoint will say them.
+        now: Metadata for the next checkpoint; `plan`, `tokenizer` and `model_config` are compared.
         changes: Configuration keys that changed since the checkpoint.
 
     Raises:
-        ConfigError: The examples, or what their numbers mean, are not those the run was started
-            with.
+        ConfigError: The examples, the token ids or the classes are not those of the run.
     """
     differences = ", ".join(
         key for key in changes if key.startswith(("data.", "task.", "model.")) or key == "seed"
@@ -159,9 +158,9 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
 def _changed_parts(before: Plan, now: Plan) -> str:
     """Name the changed files of a stream, or sources of a mixture.
 
-    Empty where there are none.
+    Empty if nothing changed.
 
-    They are known by their names alone where they lie elsewhere now.
+    Files that moved to another folder are matched by name.
     """
     parts_before = before.get("parts")
     parts_now = now.get("parts")
@@ -187,10 +186,10 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None
 
     Args:
         saved: Metadata of the checkpoint.
-        tokenizer: Of the model that the weights are for.
+        tokenizer: The tokenizer now in use.
 
     Raises:
-        ConfigError: It is not the one the checkpoint was trained with.
+        ConfigError: The checkpoint was trained with another tokenizer.
     """
     if saved.tokenizer not in (None, vocabulary_digest(tokenizer)):
         raise ConfigError(
@@ -202,11 +201,11 @@ def refuse_other_tokenizer(saved: CheckpointMetadata, tokenizer: object) -> None
 
 
 def warn_of_other_eval_rows(saved: CheckpointMetadata, evaluation: ExampleSource) -> str | None:
-    """Warn of evaluation rows other than the run's; else None.
+    """Return a warning if the evaluation rows changed; else None.
 
     Args:
         saved: Metadata of the checkpoint.
-        evaluation: Examples that were cut off from the training rows just now.
+        evaluation: The evaluation examples held back from the training rows now.
     """
     if saved.plan["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
         return None
@@ -224,7 +223,7 @@ def _some(classes: Sequence[str]) -> str:
 def step_plan(plan: Plan) -> PlainDict:
     """Return the part of a plan that decides the examples of each step.
 
-    How a step is divided into micro-batches does not.
+    The division of a step into micro-batches is left out, since it decides nothing.
     """
     compared = {
         key: value for key, value in plan.items() if key not in ("batch_size", "accumulation")
@@ -233,21 +232,20 @@ def step_plan(plan: Plan) -> PlainDict:
 
 
 def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> str | None:
-    """Set `state.data_shift` to continue a changed plan at the old place.
+    """Set `state.data_shift` so that a changed plan continues at the old position.
 
-    With another batch size or accumulation the order of the epoch stays as it is, and the first new
-    step begins at or
-    right after the last example that was seen: none comes twice. With other examples or another
-    order, and where examples are grouped by length, the rest of the epoch is left out.
+    With another batch size the order of the epoch stays, and the next step begins after the last
+    seen example, so that none comes twice. With other examples, another order, or examples grouped
+    by length, the rest of the epoch is skipped.
 
     Args:
         before: `plan_values` of the checkpoint.
-        state: Of the checkpoint; changed in place.
+        state: Counters of the checkpoint; changed in place.
         plan: The plan that is in force now.
-        fingerprint: Of the examples now.
+        fingerprint: Digest of the examples now.
 
     Returns:
-        A note about what happens to the position; None: the plan is the same.
+        A note about the position; None if the plan is the same.
     """
     before = {key: value for key, value in before.items() if key != "parts"}  # in the fingerprint
     if step_plan(before) == step_plan(plan_values(plan, fingerprint)):
@@ -260,9 +258,10 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
     same_examples = before["fingerprint"].split("-")[0] == fingerprint.split("-")[0]
     # Grouped by length, the order depends on the size of a step as well.
     grouped = before["grouped"] or plan.lengths is not None
-    same_order = before["ordering"] == plan.ordering and (old.seed, old.examples) == (
-        plan.seed,
-        plan.examples,
+    same_order = (
+        before["ordering"] == plan.ordering
+        and old.seed == plan.seed
+        and old.examples == plan.examples
     )
     if same_examples and not grouped and same_order:
         size = plan.accumulation * plan.batch_size
@@ -275,13 +274,15 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
             " are left out of this epoch, none comes twice."
         )
     else:
-        left_out = old.examples - seen if step_in_epoch else 0
-        position = (epoch + bool(step_in_epoch)) * plan.steps_per_epoch
-        orders = (
-            ""
-            if before["ordering"] == plan.ordering
-            else f" ({before['ordering']} then, {plan.ordering} now)"
-        )
+        left_out = 0
+        next_epoch = epoch
+        if step_in_epoch:
+            left_out = old.examples - seen
+            next_epoch = epoch + 1
+        position = next_epoch * plan.steps_per_epoch
+        orders = ""
+        if before["ordering"] != plan.ordering:
+            orders = f" ({before['ordering']} then, {plan.ordering} now)"
         note = (
             f"the examples or their order changed{orders}: training goes on at the start of a new"
             f" epoch; {left_out:,} examples of epoch {epoch + 1} are left out."

@@ -22,7 +22,7 @@ WHOLE = "training.global_batch_size"
 
 @dataclass
 class SettledBatch:
-    """How the ranks make an optimizer step."""
+    """The batch sizes with which the ranks make an optimizer step."""
 
     request: Request
     """With the numbers that follow from the ranks."""
@@ -39,19 +39,19 @@ class SettledBatch:
 def settle_batch(
     request: Request, saved: CheckpointMetadata | None, ranks: int, *, branches: bool = False
 ) -> SettledBatch:
-    """Decide how many examples a micro-batch has, and how many micro-batches a step.
+    """Decide the micro-batch size and the number of micro-batches per optimizer step.
 
-    A checkpoint's step keeps its examples. A value that was changed since, or an accumulation or a
-    global batch on the command line, decides instead.
+    A resumed run keeps the examples per step of its checkpoint, unless a batch size was changed or
+    typed.
 
     Args:
         request: Configuration and command line.
         saved: Metadata of the checkpoint to continue from; None: from the start.
-        ranks: How many there are.
-        branches: Whether a branch begins there, whose command line repeats the values of its trunk.
+        ranks: Number of ranks.
+        branches: Whether a branch begins at the checkpoint.
 
     Raises:
-        ConfigError: So many ranks cannot share the step; with the numbers that would do.
+        ConfigError: The ranks cannot share a step; the message lists the numbers that could.
     """
     training = request.config.training
     plan = {} if saved is None else saved.plan

@@ -36,10 +36,10 @@ _COMPUTING = ("python", "torch", "transformers", "tokenizers", "numpy")
 
 
 def train_state(metadata: CheckpointMetadata) -> TrainState:
-    """Read the counters of a checkpoint.
+    """Read the counters (steps, examples, best metric) of a checkpoint.
 
     Raises:
-        CheckpointError: A newer version saved it.
+        CheckpointError: A newer version saved the checkpoint.
     """
     try:
         return TrainState.from_dict(metadata.train)
@@ -68,16 +68,14 @@ def restore_state(
         model: The model, built from the configuration in force.
         train_step: Optimizer and schedule, built likewise.
         changes: Between the checkpoint's configuration and the one in force.
-        on_other_optimizer: What to do with optimizer state that does not fit.
+        on_other_optimizer: Whether to drop or refuse optimizer state that does not fit.
 
     Returns:
         Notes for the user.
 
     Raises:
-        ConfigError: A change made the weights or the optimizer state unfit; key and tensor are
-            named.
-        CheckpointError: They do not fit without any change, or are in memory not what they are in
-            the file.
+        ConfigError: A changed key made weights or optimizer state unfit; the message names both.
+        CheckpointError: They do not fit though nothing changed, or memory differs from the file.
     """
     snapshot = restore_weights(snapshot, model, changes)
     notes: list[str] = []
@@ -105,7 +103,7 @@ def restore_state(
 
 
 def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> Snapshot:
-    """Load the weights.
+    """Load the weights of a checkpoint into the model.
 
     Args:
         snapshot: A verified snapshot.
@@ -113,12 +111,11 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
         changes: Differences between the checkpoint's configuration and the one in force.
 
     Returns:
-        The snapshot, with what this rank has of its tensors.
+        The snapshot, with this rank's part of its tensors.
 
     Raises:
-        ConfigError: A change made the weights unfit; key and tensor are named.
-        CheckpointError: They do not fit without any change, or are in memory not what they are in
-            the file.
+        ConfigError: A changed key made the weights unfit; the message names key and tensor.
+        CheckpointError: They do not fit though nothing changed, or memory differs from the file.
     """
     if is_sharded(model):
         snapshot = slices_of(snapshot, model_tensors(model))
@@ -131,7 +128,7 @@ def restore_weights(snapshot: Snapshot, model: torch.nn.Module, changes: Changes
 
 
 def restore_scaler(snapshot: Snapshot, train_step: TrainStep) -> None:
-    """Load the loss scale, where the precision has one."""
+    """Load the loss scale, if the precision has one."""
     if train_step.scaler.is_enabled() and snapshot.metadata.scaler:
         train_step.scaler.load_state_dict(snapshot.metadata.scaler)
 
@@ -161,13 +158,13 @@ def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunErro
 
 
 def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
-    """Continue the schedule at its step; a history of another metric is dropped.
+    """Load the state of the schedule; a history of another metric is dropped.
 
     Returns:
         Notes for the user.
 
     Raises:
-        CheckpointError: Its state cannot be read.
+        CheckpointError: The state of the schedule cannot be read.
     """
     scheduler = train_step.scheduler
     state = scheduler.state_dict()
@@ -198,10 +195,10 @@ def _drop_other_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Sch
 
     Args:
         saved: Metadata of the checkpoint.
-        state: Of the schedule as it was built.
+        state: State of the newly built schedule.
 
     Returns:
-        Notes for the user where something was forgotten, and the state to load.
+        Notes for the user if something was dropped, and the state to load.
     """
     seen = saved["plateau"]
     if seen is None or (saved["metric"], seen.get("mode")) == (
@@ -217,7 +214,7 @@ def _drop_other_metric(saved: Schedule, state: Schedule) -> tuple[list[str], Sch
 
 
 def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> dict[str, object]:
-    """Return the versions, hardware and kernel of bit-exactness."""
+    """Collect the versions, hardware and kernel that bit-exact resume depends on."""
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING},
@@ -230,7 +227,7 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
 
 
 def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> str | None:
-    """Warn where the run goes on under other conditions than it was saved under; else None."""
+    """Return a warning if versions or hardware changed since the checkpoint; else None."""
     saved = {"ranks": 1, **(metadata.environment or {})}
     differing = [
         f"{key} {saved[key]} then, {value} now"
@@ -251,18 +248,18 @@ def go_back(
     """Restore the last scheduled checkpoint at or before a step, in the middle of a run.
 
     Args:
-        run: The run directory; its lock is held. Later checkpoints are put out of the way.
-        step: A scheduled one.
+        run: The run directory; its lock is held. Later checkpoints are renamed.
+        step: A step at which a checkpoint was scheduled.
         every: `checkpoint.save_steps`.
-        setup: In use; the checkpoint may be older than its ranking.
-        world: The ranks, all of which go back.
+        setup: The training setup in use; restored in place.
+        world: The ranks; all of them go back.
 
     Returns:
-        The counters from there, and what else the checkpoint says.
+        The counters and the metadata of the checkpoint.
 
     Raises:
-        NonFiniteError: There is no such checkpoint.
-        CheckpointError: It does not fit.
+        NonFiniteError: No such checkpoint exists.
+        CheckpointError: The checkpoint does not fit.
     """
     wrong = []
     run_id = run_id_of(run)

@@ -34,28 +34,28 @@ def as_text(values: Mapping[str, object]) -> str:
 
 
 def digest_of(text: str) -> str:
-    """Digest the text, as the summary keeps it; hexadecimal."""
+    """Digest the text of a configuration, as recorded in the summary; hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def configuration_of(
     run: RunDir, decided_keys: Sequence[str] = ()
 ) -> tuple[dict[str, object], str | None]:
-    """Read the configuration of a run, with the changes of its later starts.
+    """Read the configuration of a run, including the changes of its later starts.
 
-    A change that is made with `resume=` is in the file before it is in a checkpoint; then the
-    summary knows the file.
+    Normally from `config.yaml`, if the summary confirms that a start of the run wrote it; else from
+    the newest checkpoint.
 
     Args:
         run: The run directory.
-        decided_keys: Keys that the command line gives: what the file says of them does not matter.
+        decided_keys: Typed keys, whose values in the file do not matter.
 
     Returns:
-        Resolved values, and a note where they are those of a checkpoint.
+        Resolved values, and a note if they are those of a checkpoint.
 
     Raises:
-        ConfigError: The file was changed by somebody else, holds an interpolation or the name of
-            code, or is lost without a checkpoint.
+        ConfigError: The file was edited, holds an interpolation or names code, or is missing and
+            there is no checkpoint.
         OtherFormatError: A newer optrun wrote the newest checkpoint.
     """
     newest = _read_newest_checkpoint(run)
@@ -123,7 +123,7 @@ def _taken(why: str, folder: Path) -> str:
 def _was_written(run: RunDir) -> bool | None:
     """Tell whether a start of the run wrote exactly this file.
 
-    None: that was not recorded.
+    None if that was not recorded.
     """
     try:
         recorded = read_summary(run.summary).get("config_sha256")
@@ -133,7 +133,7 @@ def _was_written(run: RunDir) -> bool | None:
 
 
 def _read_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, object]] | None:
-    """Find the newest checkpoint whose state is whole, and the configuration in it."""
+    """Find the newest checkpoint with a readable state, and the configuration in it."""
     folders = checkpoint_folders(run)
     for folder in folders:
         refuse_other_format(folder)

@@ -21,10 +21,10 @@ def read_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
 
     Args:
         folder: The checkpoint.
-        lazy: Leave the tensors in their files until one is asked for.
+        lazy: Leave the tensors in their files until they are used.
 
     Raises:
-        CheckpointError: It is damaged, or says what no run saves.
+        CheckpointError: The checkpoint is damaged, or holds values that no run saves.
     """
     snapshot = load_checkpoint(folder, lazy=lazy)
     refuse_garbage(folder, snapshot.metadata)
@@ -32,7 +32,7 @@ def read_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
 
 
 def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
-    """Check that every part of a state is there, of its kind, and of known origin.
+    """Check that every part of a checkpoint's state exists and has the right type.
 
     Args:
         folder: The checkpoint, for the message.
@@ -49,7 +49,7 @@ def refuse_garbage(folder: Path, metadata: CheckpointMetadata) -> None:
 
 
 def _wrong_kind(metadata: CheckpointMetadata) -> str | None:
-    """Name the first key that is missing, or no mapping, text or number as it should be."""
+    """Name the first key that is missing or has a wrong type; None if there is none."""
     for key, hint in get_type_hints(CheckpointMetadata).items():
         value = getattr(metadata, key)
         is_optional = NoneType in get_args(hint)
