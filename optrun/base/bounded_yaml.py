@@ -63,7 +63,7 @@ def yaml_mapping(path: Path) -> dict[Any, Any]:
 def _refuse_unbounded(text: str) -> None:
     """Refuse deep nesting, and too many values after expanding aliases.
 
-    PyYAML's C loader dies of depth without an error. What is no YAML is left to who reads it.
+    PyYAML's C loader crashes on deep nesting. Invalid YAML passes; the later parse refuses it.
     """
     open_anchors: list[str | None] = []
     open_counts = [0]  # values of each open collection, below that of the document

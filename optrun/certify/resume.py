@@ -31,20 +31,20 @@ class Certificate:
     runs: int = 0
     sections: list[Section] = field(default_factory=list)
     failure: str | None = None
-    """A start of the run that came to a bad end."""
+    """Why a start of the run failed; None: none did."""
     seconds: float = 0.0
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, object] = field(default_factory=dict)
 
     @property
     def difference(self) -> str | None:
-        """The first thing that was not as in the undisturbed run."""
+        """The failure, or the first difference from the undisturbed run; None: there is none."""
         if self.failure is not None:
             return self.failure
-        return next(
-            (section.difference for section in self.sections if section.difference is not None),
-            None,
-        )
+        for section in self.sections:
+            if section.difference is not None:
+                return section.difference
+        return None
 
     @property
     def fell(self) -> Counter[str]:
@@ -91,29 +91,30 @@ def certify(
     folder: Path,
     watch: Callable[[str], None],
 ) -> Certificate:
-    """Run a configuration undisturbed, then killed and resumed until so many kills are reached.
+    """Compare an undisturbed run with runs that were killed and resumed.
 
-    Compare.
+    Each killed run takes up to `_KILLS_PER_RUN` kills. More runs follow until `kills` are reached,
+    or one differs.
 
     Args:
         main: Runs a command line and returns its exit code.
-        argv: A command line that trains `steps` steps, saves and logs at each; no directory and no
-            resume in it.
+        argv: A command line that trains `steps` steps, and saves and logs at each. It must not
+            contain a directory or `resume`.
         steps: Optimizer steps of each run.
-        kills: In all.
-        seed: Chooses the moments.
-        folder: Empty; takes the runs.
-        watch: Told what is being done.
+        kills: Number of kills over all runs.
+        seed: Chooses moments and victims.
+        folder: An empty folder for the runs.
+        watch: Called with what is done next, for progress.
 
     Returns:
         The certificate, whether it holds or not.
 
     Raises:
-        TrialFailed: The undisturbed run does not come to a good end: there is nothing to prove.
+        TrialFailed: The undisturbed run fails, so there is nothing to compare with.
     """
     import optrun.runner.train  # noqa: F401  # before the first fork, so that every trial finds it imported
 
-    begun = time.monotonic()
+    start = time.monotonic()
     watch("the run without a kill")
     straight = RunDir(folder / "straight")
     imported = folder / "imported"
@@ -123,14 +124,14 @@ def certify(
         code = child.wait()
         if code != 0:
             raise TrialFailed(
-                f"the run ends with exit code {code} although nobody killed"
-                f" it:\n{child.last_lines()}"
+                f"the run ends with exit code {code} although nobody killed it:\n"
+                f"{child.last_lines()}"
             )
     finally:
         child.kill()
     import_all(imported)
     summary = read_summary(straight.summary)
-    paper = Certificate(
+    certificate = Certificate(
         list(argv),
         steps,
         seed,
@@ -139,41 +140,41 @@ def certify(
         hardware=summary["hardware"],
     )
 
-    def seen(kill: Kill) -> None:
+    def report_kill(kill: Kill) -> None:
         watch(f"kill {len(trials.kills)} of {kills}: {kill.victim}, {kill.fell}")
 
     trials = Trials(
         main,
         list(argv),
         folder,
-        _estimate_tempo(straight, time.monotonic() - begun),
+        _estimate_tempo(straight, time.monotonic() - start),
         random.Random(seed),
-        seen,
+        report_kill,
     )
-    paper.kills = trials.kills
+    certificate.kills = trials.kills
     try:
-        while len(trials.kills) < kills and paper.difference is None:
-            left = kills - len(trials.kills)
-            name, most = f"killed-{paper.runs + 1}", min(left, _KILLS_PER_RUN)
-            killed = trials.run_with_kills(name, most)
-            paper.runs += 1
-            paper.sections = compare(straight, killed, steps)
+        while len(trials.kills) < kills and certificate.difference is None:
+            remaining = kills - len(trials.kills)
+            name = f"killed-{certificate.runs + 1}"
+            killed = trials.run_with_kills(name, min(remaining, _KILLS_PER_RUN))
+            certificate.runs += 1
+            certificate.sections = compare(straight, killed, steps)
     except TrialFailed as error:
-        paper.failure = str(error)
-    paper.starts, paper.seconds = trials.starts, time.monotonic() - begun
-    return paper
+        certificate.failure = str(error)
+    certificate.starts = trials.starts
+    certificate.seconds = time.monotonic() - start
+    return certificate
 
 
 def _estimate_tempo(straight: RunDir, seconds: float) -> Tempo:
     """Estimate start, step and save times from the undisturbed run's metrics."""
     records = read_metrics(straight.metrics).records
     times = [float(record["time"]) for record in records]
-    saves = [
-        float(record[key])
-        for record in records
-        for key in record
-        if key == "perf/checkpoint_write_seconds"
-    ]
-    trained = max(times, default=0.0)
-    save = sorted(saves)[len(saves) // 2] if saves else 0.01
-    return Tempo(start=max(seconds - trained, 0.05), step=trained / max(len(times), 1), save=save)
+    key = "perf/checkpoint_write_seconds"
+    saves = sorted(float(record[key]) for record in records if key in record)
+    training_seconds = max(times, default=0.0)
+    return Tempo(
+        start=max(seconds - training_seconds, 0.05),
+        step=training_seconds / max(len(times), 1),
+        save=saves[len(saves) // 2] if saves else 0.01,
+    )

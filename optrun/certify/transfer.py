@@ -1,6 +1,6 @@
-"""The coordinate check of a configuration.
+"""The coordinate check of a configuration at several widths and depths.
 
-Its own data, task, groups and optimizer, at several widths and depths.
+It uses the configuration's own data, task, parameter groups and optimizer.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ def certify(
     steps: int,
     watch: Callable[[str], None] = lambda text: None,  # noqa: ARG005
 ) -> list[CoordinateCheck]:
-    """Check a configuration's parametrization.
+    """Check a configuration's parametrization by training models of several widths and depths.
 
     Args:
-        request: With a constant schedule and small batches.
-        widths: Of the models, over that of the base.
-        depths: The same for their number of blocks; None: 1, 2 and 4 if the base names a depth,
-            else none.
-        seeds: Of initial weights.
-        steps: Of each model, on fixed batches.
-        watch: Told what is done.
+        request: Must have a constant schedule and small batches.
+        widths: Factors of the base width.
+        depths: Factors of the base's number of blocks; None: 1, 2 and 4 if the base names a depth,
+            else depth is not checked.
+        seeds: Seeds of the initial weights.
+        steps: Optimizer steps of each model, on fixed batches.
+        watch: Called with what is done next, for progress.
 
     Returns:
-        One check for what varies: width, depth.
+        One check for the width, then one for the depth.
 
     Raises:
-        ConfigError: Weights that do not start from the seed, or no key that grows; whatever a run
-            would refuse.
+        ConfigError: Pretrained weights, or no configuration key that grows; or whatever a run would
+            refuse.
     """
     config = request.config
     if isinstance(config.model, PretrainedConfig) or isinstance(config.adapter, LoraConfig):
@@ -85,19 +85,17 @@ def certify(
     small = replace(small, model=replace(config.model, config=merged(config.model.config, base)))
     prepared = prepare(small)
     architecture = prepared.model.config
-    grows = {key: value for key, value in base.items() if not _DEPTH_KEY.search(key)}
-    deepens = {key: value for key, value in base.items() if _DEPTH_KEY.search(key)}
-    if not grows:
-        grows = {
-            key: size
-            for key in WIDTH_KEYS
-            if isinstance(size := getattr(architecture, key, None), int)
-        }
-    if depths is not None and not deepens:
-        deepens = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}
+    width_keys = {key: value for key, value in base.items() if not _DEPTH_KEY.search(key)}
+    depth_keys = {key: value for key, value in base.items() if _DEPTH_KEY.search(key)}
+    if not width_keys:
+        values = {key: getattr(architecture, key, None) for key in WIDTH_KEYS}
+        width_keys = {key: value for key, value in values.items() if isinstance(value, int)}
+    if depths is not None and not depth_keys:
+        depth_keys = {"num_hidden_layers": getattr(architecture, "num_hidden_layers", None)}
+    if not depths:
+        depths = (1, 2, 4) if depth_keys else ()
     checks = []
-    of_depth = depths or ((1, 2, 4) if deepens else ())
-    for along, sizes, keys in (("width", widths, grows), ("depth", of_depth, deepens)):
+    for along, sizes, keys in (("width", widths, width_keys), ("depth", depths, depth_keys)):
         if not sizes:
             continue
         if not keys or not all(isinstance(size, int | Mapping) for size in keys.values()):
@@ -106,9 +104,8 @@ def certify(
                 " that is known. Name it with its value at the base:"
                 " parametrization.base.KEY=NUMBER."
             )
-        build = _ModelBuilder(
-            replace(request, config=small), prepared, keys, parametrization, steps, along, watch
-        )
+        base_request = replace(request, config=small)
+        build = _ModelBuilder(base_request, prepared, keys, parametrization, steps, along, watch)
         by_gradient = SCHEMAS[choice_of(config.optimizer)].transfer == "sgd"
         checks.append(coordinate_check(build, sizes, seeds, along, by_gradient=by_gradient))
     return checks
@@ -116,28 +113,29 @@ def certify(
 
 @dataclass
 class _ModelBuilder:
-    """Makes models of a size and a seed, with everything that trains them."""
+    """Builds models of a size and a seed, with everything that trains them."""
 
     request: Request
-    """Of the base, under the standard parametrization."""
+    """The base, under the standard parametrization."""
     prepared: Prepared
-    """Its data."""
+    """The data of the base."""
     keys: Options
-    """What grows, with its values at the base."""
+    """Configuration keys that grow with the size, with their values at the base."""
     parametrization: ParametrizationConfig
-    """Of the models that are larger than the base."""
+    """For the models that are larger than the base."""
     steps: int
-    """Of each trial."""
+    """Optimizer steps of each model."""
     along: str
-    """What grows, in one word."""
+    """What varies: `width` or `depth`."""
     watch: Callable[[str], None]
-    """Told of each trial."""
+    """Called before each model is built, for progress."""
     batches: list[list[dict[str, Tensor]]] = field(default_factory=list)
+    """The first steps' micro-batches, the same for all models; filled by the first one."""
 
     def config_of(self, size: float, seed: int) -> RunConfig:
-        """Make the configuration of a model.
+        """Build the configuration of a model.
 
-        That of size 1 is the base, which standard parametrization is.
+        At size 1 it is the base itself, under the standard parametrization.
         """
         config = replace(self.request.config, seed=seed)
         model = replace(
@@ -159,26 +157,28 @@ class _ModelBuilder:
         setup = assemble(replace(self.request, config=config), prepared, torch.device("cpu")).setup
         if not self.batches:  # the same for all sizes
             steps = setup.train_loader.training(setup.plan, 0)
-            self.batches = [
-                [_to_float64(batch) for batch in one] for one in islice(steps, _BATCHES)
-            ]
+            for micro_batches in islice(steps, _BATCHES):
+                self.batches.append(list(map(_to_float64, micro_batches)))
             steps.close()
         step = setup.train_step
         return SizedModel(
             model,
             lambda: step.model(**self.batches[0][0]),
-            lambda: list(map(step, self._of_steps())),
+            lambda: list(map(step, self._repeated_batches())),
             sizes,
         )
 
-    def _of_steps(self) -> Iterator[list[dict[str, Tensor]]]:
+    def _repeated_batches(self) -> Iterator[list[dict[str, Tensor]]]:
         return islice(cycle(self.batches), self.steps)
 
 
 def _scale_values(value: object, factor: int) -> Any:
+    """Multiply the whole numbers in nested mappings; other values stay as they are."""
     if isinstance(value, Mapping):
         return {key: _scale_values(entry, factor) for key, entry in value.items()}
-    return value * factor if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value * factor
+    return value
 
 
 def _to_float64(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -124,7 +124,9 @@ class Child:
         return ranks
 
     def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
-        """Send SIGKILL to it or to one of its ranks, and wait until all of them have ended.
+        """Kill the process or one of its ranks at random, and wait until all have ended.
+
+        The rest is killed after that one.
 
         Args:
             ranks: Process ids of its ranks.
@@ -184,10 +186,10 @@ class Tempo:
 
 
 def import_all(imported: Path) -> None:
-    """Import what a child had imported, so that the next ones need not; nothing is computed.
+    """Import the modules that a child had imported, so that later children start faster.
 
     Args:
-        imported: Written by a child.
+        imported: The file of module names that the child wrote.
     """
     for name in imported.read_text().splitlines():
         if name not in sys.modules and name != "__mp_main__":
@@ -201,7 +203,7 @@ class TrialFailed(OptrunError):
 
 @dataclass
 class Trials:
-    """Kills and resumes a run until it ends."""
+    """Runs a command line, kills it at random moments, and resumes it until it ends."""
 
     main: Main
     """Runs a command line and returns its exit code."""
@@ -210,13 +212,15 @@ class Trials:
     folder: Path
     """Where runs go."""
     tempo: Tempo
-    """Of the undisturbed run."""
+    """Durations of the undisturbed run, from which the moments are drawn."""
     rng: random.Random
-    """Chooses the moments."""
+    """Chooses moments and victims."""
     watch: Callable[[Kill], None]
-    """Told of each kill."""
+    """Called after each kill."""
     kills: list[Kill] = field(default_factory=list)
+    """All kills so far."""
     starts: int = 0
+    """How often a process was started."""
 
     def run_with_kills(self, name: str, kills: int) -> RunDir:
         """Start the run, kill it up to `kills` times, and resume it until it ends.
@@ -237,14 +241,13 @@ class Trials:
             )
             self.starts += 1
             try:
-                aim = self._choose_phase() if kills > 0 else None
-                killed = False
-                if aim is not None:
-                    self._wait_for_moment(aim, run, child)
-                    if not child.ended():
-                        victim = child.kill_one(child.ranks(), self.rng)
-                        killed = child.code != 0
-                if aim is None or not killed:
+                phase = ""
+                victim = None
+                if kills > 0:
+                    phase = self._choose_phase()
+                    self._wait_for_moment(phase, run, child)
+                    victim = self._kill_unless_ended(child)
+                if victim is None:
                     code = child.wait()
                     self._refuse_wrong_start(run, before, resumes)
                     if code != 0:
@@ -258,20 +261,28 @@ class Trials:
             self._refuse_wrong_start(run, before, resumes)
             _refuse_damage(run)
             kills -= 1
-            self._add_kill(Kill(aim, _phase_of_kill(run, before), committed(run), victim))
+            self._add_kill(Kill(phase, _phase_of_kill(run, before), committed(run), victim))
 
     def _choose_phase(self) -> str:
+        """Draw the phase to kill in: most often a save, where most can go wrong."""
         return self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
+
+    def _kill_unless_ended(self, child: Child) -> str | None:
+        """Kill a process or one of its ranks, and name the victim; None: it had ended well."""
+        if child.ended():
+            return None
+        victim = child.kill_one(child.ranks(), self.rng)
+        return None if child.code == 0 else victim
 
     def _add_kill(self, kill: Kill) -> None:
         self.kills.append(kill)
         self.watch(kill)
 
-    def _wait_for_moment(self, aim: str, run: RunDir, child: Child) -> None:
-        """Wait for the moment to kill."""
-        if aim == "start":
+    def _wait_for_moment(self, phase: str, run: RunDir, child: Child) -> None:
+        """Wait for a random moment within a phase; returns early if the run ends."""
+        if phase == "start":
             self._wait_until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
-        elif aim == "training":
+        elif phase == "training":
             lines = _count_metrics_lines(run) + self.rng.randint(1, 2)
             self._wait_until(child, lambda: _count_metrics_lines(run) >= lines)
             self._wait_until(child, lambda: False, self.rng.uniform(0, self.tempo.step))
@@ -290,7 +301,11 @@ class Trials:
     def _wait_until(
         self, child: Child, condition: Callable[[], bool], seconds: float | None = None
     ) -> None:
-        """Wait until a condition holds, the child has ended, or `seconds` have passed."""
+        """Wait until a condition holds, the child has ended, or `seconds` have passed.
+
+        Raises:
+            TrialFailed: None of these within `_HANGING_SECONDS`.
+        """
         start = time.monotonic()
         while not child.ended() and not condition():
             if seconds is not None and time.monotonic() - start >= seconds:
@@ -349,7 +364,7 @@ def _temporary_folders(run: RunDir) -> list[str]:
 
 
 def _phase_of_kill(run: RunDir, before: int) -> str:
-    """Tell what the killed process was doing, from the files that it left.
+    """Infer what the killed process was doing from the files that it left.
 
     Args:
         run: Its directory.

@@ -16,21 +16,24 @@ ranks share."""
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launcher says of this process."""
+    """The rank of this process, as its launcher's environment variables give it."""
 
     launcher: str
     rank: int
     size: int
-    """Ranks in all."""
+    """Number of ranks on all machines."""
     local_rank: int
-    """Among those of this machine."""
+    """Rank among those of this machine."""
     local_size: int
+    """Number of ranks on this machine."""
     shown: str
-    """The variable that says that there are others, as in the environment; for messages."""
+    """The variable that gives the number of ranks, as `NAME=VALUE`; for messages."""
 
 
 @dataclass(frozen=True)
 class _Variables:
+    """The environment variables that a launcher sets."""
+
     launcher: str
     rank: str
     size: tuple[str, ...]
@@ -87,9 +90,9 @@ def launched(env: Mapping[str, str]) -> Launched | None:
 
 
 def _is_started_by_srun(env: Mapping[str, str]) -> bool:
-    """Tell whether srun started this process.
+    """Tell whether srun started this process as a task of a step.
 
-    Sbatch's script has SLURM_PROCID and SLURM_NTASKS, too, and is alone.
+    A script of sbatch has SLURM_PROCID and SLURM_NTASKS, too, but is a single process.
     """
     return "SLURM_STEP_ID" in env or "SLURM_STEPID" in env or "SLURM_JOB_ID" not in env
 
@@ -97,9 +100,9 @@ def _is_started_by_srun(env: Mapping[str, str]) -> bool:
 def _read_local_rank(
     env: Mapping[str, str], names: _Variables, rank: int, ranks: int
 ) -> tuple[int, int]:
-    """Return the rank on this machine, and how many there are.
+    """Read the rank on this machine and the number of ranks here.
 
-    All on one machine if nothing is said.
+    Without these variables all ranks are taken to be on this machine.
     """
     if not env.get(names.local_rank, "").strip():
         if int(env.get("SLURM_NNODES", "1")) > 1:
@@ -109,19 +112,24 @@ def _read_local_rank(
     tasks = _count_local_tasks(env) if names.launcher == "srun" else None
     if tasks is not None:
         return local_rank, tasks
-    given = env.get(names.local_size, "").strip()
-    if given.isdecimal():
-        return local_rank, int(given)
-    return local_rank, max(local_rank + 1, ranks if env.get("SLURM_NNODES") == "1" else 1)
+    local_size = env.get(names.local_size, "").strip()
+    if local_size.isdecimal():
+        return local_rank, int(local_size)
+    if env.get("SLURM_NNODES") == "1":
+        return local_rank, max(local_rank + 1, ranks)
+    return local_rank, local_rank + 1
 
 
 def _count_local_tasks(env: Mapping[str, str]) -> int | None:
-    """Read how many tasks of its step srun starts on this machine; `4(x2),1` is 4 on the first two.
+    """Read how many tasks srun starts on this machine; None: SLURM does not say.
 
-    SLURM_NTASKS_PER_NODE may be what sbatch was asked for, which a step need not use up.
+    SLURM_STEP_TASKS_PER_NODE=4(x2),1 means 4 tasks on each of the first two machines. This is not
+    SLURM_NTASKS_PER_NODE, which a step need not use up.
     """
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    counts = [int(count) for count, times in found for _ in range(int(times or 1))]
+    entries = re.findall(r"(\d+)(?:\(x(\d+)\))?", env.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    counts: list[int] = []
+    for count, times in entries:
+        counts += [int(count)] * int(times or 1)
     node = env.get("SLURM_NODEID", "0")
     return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
 

@@ -1,6 +1,6 @@
-"""The meeting of the ranks of a start: messages in torch's store.
+"""Messages between the ranks of one start, through torch's key-value store.
 
-It works before there is any process group, and after groups are broken.
+They work before process groups exist, and after these are broken.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class UnmetError(ConfigError):
 
 
 class Meeting:
-    """Messages of the ranks to each other, as JSON by key.
+    """Sends messages between ranks, as JSON values by key.
 
     Args:
         store: Shared by all ranks.
-        rank: Of this process.
-        size: Ranks in all.
+        rank: The rank of this process.
+        size: The number of ranks.
         timeout: Seconds to wait for the others.
     """
 

@@ -1,7 +1,4 @@
-"""A model on several ranks.
-
-Whole on each of them (DDP), or cut over them block by block (FSDP2).
-"""
+"""Put a model on several ranks: replicated on each (DDP), or sharded block by block (FSDP2)."""
 
 from __future__ import annotations
 
@@ -33,20 +30,17 @@ there only."""
 
 
 def data_parallel_degrees(config: FsdpConfig, ranks: int) -> tuple[int, int]:
-    """Divide the ranks into groups with a whole model each, and such a group into shards.
+    """Return the numbers of model replicas and of shards of each replica.
 
     Args:
-        config: The degrees that were asked for.
-        ranks: How many there are.
-
-    Returns:
-        Groups, and ranks of each.
+        config: The degrees; a shard degree of -1 uses all ranks.
+        ranks: The number of ranks.
 
     Raises:
-        ConfigError: They do not make up all ranks.
-
+        ConfigError: The degrees do not multiply to the number of ranks.
     """
-    groups, shards = config.data_parallel_replicate_degree, config.data_parallel_shard_degree
+    groups = config.data_parallel_replicate_degree
+    shards = config.data_parallel_shard_degree
     if ranks % groups:
         raise ConfigError(
             f"distributed.data_parallel_replicate_degree={groups}: expected a divisor of {ranks},"
@@ -70,23 +64,22 @@ def distribute(
     device: torch.device,
     blocks: Sequence[str],
 ) -> tuple[nn.Module, GradientSync]:
-    """Put a model on its ranks.
+    """Wrap a model for training on several ranks: by DDP, by FSDP2, or not at all.
 
     Args:
-        model: On the CPU or on the device, equal on every rank; for FSDP, other ranks than 0 may
-            have it on `meta`.
-            FSDP changes it in place: its parameters are DTensors afterwards, under the same names,
-            on the device.
-        config: How.
+        model: Equal on every rank, on the CPU or on the device; for FSDP2, ranks other than 0 may
+            have it on `meta`. FSDP2 changes it in place: its parameters become DTensors on the
+            device, under the same names.
+        config: The kind of distribution and its options.
         world: The ranks.
-        device: Of this rank.
-        blocks: Dotted names of the modules that are gathered and freed one by one.
+        device: The device of this rank.
+        blocks: Dotted names of the modules that FSDP2 gathers and frees one by one.
 
     Returns:
-        What is called in training, and what stands around each micro-batch.
+        The module to call in training, and the context manager for each micro-batch.
 
     Raises:
-        ConfigError: Degrees that do not make up the ranks.
+        ConfigError: Degrees that do not multiply to the number of ranks.
     """
     if isinstance(config, FsdpConfig):
         return _shard_fully(model, config, world, device, blocks)
@@ -115,17 +108,15 @@ def _shard_fully(
         ),
         "offload_policy": CPUOffloadPolicy() if config.cpu_offload else OffloadPolicy(),
     }
-    whole = {name: param.detach() for name, param in model.named_parameters()}
+    full_params = {name: param.detach() for name, param in model.named_parameters()}
     for block in _innermost_first(model, blocks):
         fully_shard(block, **options)
-    fully_shard(
-        model, **{**options, "reshard_after_forward": False}
-    )  # its backward pass begins at once
+    # The backward pass of the root begins at once, so resharding it would gather it twice.
+    fully_shard(model, **{**options, "reshard_after_forward": False})
     model.register_forward_hook(_reshard_unless_trained)
     assert isinstance(model, FSDPModule)
-    _copy_from_rank_0(
-        model, whole, world, torch.device("cpu") if config.cpu_offload else device, device
-    )
+    shard_device = torch.device("cpu") if config.cpu_offload else device
+    _copy_from_rank_0(model, full_params, world, shard_device, device)
 
     @contextmanager
     def gradient_sync(last: bool) -> Iterator[None]:
@@ -136,14 +127,17 @@ def _shard_fully(
 
 
 def _reshard_unless_trained(module: nn.Module, args: object, output: object) -> None:  # noqa: ARG001
-    """Free what the root has gathered where no backward pass follows, which would."""
+    """Free the root's gathered parameters after a forward pass without gradients.
+
+    Otherwise the backward pass frees them.
+    """
     if not torch.is_grad_enabled() and isinstance(module, FSDPModule):
         module.reshard()
 
 
-def _allocate(model: nn.Module, rest: torch.device, device: torch.device) -> None:
-    """Give a model on `meta` memory, but buffers, which are never offloaded, on the device."""
-    model.to_empty(device=rest)
+def _allocate(model: nn.Module, shard_device: torch.device, device: torch.device) -> None:
+    """Allocate a `meta` model's parameters on one device, and its buffers on another."""
+    model.to_empty(device=shard_device)
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             module._buffers[name] = buffer.to(device)
@@ -151,34 +145,39 @@ def _allocate(model: nn.Module, rest: torch.device, device: torch.device) -> Non
 
 def _copy_from_rank_0(
     model: nn.Module,
-    whole: dict[str, torch.Tensor],
+    full_params: dict[str, torch.Tensor],
     world: World,
-    rest: torch.device,
+    shard_device: torch.device,
     device: torch.device,
 ) -> None:
-    """Give ranks whose model is on `meta` their shards of rank 0's model, tensor by tensor.
+    """Copy rank 0's weights into the shards of all ranks, tensor by tensor.
+
+    Nothing happens if no rank has its model on `meta`.
 
     Args:
-        model: Sharded.
-        whole: Its parameters from before, by name; nothing of it is left at the end.
+        model: Sharded; changed in place.
+        full_params: Parameters before sharding, by name; emptied on rank 0 to save memory.
         world: The ranks.
-        rest: Where shards rest.
+        shard_device: Where shards are kept: the CPU if they are offloaded.
         device: Where the model computes.
     """
     import torch.distributed as dist
 
-    empty = any(tensor.is_meta for tensor in whole.values())
-    if not any(world.gather_objects(empty)):
+    is_on_meta = any(tensor.is_meta for tensor in full_params.values())
+    if not any(world.gather_objects(is_on_meta)):
         return
-    if empty:
-        _allocate(model, rest, device)
+    if is_on_meta:
+        _allocate(model, shard_device, device)
         tie_weights = getattr(model, "tie_weights", None)
         if callable(tie_weights):
             tie_weights()
     with torch.no_grad():
         for name, param in model.named_parameters():
             assert isinstance(param, DTensor)
-            source = torch.empty(param.shape, dtype=param.dtype) if world.rank else whole.pop(name)
+            if world.rank == 0:
+                source = full_params.pop(name)
+            else:
+                source = torch.empty(param.shape, dtype=param.dtype)
             shard = distribute_tensor(source, param.device_mesh, param.placements, src_data_rank=0)
             param.to_local().copy_(shard.to_local())
         for buffer in model.buffers():  # not all of them are saved with the weights
@@ -198,7 +197,7 @@ def _dtype(choice: ShardDtype | None) -> torch.dtype | None:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether several ranks hold a part of the model each."""
+    """Tell whether a model is sharded over ranks by FSDP2."""
     return isinstance(model, FSDPModule)
 
 
@@ -211,22 +210,22 @@ def model_class(model: nn.Module) -> type[Any]:
 
 
 def _innermost_first(model: nn.Module, paths: Iterable[str]) -> list[nn.Module]:
-    """Return the modules at these names that have a forward pass of their own, innermost first."""
+    """Return the modules at these names, innermost first, without lists and dicts of modules."""
     modules = dict(model.named_modules())
-    found = (
-        modules[path]
-        for path in sorted(paths, key=lambda path: -path.count("."))
-        if path in modules
-    )
-    return [module for module in found if not isinstance(module, nn.ModuleList | nn.ModuleDict)]
+    sorted_modules = []
+    for path in sorted(paths, key=lambda path: -path.count(".")):
+        module = modules.get(path)
+        if module is not None and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            sorted_modules.append(module)
+    return sorted_modules
 
 
 def gather_full_tensors(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Gather shards one after the other.
+    """Yield each tensor unsharded, under its name.
 
-    Every rank takes part to the end, and has each tensor whole for a while.
+    Every rank must iterate to the end, because gathering is a collective.
     """
     for name, tensor in tensors:
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

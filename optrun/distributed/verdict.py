@@ -65,7 +65,7 @@ class RankEnd:
     where: str = ""
     """Phase and step of its last heartbeat."""
     seen: float = 0.0
-    """Time of that heartbeat."""
+    """Time of that heartbeat, on the monotonic clock."""
 
 
 def is_lost_rank(error: BaseException | None) -> bool:
@@ -115,8 +115,10 @@ def error_of(
 def _root_causes(failed: Sequence[RankEnd]) -> list[RankEnd]:
     """List the ends that no other end caused, one with a message first.
 
-    A rank whose peers are gone loses them in a collective, or is ended by the launcher: by SIGTERM,
-    which may also stop it early, or at last by SIGKILL.
+    Ends that another rank's may have caused are left out, if any others are there: lost ranks, then
+    second signals. The rank that a signal other than SIGTERM ended first is the only cause. Exit
+    codes count before SIGTERM, which the launcher sends to the others, and refusals before early
+    stops.
     """
     causes = [end for end in failed if not end.lost_rank]
     causes = [end for end in causes if end.code not in _BY_SECOND_SIGNAL] or causes

@@ -282,7 +282,7 @@ def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> It
 
 
 def _dead_ranks(rank: Rank) -> dict[int, str]:
-    """Find ranks of this machine without a live process, each with its last heartbeat."""
+    """Describe the last heartbeat of each rank of this machine whose process is dead."""
     if rank.heartbeats is None:
         return {}
     heartbeats = [rank.heartbeats[number] for number in range(len(rank.heartbeats))]
@@ -322,7 +322,14 @@ def _report_end(rank: Rank, meeting: Meeting, end: RankEnd) -> list[RankEnd]:
 
 
 def _collect_ends(rank: Rank, meeting: Meeting, seconds: float) -> dict[int, PlainDict]:
-    """Collect how all ranks ended, and report the lost ranks of this machine.
+    """Collect the ends of all ranks that report one in time.
+
+    Also reports the end of each rank of this machine whose process is dead.
+
+    Args:
+        rank: This rank.
+        meeting: Where ends are reported, under the key `end`.
+        seconds: How long to wait; 0: those that are there now.
 
     Raises:
         LostRankError: The store is gone.
@@ -359,7 +366,9 @@ def _await_end_of_main(rank: Rank, meeting: Meeting) -> dict[int, PlainDict]:
 
 
 def _await_confirmations(rank: Rank, meeting: Meeting) -> None:
-    """Wait until the others have heard how rank 0 ended: the store may be gone with it.
+    """Wait until all live ranks confirm that they read rank 0's end, at most 30 s.
+
+    Rank 0 may hold the store, so its own exit would cut off those that have not read yet.
 
     Raises:
         LostRankError: The store is gone.

@@ -102,7 +102,7 @@ def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def save_tokenizer(tokenizer: Any, folder: Path) -> None:
-    """Write a tokenizer, or an image processor, as it was before texts were cut here.
+    """Save a tokenizer or image processor, with the truncation and padding that it came with.
 
     A library that reads `tokenizer.json` alone would cut every text at the length of the last call.
     """

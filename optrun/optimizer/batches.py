@@ -190,18 +190,18 @@ def is_plain(param: Tensor, grad: Tensor, states: Sequence[Tensor]) -> bool:
 
 
 def usable_gradient(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
-    """Return a gradient as an update takes it: dense, or sparse over its rows.
+    """Return a gradient as an update takes it: dense, or coalesced and sparse over its rows.
 
     Args:
         grad: As autograd left it.
-        name: Of the parameter, for the message.
-        owner: Class name, for the message.
-        policy: What a sparse gradient is: "refuse", "densify" (zero rows count), or "rows" (the
-            listed rows alone are updated, at the cost of those rows).
+        name: Name of the parameter, for the message.
+        owner: Class of the optimizer, for the message.
+        policy: What to do with a sparse gradient: "refuse", "densify" (absent rows are zeros), or
+            "rows" (only the listed rows are updated).
 
     Raises:
-        RuntimeError: For a sparse gradient where that is "refuse", and for one sparse over more
-            than its rows.
+        RuntimeError: The gradient is sparse under "refuse", or under "rows" sparse over more
+            dimensions than its rows.
     """
     if not grad.is_sparse:
         return grad

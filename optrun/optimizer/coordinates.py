@@ -37,14 +37,13 @@ gradient."""
 
 @dataclass(frozen=True)
 class SizedModel:
-    """One model of one size, at its start.
+    """A model of one size before training, with functions to run and to train it.
 
     Attributes:
-        model: In float64, so that rounding is no update.
-        forward: Runs it on the fixed batch.
-        train: Does the steps.
-        sizes: How each parameter grew, see `growth_of`; empty: it is compared with the smallest
-            model.
+        model: In float64, so that rounding is not taken for an update.
+        forward: Runs the model on the fixed batch.
+        train: Trains the model for a few steps.
+        sizes: How each parameter grew, see `growth_of`; empty: compare with the smallest model.
     """
 
     model: nn.Module
@@ -55,16 +54,16 @@ class SizedModel:
 
 @dataclass
 class SlopeLine:
-    """One measure of one parameter over sizes.
+    """One measure of one parameter at several sizes, and the slope expected of it.
 
     Attributes:
         parameter: Its name; `*` for the block number where depth varies.
         measure: `initial`: mean absolute output of its module at the start; `change`: of the
             difference after the steps; `update`: of the part that the change of this parameter
             alone makes.
-        expected: Slope of it over size, on log axes; None: shown, and not judged.
-        below: How far below it a slope is right as well: see `_params_shared_by_units`.
-        values: By size, one for each seed.
+        expected: Expected slope over size, on log axes; None: shown, and not judged.
+        below: How far below `expected` a slope may be as well, see `_params_shared_by_units`.
+        values: Measured values by size, one for each seed.
     """
 
     parameter: str
@@ -138,11 +137,11 @@ class SlopeLine:
 
 @dataclass
 class CoordinateCheck:
-    """What came out.
+    """The result of a coordinate check.
 
     Attributes:
         along: What varied: `width` or `depth`.
-        lines: In the order of the forward pass.
+        lines: All measures, in the order of the forward pass.
     """
 
     along: str
@@ -194,11 +193,11 @@ def coordinate_check(
     """Train models of several sizes for a few steps, and measure how outputs grow with size.
 
     Args:
-        trial: From a size, over that of the base, and a seed to a model at its start.
+        trial: Builds the model of a size, as a factor of the base, and a seed.
         sizes: Two or more, rising.
-        seeds: Of initial weights.
+        seeds: Seeds of the initial weights.
         along: `width` or `depth`.
-        by_gradient: An update is as large as its gradient, as those of SGD are.
+        by_gradient: Whether updates are proportional to gradients, as those of SGD are.
 
     Raises:
         ConfigError: The models cannot be compared, see `growth_of`.
@@ -228,11 +227,11 @@ def coordinate_check(
 def _params_shared_by_units(
     larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]
 ) -> set[str]:
-    """Name parameters of one size shared by a growing number of units.
+    """Find parameters of constant size that a growing number of units shares.
 
-    Norms of queries, which act on every head, are an example. The gradient of such a parameter is a
-    sum over units. At first these are noise, whose sum grows with half the power of the number of
-    units; once the units learn alike, it grows with the number itself.
+    An example is a query norm, which acts on every head. The gradient of such a parameter is a sum
+    over n units. At first the summands are noise, and the sum grows with sqrt(n); once the units
+    learn alike, it grows with n.
     """
     counts = []
     for trial in (larger, smaller):
@@ -252,9 +251,10 @@ def _total_numel(tensors: Sequence[Tensor]) -> int:
 
 
 def _add_tied_names(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
-    """Add second names of tied tensors.
+    """Add an entry for the second name of each tied tensor.
 
-    Where a norm carries their logits, a head is what an untied one is.
+    If some parameter's growth has a `logits` factor, a tied head gets the growth of an untied one,
+    else no entry.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     out = dict(grown)
@@ -279,21 +279,25 @@ def _is_complete(line: SlopeLine, sizes: Sequence[float], seeds: Sequence[int]) 
 def _average_blocks(
     values: Mapping[tuple[str, str], float], along: str
 ) -> dict[tuple[str, str], float]:
-    """Average over blocks if their number varies."""
+    """Average each (parameter, measure) over the blocks if depth varies; names get `*` for a block.
+
+    Along the width the values stay as they are.
+    """
     if along == "width":
         return dict(values)
-    groups: dict[tuple[str, str], list[float]] = {}
-    for (name, measure_), value in values.items():
-        groups.setdefault((_any_block(name), measure_), []).append(value)
-    return {key: math.fsum(group) / len(group) for key, group in groups.items()}
+    block_values: dict[tuple[str, str], list[float]] = {}
+    for (name, quantity), value in values.items():
+        block_values.setdefault((_any_block(name), quantity), []).append(value)
+    return {key: math.fsum(group) / len(group) for key, group in block_values.items()}
 
 
 def _any_block(name: str) -> str:
+    """Replace the first block number in a name by `*`."""
     return re.sub(r"\.\d+\.", ".*.", name, count=1)
 
 
 def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) -> float | None:
-    """Find the right slope; None if the theory gives none."""
+    """Return the slope that the theory expects of a measure; None if it expects none."""
     by_name: dict[str, Growth] = {}
     for param_name, growth in grown.items():
         by_name.setdefault(param_name if along == "width" else _any_block(param_name), growth)
@@ -319,9 +323,10 @@ def _expected_along_depth(name: str, measure: str, size: Growth) -> float | None
 
 
 def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
-    """Measure one model.
+    """Train a model, and measure its outputs before and after.
 
-    (parameter, measure) -> mean absolute value, in the order of the forward pass.
+    Returns:
+        Mean absolute value by (parameter, measure), in the order of the forward pass.
     """
     model = trial.model
     with _recorded_calls(model) as before:

@@ -25,16 +25,16 @@ Function = Callable[[int, Tensor], Tensor]
 def on_whole(
     function: Function, pieces: Sequence[Tensor], params: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Apply a function of whole matrices to matrices in pieces.
+    """Apply a function of full matrices to sharded matrices, and return the shards of the results.
+
+    A matrix that is sharded over one mesh dimension is gathered on one rank, its owner, and the
+    result is scattered. One that is sharded over several is gathered on every rank.
 
     Args:
-        function: The same on every rank; called here for some of the matrices.
-        pieces: This process's pieces, of one device and dtype.
-        params: What the pieces lie like, the same on every rank: DTensors, or plain tensors that
-            are whole.
-
-    Returns:
-        This process's pieces of what the function returned.
+        function: The same on every rank; called on each rank for some of the matrices.
+        pieces: This process's shards, of one device and dtype.
+        params: Tensors that are sharded as the pieces are, the same on every rank: DTensors, or
+            plain tensors that are whole.
 
     Example:
         >>> pieces, like = [torch.tensor([[3.0, 4.0]])], [torch.ones(1, 2)]

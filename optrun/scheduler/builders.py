@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
 
 def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
-    """Count the steps of the climb, whichever way it was given.
+    """Count the warm-up steps, from `num_warmup_steps` or else `warmup_ratio`, rounded up.
 
     Example:
         >>> from optrun.config.choice import choice
@@ -46,10 +46,10 @@ def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int
     """
     if config.num_warmup_steps is not None:
         return config.num_warmup_steps
-    default = DEFAULT_RATIO if isinstance(config, configs.InverseSqrtConfig) else 0.0
-    return math.ceil(
-        (default if config.warmup_ratio is None else config.warmup_ratio) * num_training_steps
-    )
+    ratio = config.warmup_ratio
+    if ratio is None:
+        ratio = DEFAULT_RATIO if isinstance(config, configs.InverseSqrtConfig) else 0.0
+    return math.ceil(ratio * num_training_steps)
 
 
 _TRIED = 100

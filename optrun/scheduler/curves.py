@@ -221,26 +221,24 @@ def wsd(
         >>> [wsd(step, num_stable_steps=2, num_decay_steps=4, shape="linear") for step in range(7)]
         [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
     """
-    x = (
-        _progress(global_step - num_stable_steps, num_decay_steps)
-        if global_step > num_stable_steps
-        else 0.0
-    )
+    x = 0.0
+    if global_step > num_stable_steps:
+        x = _progress(global_step - num_stable_steps, num_decay_steps)
     if shape == "exponential":
         if final <= 0:
             raise ValueError(f"final={final}: expected a number above 0 for equal factors.")
         return float(final**x)
-    lefts: dict[str, Callable[[float], float]] = {
+    remaining: dict[str, Callable[[float], float]] = {
         "linear": lambda x: 1.0 - x,
         "cosine": lambda x: 0.5 * (1.0 + math.cos(math.pi * x)),
         "one_minus_sqrt": lambda x: 1.0 - math.sqrt(x),
         "square": lambda x: 1.0 - x * x,
     }
-    if shape not in lefts:
+    if shape not in remaining:
         raise ValueError(
-            f"shape={shape}: expected one of {', '.join(sorted([*lefts, 'exponential']))}."
+            f"shape={shape}: expected one of {', '.join(sorted([*remaining, 'exponential']))}."
         )
-    return final + (1.0 - final) * lefts[shape](x)
+    return final + (1.0 - final) * remaining[shape](x)
 
 
 def step(global_step: int, *, step_size: int, gamma: float = 0.1) -> float:

@@ -376,7 +376,10 @@ class TrainStep(Precision):
         return result
 
     def reason_to_wait(self) -> str | None:
-        """Say why each step waits for its numbers before its update; None: it does not."""
+        """Say why a step's loss and gradient norm must reach the host before its update.
+
+        None: the update starts without waiting for them.
+        """
         if self.seed is None:
             return "the random states of each step are kept"
         if self.guard is None:
