@@ -39,23 +39,23 @@ _SHAPES = {"body.weight": (8, 12), "body.bias": (8,), "gain": (5,)}
 
 
 def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) -> None:
-    """Hold a registered optimizer to the laws: use it in a test of your own.
+    """Check that a registered optimizer keeps optrun's rules; call it in your own test.
 
-    It goes down on a quadratic; a parameter without a gradient stays; groups are as good as several
-    optimizers; its state goes through a checkpoint by name, in any order, and the next steps are
-    the same to the last bit; the memory its state takes is known before a step. Another `lr`, or
-    another `weight_decay` if it has one, leads to other weights.
+    It lowers a quadratic; a parameter without a gradient does not change; several groups equal
+    several optimizers; after a checkpoint, loaded by name in any order, the next steps are equal to
+    the last bit; the size of its state is known before a step. Another `lr`, or another
+    `weight_decay` if it has one, leads to other weights.
 
     Args:
         name: The optimizer, as in `optimizer=NAME`.
-        lr: At which it goes down on a sum of squares in 60 steps.
-        ranks: From 2 on, so many processes (forked, gloo) step it in shards, too: weights and state
-            have to be those of one process, as `distributed=fsdp` needs them.
-        **options: Keywords of its class.
+        lr: A learning rate that lowers a sum of squares in 60 steps.
+        ranks: From 2 on, also step shards in so many forked processes (gloo). Weights and state
+            must equal those of one process, as `distributed=fsdp` needs.
+        **options: Keyword arguments of the optimizer's class.
 
     Raises:
-        ConfigError: It cannot be built, or fails when it is tried.
-        AssertionError: The first law that it breaks.
+        ConfigError: The optimizer cannot be built, or fails on its first step.
+        AssertionError: The message names the first broken rule.
 
     Example:
         >>> check_optimizer("lamb", lr=0.05, weight_decay=0.0)
@@ -86,7 +86,7 @@ def check_optimizer(name: str, *, lr: float, ranks: int = 1, **options: object) 
 
 
 def _check_checkpoint(name: str, build: Callable[[Mapping[str, Tensor]], Optimizer]) -> None:
-    """Send the state through a checkpoint by name, in another order of the parameters."""
+    """Check the state after a checkpoint loaded by name, with parameters reordered."""
     params = _params()
     optimizer = build(params)
     expected_bytes = state_bytes(optimizer)
@@ -126,24 +126,24 @@ def _check_shards(name: str, ranks: int, lr: float, options: Mapping[str, object
 def check_transfer(
     name: str, *, lr: float, steps: int = 4, seeds: Sequence[int] = (0, 1), **options: object
 ) -> None:
-    """Hold a registered optimizer to the rule that its schema names (`transfer`).
+    """Check that a registered optimizer obeys the muP rule of its schema (`transfer`).
 
     Use it in a test of your own.
 
-    A network of three matrices, 32 to 256 wide, is trained for a few steps under
-    `parametrization=mup`. What each update does to the outputs must not go with the width. See
-    `optrun certify transfer` for whole models.
+    Call it in your own test. It trains networks of three matrices, 32 to 256 wide, for a few steps
+    under `parametrization=mup`. The effect of each update on the outputs must not depend on the
+    width. See `optrun certify transfer` for whole models.
 
     Args:
         name: The optimizer, as in `optimizer=NAME`.
-        lr: At the base, 32 wide.
-        steps: Of each network.
-        seeds: Of the initial weights.
-        **options: Keys of its configuration.
+        lr: Learning rate at the base width of 32.
+        steps: Training steps of each network.
+        seeds: Seeds of the initial weights.
+        **options: Keys of the optimizer's configuration.
 
     Raises:
-        ConfigError: It cannot be built, or its schema names no rule.
-        AssertionError: The parameter whose update grows or dies.
+        ConfigError: The optimizer cannot be built, or its schema names no rule.
+        AssertionError: The message names a parameter whose update grows or vanishes with the width.
 
     Example:
         >>> check_transfer("lion", lr=0.01)
@@ -289,7 +289,7 @@ def _check_descends(optimizer: Optimizer, params: Mapping[str, Tensor]) -> None:
 
 
 def _check_obeys(name: str, key: str, settings: Sequence[Mapping[str, Any]]) -> None:
-    """Demand that two values of an option lead to different weights."""
+    """Check that two values of an option lead to different weights."""
     weights = []
     for options in settings:
         params = {path: Parameter(param.detach().double()) for path, param in _params().items()}

@@ -22,8 +22,8 @@ def command_line_of(
     """Build the command line for the arguments of a call.
 
     Raises:
-        TypeError: The overrides are no list of texts.
-        ConfigError: An option stands among them.
+        TypeError: The overrides are not a list of strings.
+        ConfigError: An override is an option such as `--help`.
     """
     if not isinstance(overrides, list | tuple) or not all(
         isinstance(token, str) for token in overrides
@@ -47,7 +47,7 @@ def load_plugins(plugins: Sequence[Location]) -> None:
     """Load plugins; they stay registered in this process.
 
     Raises:
-        TypeError: A single one, where a list is expected.
+        TypeError: A single plugin is given, not a list.
     """
     if isinstance(plugins, str | PathLike):
         raise TypeError(

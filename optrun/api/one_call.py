@@ -26,8 +26,8 @@ def one_call() -> Iterator[None]:
     handlers are put back by who takes them (`training.signals`, `sweeper.stop`).
 
     Raises:
-        OptrunError: Another call is at work in this process; what the block raises, with an error
-            of the disk as a `StorageError`.
+        OptrunError: Another call runs in this process, or the block raised it. A disk error becomes
+            a `StorageError`.
     """
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         raise OptrunError("optrun is at work in this process already: one call at a time.")

@@ -32,7 +32,7 @@ log = logging.getLogger("optrun")
 class Run:
     """A run directory.
 
-    Read anew at each access, so that it may belong to a run that is still going on.
+    Files are read at each access, so that it also works for a run in progress.
     """
 
     path: Path
@@ -85,11 +85,11 @@ class Run:
         """Load a model, on the CPU and in evaluation mode.
 
         Args:
-            checkpoint: One of this run; None: the final model, or that of the newest whole
-                checkpoint where the run has not come to its end.
+            checkpoint: A checkpoint of this run; None: the final model, or the newest complete
+                checkpoint of an unfinished run.
 
         Raises:
-            CheckpointError: It is damaged, or its class is not one of transformers.
+            CheckpointError: The checkpoint is damaged, or transformers lacks its class.
         """
         with one_call():
             run = RunDir(self.path)
@@ -114,11 +114,11 @@ class Run:
         """Continue the run in its directory, as `optrun resume=RUN_DIR`.
 
         Args:
-            overrides: What changes, such as `training.max_steps=2000`.
+            overrides: Changes, such as `training.max_steps=2000`.
             quiet: Whether nothing is printed.
 
         Raises:
-            OptrunError: As `optrun.run`; `CheckpointError` where there is nothing to go on from.
+            OptrunError: As `optrun.run` raises it; `CheckpointError` if there is no checkpoint.
         """
         from optrun.config.literal import quote_path
 
@@ -135,14 +135,14 @@ class Run:
         """Evaluate a checkpoint on the evaluation split, as `optrun evaluate`; nothing is written.
 
         Args:
-            overrides: What changes, such as `data.eval=other.tsv`.
-            checkpoint: One of this run; None: the newest whole one.
+            overrides: Changes, such as `data.eval=other.tsv`.
+            checkpoint: A checkpoint of this run; None: the newest complete one.
 
         Returns:
-            Names such as `eval/loss` to values.
+            Metric name, such as `eval/loss`, -> value.
 
         Raises:
-            ConfigError: An override that does not fit, or means nothing to an evaluation.
+            ConfigError: An override does not fit, or has no effect on an evaluation.
             CheckpointError: The run has no complete checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)
@@ -160,14 +160,13 @@ class Run:
         Args:
             overrides: `data.eval=FILE`, `out=FILE`, and options such as
                 `generation.max_new_tokens=40`.
-            checkpoint: One of this run; None: the newest whole one.
+            checkpoint: A checkpoint of this run; None: the newest complete one.
 
         Returns:
-            The file that was written, absolute.
+            Absolute path of the written file.
 
         Raises:
-            ConfigError: A key that has no effect on a prediction, rows that do not fit, a file that
-                is there already.
+            ConfigError: A key has no effect on a prediction, rows do not fit, or the file exists.
             CheckpointError: The run has no complete checkpoint.
         """
         tokens = list(command_line_of(overrides).overrides)

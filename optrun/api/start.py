@@ -59,10 +59,10 @@ def run(
         Metrics, summary, model and run directory.
 
     Raises:
-        ConfigError: A key or value that does not exist or does not fit; nothing was started.
+        ConfigError: A key or value is unknown or does not fit; nothing was started.
         StoppedEarly: A signal, such as Ctrl-C, or the time budget ended the run with everything
             saved; a second Ctrl-C raises KeyboardInterrupt at once.
-        OptrunError: Any other bad end; `exit_code` is that of the command line.
+        OptrunError: Any other failure; `exit_code` is that of the command line.
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with one_call():
@@ -99,10 +99,10 @@ def sweep(
         quiet: Whether nothing is printed.
 
     Returns:
-        The runs, and whether all are done; a job that fails does not end the others.
+        The runs, and whether all are done; a failed job does not stop the others.
 
     Raises:
-        ConfigError: A key or value that does not exist or does not fit; nothing was started.
+        ConfigError: A key or value is unknown or does not fit; nothing was started.
         OptrunError: The launcher fails.
     """
     command_line = command_line_of(overrides, config_name, config_dir)
@@ -140,7 +140,7 @@ def compose(
         Typed values, such as `.optimizer.weight_decay`.
 
     Raises:
-        ConfigError: A key or value that does not exist or does not fit.
+        ConfigError: A key or value is unknown or does not fit.
     """
     command_line = command_line_of(overrides, config_name, config_dir)
     with one_call():
@@ -160,15 +160,16 @@ def transfer(
 
     Args:
         sweeps: Directories of sweeps at two sizes or more.
-        to: The size that lr is for, by keys that varied, such as `{"model.config.n_embd": 512}`.
-        metric: What to judge by; None: the main metric of the runs.
+        to: The target size: keys that varied in the sweeps -> values, such as
+            `{"model.config.n_embd": 512}`.
+        metric: Metric that defines the best lr; None: the main metric of the runs.
 
     Returns:
-        For each contender the lr with its interval, the exponents, and the runs that would test it.
+        For each contender the lr with its interval, the exponents, and runs to test it.
 
     Raises:
-        TypeError: A single directory, where a list is expected.
-        ConfigError: The sweeps do not tell; the message says which runs are missing.
+        TypeError: A single directory is given, not a list.
+        ConfigError: The sweeps do not suffice; the message says which runs are missing.
     """
     if isinstance(sweeps, str | PathLike):
         raise TypeError(

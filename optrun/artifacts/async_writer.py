@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.2
 
 @dataclass
 class Order:
-    """One checkpoint to write."""
+    """A request to write one checkpoint."""
 
     snapshot: Snapshot
     """Its tensors belong to the writer until the result is taken."""
@@ -40,7 +40,7 @@ class Order:
 
 @dataclass
 class Result:
-    """How an order ended."""
+    """The outcome of an order."""
 
     order: Order
     folder: Path | None
@@ -50,14 +50,14 @@ class Result:
 
 
 class AsyncWriter:
-    """Writes snapshots; whoever gives an order takes its result.
+    """Writes checkpoints in a thread, one order at a time.
 
     Args:
         run: The run directory.
         retention: Deletes older checkpoints after each commit, on the rank that holds the run's
             lock. None on the other ranks, which write their shards and nothing else.
-        saving: As for `save_checkpoint`; only the threads of the writers use it. Each rank gives
-            the same orders in the same succession.
+        saving: Ranks that save together, as for `save_checkpoint`; used only in writer threads.
+            Every rank must give the same orders in the same sequence.
     """
 
     def __init__(
@@ -74,16 +74,16 @@ class AsyncWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether an order is under way, or its result still waits."""
+        """Whether an order is running, or its result was not taken yet."""
         return self._thread is not None
 
     @property
     def ended(self) -> bool:
-        """Whether an order is done and its result still waits."""
+        """Whether an order is done and its result was not taken yet."""
         return self._thread is not None and not self._thread.is_alive()
 
     def start(self, order: Order) -> None:
-        """Begin to write; the result of the order before must have been taken."""
+        """Start to write; the result of the previous order must have been taken."""
         assert self._thread is None, "one save at a time"
         self._thread = threading.Thread(
             target=self._work, args=(order,), name="optrun-saver", daemon=True

@@ -25,7 +25,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the path into errors of the operating system about a descriptor."""
+    """Add the path to operating system errors about a file descriptor."""
     try:
         yield
     except OSError as error:
@@ -35,9 +35,9 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Turn an error of a library that writes a file or a folder into one of storage.
+    """Turn a library's error while it writes into a StorageError if the disk caused it.
 
-    Leave what the library wrote until the block has ended: it still takes its room then.
+    The block must not delete what the library wrote: the test for a full disk needs it.
 
     Raises:
         StorageError: The disk refused the write.
@@ -75,7 +75,7 @@ def refuse_without_room(path: Path, size: int, advice: str) -> None:
 
     Args:
         path: What is to be written, in a folder that exists.
-        size: Its bytes.
+        size: Bytes to write.
         advice: The end of the message.
 
     Raises:
@@ -92,11 +92,11 @@ def refuse_without_room(path: Path, size: int, advice: str) -> None:
 class Output:
     """A file being written, without a buffer of its own.
 
-    What was written is with the operating system.
+    Written bytes survive a crash of this process, but not of the machine before `sync`.
 
     Args:
-        path: Where; a link there is refused.
-        exclusive: Refuse a file that is there already; otherwise it is emptied.
+        path: Path of the file; a link is refused.
+        exclusive: Refuse an existing file; otherwise it is emptied.
     """
 
     def __init__(self, path: Path, *, exclusive: bool = False) -> None:
@@ -104,7 +104,7 @@ class Output:
         self._descriptor = os.open(path, _NEW | (os.O_EXCL if exclusive else os.O_TRUNC), 0o666)
 
     def write(self, content: bytes | memoryview) -> None:
-        """Write all of it.
+        """Write all bytes.
 
         Raises:
             OSError: The disk refused the write; a part may have been written.
@@ -115,7 +115,7 @@ class Output:
                 rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
-        """Ask the operating system to put it on the disk."""
+        """Flush the file to the disk (fsync)."""
         with naming(self.path):
             os.fsync(self._descriptor)
 
@@ -127,7 +127,7 @@ class Output:
 
 
 def sync_folder(folder: Path) -> None:
-    """Ask the operating system to put a folder's entries on the disk."""
+    """Flush the entries of a folder to the disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with naming(folder):
@@ -147,11 +147,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a small file by one rename, flushed, so that no reader sees a part.
+    """Replace a small file atomically, flushed to the disk.
 
     Args:
         path: The file.
-        text: Its new content.
+        text: The new content.
     """
     replace_bytes(path, text.encode())
 
@@ -181,7 +181,7 @@ def commit_folder(aside: Path, folder: Path) -> None:
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder of our own.
+    """Delete a folder that optrun wrote; links are deleted, never followed.
 
     Renamed first, so that a killed deletion leaves nothing that looks whole.
 

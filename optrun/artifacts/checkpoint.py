@@ -54,7 +54,7 @@ REPLACED = ".replaced-"
 
 @dataclass
 class Snapshot:
-    """Everything the next step depends on."""
+    """Everything on which the next step depends: tensors and metadata."""
 
     global_step: int
     model: Mapping[str, torch.Tensor]
@@ -65,7 +65,7 @@ class Snapshot:
     optimizer: Mapping[str, torch.Tensor]
     """`<parameter name>/<state key>` to tensor, in the same way."""
     metadata: CheckpointMetadata
-    """Counters, schedule, random states, configuration."""
+    """Everything in a checkpoint but tensors: counters, schedule, random states, configuration."""
     finite: Sequence[str] = ()
     """Names in `model` that may hold neither NaN nor infinity."""
 
@@ -84,27 +84,24 @@ def save_checkpoint(
     before_commit: Callable[[], None] | None = None,
     saving: ProcessGroup | None = None,
 ) -> Path:
-    """Write one checkpoint; it exists from the moment of a single rename.
+    """Write one checkpoint, atomically: a single rename makes it exist.
 
     Args:
-        run: The run directory; the lock on it must be held, by the first rank where there are
-            several.
-        snapshot: What to write; tensors on any device, with `saving` on the CPU.
-        before_commit: Called when everything is written, before the rename; on the first rank
-            alone.
-        saving: Ranks that save together, each with its own part of the same state: a group on the
-            CPU that no other thread uses. None: this process holds all of it.
+        run: The run directory; the first rank must hold its lock.
+        snapshot: The content; tensors on any device, but on the CPU if `saving` is given.
+        before_commit: Called on the first rank when everything is written, before the rename.
+        saving: CPU group of the ranks that save together, each its part of the state; no other
+            thread may use it. None: this process holds the whole state.
 
     Returns:
-        The committed folder, on every rank. A checkpoint of this step that is there already, whole
-        and of the same counters, is left as it is; one that was saved before the end of its step is
-        replaced, and back in its place at the next start should this one be killed in between.
+        The committed folder, on every rank. An existing checkpoint of this step is left as it is if
+        it is complete and has the same counters. One saved in the middle of the step is replaced;
+        if the process is killed meanwhile, the next start restores it.
 
     Raises:
-        StorageError: The disk refused or has no room; older checkpoints are untouched, the
-            unfinished folder is gone. Of several ranks all raise it, with the number of the one
-            that was refused.
-        NonFiniteError: A weight holds NaN or infinity, or the optimizer's state NaN; nothing was
+        StorageError: The disk refused the write or is full. Older checkpoints are untouched, the
+            unfinished folder is deleted. All ranks raise it, with the number of the failing rank.
+        NonFiniteError: A weight is NaN or infinite, or the optimizer's state is NaN; nothing was
             written.
         RankLostError: A rank no longer answers; older checkpoints are untouched.
     """
@@ -143,7 +140,7 @@ def _sections(snapshot: Snapshot) -> Sections:
 
 
 def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
-    """Make the folder to write into; None: this checkpoint is there already.
+    """Create the folder to write into; None if the checkpoint exists already.
 
     Raises:
         StorageError: The disk has no room.
@@ -172,7 +169,7 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 
 def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
-    """Tell whether a checkpoint on the disk says the same as a snapshot, but for the clock."""
+    """Tell whether a checkpoint on disk has the counters and callbacks of a snapshot."""
 
     def counters(state: PlainMapping) -> PlainDict:
         train = {
@@ -193,7 +190,7 @@ def _room(run: RunDir, snapshot: Snapshot) -> str:
 
 
 def _discard(aside: Path, folder: Path, saving: ProcessGroup | None) -> None:
-    """Remove the rest of a failed save, on the committing rank."""
+    """Delete the leftovers of a failed save and restore what it replaced; rank 0 only."""
     if rank_of(saving) != 0:
         return
     replaced = folder.with_name(f"{REPLACED}{folder.name}")
@@ -207,12 +204,12 @@ def _discard(aside: Path, folder: Path, saving: ProcessGroup | None) -> None:
 
 
 def refuse_not_finite(snapshot: Snapshot) -> None:
-    """Refuse numbers that are not finite.
+    """Refuse a snapshot with NaN or infinite tensors.
 
-    They would end every run that goes on from the checkpoint.
+    They would end every run that continues from the checkpoint.
 
     Raises:
-        NonFiniteError: Naming the first tensor.
+        NonFiniteError: The message names the first such tensor.
     """
     if not snapshot.finite:
         return
@@ -226,7 +223,7 @@ def refuse_not_finite(snapshot: Snapshot) -> None:
 
 
 def make_checkpoints_dir(run: RunDir) -> None:
-    """Make the folder of checkpoints, on the disk for good; once, before the first step.
+    """Create the folder of checkpoints and flush it; called once, before the first step.
 
     Raises:
         StorageError: The disk refused the write, or the path is a link.
@@ -245,14 +242,14 @@ def make_checkpoints_dir(run: RunDir) -> None:
 
 
 def load_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
-    """Read a checkpoint of either form, everything verified first.
+    """Verify and read a checkpoint, sharded or not.
 
     Args:
-        folder: Written by any number of ranks.
-        lazy: Leave the tensors in their files until one is asked for.
+        folder: The checkpoint, written by any number of ranks.
+        lazy: Leave the tensors in their files until they are used.
 
     Raises:
-        CheckpointError: It is not whole; the message names the file.
+        CheckpointError: The checkpoint is damaged; the message names the file.
     """
     wrong = problems(folder)
     if wrong:
@@ -261,11 +258,11 @@ def load_checkpoint(folder: Path, *, lazy: bool = False) -> Snapshot:
 
 
 def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
-    """Read a checkpoint just verified by this rank or another one.
+    """Read a checkpoint that this rank or another one has just verified.
 
     Args:
         folder: The checkpoint.
-        lazy: Leave the tensors in their files until one is asked for.
+        lazy: Leave the tensors in their files until they are used.
 
     Raises:
         CheckpointError: A file changes while it is read, or is deleted.
@@ -293,10 +290,10 @@ def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapsho
     No rank holds the whole state.
 
     Args:
-        snapshot: Its tensors still in their files.
-        params: Parameters and buffers of a model by name, in memory. A tensor of the name of one,
-            or of the optimizer's state of one, that has its shape is laid out as it is; all others
-            are read whole.
+        snapshot: A snapshot that was loaded lazily.
+        params: Name -> parameter or buffer of the model, in memory. A weight, or a tensor of
+            optimizer state, is sharded as the parameter of its name and shape; all others are read
+            whole.
 
     Returns:
         Tensors divided as `params` are, in the dtypes of the file.
@@ -321,7 +318,7 @@ def read_state(folder: Path) -> PlainDict:
     """Read `state.json` alone, without the tensors.
 
     Raises:
-        CheckpointError: It is missing or damaged.
+        CheckpointError: The file is missing or damaged.
     """
     return _read(folder / names.CHECKPOINT_STATE)[1]
 
@@ -337,7 +334,7 @@ def _read(path: Path) -> tuple[bytes, PlainDict]:
 
 
 def set_aside(folder: Path, why: str = "damaged") -> Path:
-    """Rename a checkpoint out of the way, and keep it to be looked at."""
+    """Rename a checkpoint so that nothing uses it, and keep it for inspection."""
     number = 1
     aside = folder.with_name(f"{why}-{folder.name}-{number}")
     while aside.exists():

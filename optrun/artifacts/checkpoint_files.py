@@ -38,7 +38,7 @@ Sections = tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Content:
-    """What the manifest says of the tensors."""
+    """The manifest's entries about tensors."""
 
     files: dict[str, Entry]
     tensors: dict[str, dict[str, TensorEntry]]
@@ -48,19 +48,19 @@ class Content:
 
 
 def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) -> Content:
-    """Write all tensors, flushed to the disk.
+    """Write all tensors of a checkpoint, flushed to the disk.
 
     Args:
-        aside: The folder; of several ranks, one that they share.
-        sections: Whole, or of several ranks what each holds.
+        aside: The temporary folder, shared by all ranks.
+        sections: Tensors by section; with several ranks, this rank's part.
         saving: Ranks that write together, as for `save_checkpoint`.
 
     Returns:
-        On every rank, what all of them wrote.
+        The entries of all ranks, on every rank.
 
     Raises:
         OSError: The disk of one rank refused the write; every rank raises.
-        OptrunError: Another thing went wrong on one of several ranks; raised on each.
+        OptrunError: A rank failed otherwise; every rank raises.
     """
     if saving is not None:
         return _write_sharded(aside, sections, saving)
@@ -106,7 +106,8 @@ def refuse_disagreement(global_step: int, sections: Sections, saving: ProcessGro
     Their checkpoint would hold a state of the run that never existed.
 
     Raises:
-        OptrunError: On every rank, with the first that differs from rank 0.
+        OptrunError: Raised on every rank; the message names the first rank that differs from rank
+            0.
     """
     if saving is None:
         return
@@ -130,7 +131,7 @@ def write_manifest(aside: Path, metadata: CheckpointMetadata, content: Content) 
 
     Raises:
         OSError: The disk refused the write.
-        ValueError: The manifest would be larger than what is read again.
+        ValueError: The manifest would exceed the size that can be read back.
     """
     text = json.dumps(to_json(metadata.to_dict()), allow_nan=False).encode()
     refuse_larger(text, names.CHECKPOINT_STATE)

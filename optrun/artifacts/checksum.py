@@ -18,13 +18,13 @@ _PIECE = 4 * 2**20
 
 
 class Hash(Protocol):
-    """As of `hashlib`."""
+    """The interface of a `hashlib` hash."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Take in more."""
+        """Add data to the digest."""
 
     def hexdigest(self) -> str:
-        """Return the digest of all up to here."""
+        """Return the hexadecimal digest of the data so far."""
 
 
 ALGORITHMS: dict[str, Callable[[], Hash]] = {"xxh3": xxhash.xxh3_128, "sha256": hashlib.sha256}
@@ -52,15 +52,15 @@ class Entry:
 
     @classmethod
     def of(cls, content: bytes) -> Self:
-        """Describe content to be written."""
+        """Build the entry for content to be written."""
         return cls(len(content), hashlib.sha256(content).hexdigest())
 
     @classmethod
     def read(cls, values: PlainMapping) -> Self:
-        """Read an entry; its checksum stands under the algorithm's name.
+        """Read an entry of a manifest; the key of the checksum names its algorithm.
 
         Raises:
-            ValueError: There is none, or more than one.
+            ValueError: There is no checksum, or more than one.
         """
         (algorithm,) = ALGORITHMS.keys() & values.keys()
         return cls(int(values["size"]), str(values[algorithm]), algorithm)
@@ -74,9 +74,9 @@ def digest_of(file: BufferedIOBase, algorithm: str = "sha256", size: int | None 
     """Digest a file from its current position, in pieces.
 
     Args:
-        file: Stands where it begins.
+        file: The file, at the position where the digested part begins.
         algorithm: One of `ALGORITHMS`.
-        size: Bytes; None: all that follow.
+        size: Number of bytes; None: up to the end.
     """
     total = ALGORITHMS[algorithm]()
     piece = memoryview(bytearray(_PIECE))

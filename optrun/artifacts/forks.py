@@ -41,7 +41,7 @@ class Trunk:
         """Name a checkpoint by its content.
 
         Raises:
-            CheckpointError: It has no manifest.
+            CheckpointError: The checkpoint has no manifest.
         """
         return cls(folder.resolve(), checkpoint_digest(folder))
 
@@ -83,7 +83,7 @@ class Trunk:
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a run left its trunk, as its `summary.json` says it."""
+    """The point where a run left its trunk, as recorded in `summary.json`."""
 
     folder: Path
     """The checkpoint."""
@@ -107,22 +107,22 @@ class Fork:
 
     @property
     def run(self) -> Path:
-        """Where the trunk lies, or lay."""
+        """Run directory of the trunk; it may be gone."""
         return self.folder.parents[1] if self.folder.parent.name == CHECKPOINTS else self.folder
 
     @property
     def name(self) -> str:
-        """The trunk's directory and the step."""
+        """The trunk's directory name and the step."""
         return plain(f"{self.run.name} step {self.step:,}")
 
 
 def checkpoint_digest(folder: Path) -> str:
     """Digest a checkpoint's manifest, and with it all of its files.
 
-    16 hexadecimal digits.
+    The digest has 16 hexadecimal digits.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: There is no manifest.
     """
     try:
         return hashlib.sha256(read_bytes(folder / CHECKPOINT_MANIFEST)).hexdigest()[:16]
@@ -136,15 +136,15 @@ def checkpoint_digest(folder: Path) -> str:
 def reading(folder: Path) -> Iterator[None]:
     """Keep a run from deleting this checkpoint while the `with` block lasts.
 
-    Nothing is written: the lock is a shared one of the kernel's, on the manifest, and gone with its
-    holder. On a file system without locks nothing is kept, and a checkpoint that is deleted
-    meanwhile is told as such.
+    It holds a shared kernel lock on the manifest, which ends with the process; nothing is written.
+    On a file system without locks nothing is protected, and a checkpoint deleted meanwhile raises
+    an error that says so.
 
     Args:
         folder: A checkpoint.
 
     Raises:
-        CheckpointError: It is being deleted, or gone.
+        CheckpointError: The checkpoint is being deleted, or gone.
     """
     with _locked(folder, fcntl.LOCK_SH) as granted:
         if not granted:
@@ -156,9 +156,9 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def deleting(folder: Path) -> Iterator[bool]:
-    """Ask for a checkpoint that nobody reads as a trunk.
+    """Lock a checkpoint for its deletion, unless a process reads it as a trunk.
 
-    Yields whether it may be deleted, while the block lasts.
+    Yields whether it may be deleted within the block.
     """
     try:
         with _locked(folder, fcntl.LOCK_EX) as granted:

@@ -27,7 +27,7 @@ STANDARD_ERRORS = 2.0
 
 
 class Verdict(StrEnum):
-    """What a run came to."""
+    """The verdict on the generalisation of a run."""
 
     generalises = "generalises"
     partly = "generalises in part"
@@ -44,9 +44,9 @@ NOTHING_LEARNT = (Verdict.memorised, Verdict.no_better, Verdict.seen)
 
 @dataclass(frozen=True)
 class Majority:
-    """The majority class of the evaluation labels, as a floor.
+    """The accuracy of always answering the most frequent evaluation label, as a floor.
 
-    What always answering it would reach.
+    The model should do better than that.
     """
 
     label: str
@@ -60,7 +60,7 @@ class Majority:
 
 @dataclass(frozen=True)
 class Generalisation:
-    """Train against evaluation after the last step, on the evaluation set of the main metric."""
+    """Training against evaluation loss after the last step, and a verdict on the gap."""
 
     verdict: Verdict
     step: int
@@ -109,13 +109,13 @@ class Generalisation:
 
 
 def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
-    """Judge a run by its numbers.
+    """Judge how a run generalises, by the values of its summary.
 
     Args:
         summary: Values of `summary.json`; a missing one is not used.
 
     Returns:
-        None where nothing can be said: no evaluation, no loss in it, or no floor to compare with.
+        None without an evaluation, an evaluation loss, or a floor to compare it with.
     """
     metric = lookup(summary, "main_metric", "name")
     step = summary.get("global_step")
@@ -136,7 +136,7 @@ def generalisation_of(summary: Mapping[str, object]) -> Generalisation | None:
 
 
 def sentence_of(summary: Mapping[str, object]) -> str:
-    """Write the judgement of an ended run; empty if it judged other weights."""
+    """Write the verdict on an ended run; empty if it is about other weights."""
     fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
     generalisation = generalisation_of(summary) if fits else None
     return "" if generalisation is None else str(generalisation)
@@ -157,9 +157,9 @@ def _verdict(
 
 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:
-    """Count the evaluation texts also in the training data, and all of them.
+    """Count evaluation texts that are in the training data, too, and all evaluation texts.
 
-    0 if unknown.
+    Both are 0 if unknown.
     """
     counts = lookup(summary, "data", "eval_seen", _set_of(loss))
     if not (
@@ -178,10 +178,11 @@ def _set_of(loss: str) -> str:
 def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
     """Count the correct answers of always choosing the most frequent class.
 
-    Where each example is of one class.
+    None unless each example has exactly one class.
 
-    The model is right on other classes where that answer is wrong, and wrong on the majority where
-    it is right. Of these, two unequal kinds, the difference has the standard error sqrt(their sum).
+    The model beats that answer on the n1 examples of other classes that it gets right, and loses on
+    the n2 examples of the majority that it gets wrong. n1 - n2 has the standard error sqrt(n1 +
+    n2).
 
     Source: McNemar 1947, Note on the sampling error of the difference between correlated
         proportions.
@@ -213,9 +214,9 @@ def _majority(summary: Mapping[str, object], loss: str) -> Majority | None:
 
 
 def _value(summary: Mapping[str, object], section: str, name: str) -> float | None:
-    """Look up a number.
+    """Look up the value of a metric in a section of the summary.
 
-    None where there is none, or where the value before training is no finite one.
+    None if it is missing, or if the section is that before training and it is not finite.
     """
     value = lookup(summary, "metrics", section, name)
     if not isinstance(value, int | float) or (

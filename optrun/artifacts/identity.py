@@ -23,13 +23,13 @@ def new_run_id() -> str:
 
 
 def run_id_of(run: RunDir) -> str | None:
-    """Find the id of a run, in its summary or else in its checkpoints.
+    """Find the id of a run in its summary, else in its checkpoints.
 
     Returns:
-        None where nothing says it.
+        None if neither records it.
 
     Raises:
-        CheckpointError: The summary is lost, and the checkpoints are of several runs.
+        CheckpointError: The summary is missing, and the checkpoints have several run ids.
         OtherFormatError: A newer optrun wrote the summary.
     """
     try:

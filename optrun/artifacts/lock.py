@@ -35,7 +35,7 @@ class RunLock:
     """Holds a run directory while the `with` block lasts.
 
     Args:
-        path: The lock file; made where missing, and left there.
+        path: The lock file; created if missing, and never deleted.
 
     Raises:
         LockedError: Another process holds it; the message names process, host and since when.
@@ -65,7 +65,7 @@ class RunLock:
         return self
 
     def _sign(self, descriptor: int) -> None:
-        """Sign who holds it: for the message to others, nothing depends on it."""
+        """Write who holds the lock into the file, only for messages of other processes."""
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -93,7 +93,7 @@ def _take(path: Path, descriptor: int) -> None:
 
     Raises:
         LockedError: Another process holds the lock.
-        StorageError: It lies on a file system without locks.
+        StorageError: The file system has no locks.
     """
     try:
         if not _takes(descriptor):
@@ -110,7 +110,7 @@ def _take(path: Path, descriptor: int) -> None:
 
 
 def _takes(descriptor: int) -> bool:
-    """Try to take a lock; twice, since somebody may only have looked, see `is_held`."""
+    """Try twice to take a lock, since `is_held` of another process holds it for a moment."""
     for seconds in (_LOOK, 0.0):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -121,13 +121,12 @@ def _takes(descriptor: int) -> bool:
 
 
 def refuse_held(path: Path) -> None:
-    """Refuse a lock held by another process; nothing is made or kept.
+    """Refuse a lock held by another process, without creating or keeping one.
 
-    The kernel tells only who tries to take it, so for an instant it is taken; `RunLock` asks twice
-    for this reason.
+    To find out, the lock is taken for an instant, which is why `RunLock` tries twice.
 
     Raises:
-        LockedError: Another process does; the message names process, host and since when.
+        LockedError: Another process holds the lock; the message names process, host and since when.
     """
     with (
         contextlib.suppress(OSError, StorageError),
@@ -137,9 +136,9 @@ def refuse_held(path: Path) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock, this one among them.
+    """Tell whether any process, this one included, holds a lock.
 
-    As `refuse_held`, but for those who only read.
+    Nothing is created or kept, as in `refuse_held`.
 
     Args:
         path: A lock file, or the directory of a run that `starting` holds.

@@ -51,18 +51,18 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 def seal(manifest: Mapping[str, object]) -> str:
     """Compute the sha256 of a manifest's content, independent of its whitespace.
 
-    Hexadecimal.
+    As hexadecimal digits.
     """
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, Entry]) -> bytes:
-    """Write the text of a manifest.
+    """Build the text of a manifest, with a checksum of itself.
 
     Args:
-        version: Of the format.
-        facts: What it says besides.
-        files: By path inside of the folder.
+        version: Version of the format.
+        facts: The other keys of the manifest.
+        files: Path inside the folder -> entry.
     """
     manifest = {
         "format": version,
@@ -73,9 +73,9 @@ def sealed_text(version: int, facts: Mapping[str, object], files: Mapping[str, E
 
 
 def read_sealed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str, Entry]]:
-    """Read the values and files of a manifest; for use inside of `understanding`.
+    """Read the values and files of a manifest; call it inside `understanding`.
 
-    The format is looked at before the seal, since another optrun may list and seal in another way.
+    The format is checked before the checksum, which another version may compute in another way.
 
     Args:
         path: The file.
@@ -83,8 +83,8 @@ def read_sealed(path: Path, supported_format: int) -> tuple[PlainDict, dict[str,
 
     Raises:
         OtherFormatError: Another format than this version reads.
-        CheckpointError: The seal is not that of the content. With our number it would be: only the
-            number was changed.
+        CheckpointError: The checksum does not fit the content, or only the format number was
+            edited.
     """
     values = dict(read_json(path))
     version = values.get("format")
@@ -106,7 +106,7 @@ def understanding(path: Path) -> Iterator[None]:
     """Turn errors of reading a manifest into a CheckpointError.
 
     Raises:
-        CheckpointError: In place of any error at what it says, or at reading it.
+        CheckpointError: Replaces any error of reading or interpreting the manifest.
     """
     try:
         yield
@@ -124,9 +124,9 @@ def understanding(path: Path) -> Iterator[None]:
 
 @contextmanager
 def refusing_other_formats() -> Iterator[None]:
-    """Let pass every refusal but that of another format.
+    """Suppress every CheckpointError except one about another format.
 
-    The optrun that wrote it can use what this one cannot.
+    A newer optrun could still use such a checkpoint.
 
     Raises:
         OtherFormatError: Another format than this version reads.
@@ -140,10 +140,10 @@ def refusing_other_formats() -> Iterator[None]:
 
 
 def refuse_larger(text: bytes, name: str) -> bytes:
-    """Give back what is to be written, if it is read again.
+    """Return a text to write; refuse it if it is too large to be read back.
 
     Raises:
-        ValueError: It is larger than that.
+        ValueError: The text is too large.
     """
     if len(text) > JSON_BYTES:
         raise ValueError(
@@ -158,7 +158,7 @@ def refuse_larger(text: bytes, name: str) -> bytes:
 
 @dataclass(frozen=True)
 class CheckpointManifest:
-    """What a checkpoint says it holds."""
+    """The manifest of a checkpoint: its files, tensors and origin."""
 
     step: int
     """Optimizer steps done."""
@@ -173,7 +173,7 @@ class CheckpointManifest:
 
     @property
     def sections(self) -> dict[str, list[str]]:
-        """The files of each of `tensors`; of several ranks in their order."""
+        """Section -> its tensor files, in the order of ranks."""
         if self.ranks is None:
             return {name: [name] for name in TENSOR_FILES}
         shards = sorted(filter(_SHARD.fullmatch, self.files))
@@ -188,8 +188,7 @@ def read_manifest(folder: Path) -> CheckpointManifest:
 
     Raises:
         OtherFormatError: A version with another format wrote it.
-        CheckpointError: It is missing, unreadable, torn, or names other files than a checkpoint
-            has.
+        CheckpointError: The manifest is missing, unreadable or torn, or names foreign files.
     """
     path = folder / names.CHECKPOINT_MANIFEST
     if folder.is_symlink():
@@ -240,7 +239,7 @@ def _refuse_strange_files(path: Path, files: Mapping[str, Entry], ranks: int | N
 
 
 def refuse_other_format(folder: Path) -> None:
-    """Refuse another format before its checkpoint is put out of the way.
+    """Refuse a checkpoint of another format, before anything renames it.
 
     Raises:
         OtherFormatError: Another format than this version reads.
@@ -253,11 +252,11 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
     """Refuse a checkpoint of another run in this run's directory.
 
     Args:
-        folder: Its manifest can be read.
+        folder: A checkpoint with a readable manifest.
         run_id: Id of the run whose directory holds the checkpoint; None: unknown.
 
     Raises:
-        ForeignCheckpointError: It is of another one.
+        ForeignCheckpointError: The checkpoint belongs to another run.
         CheckpointError: As `read_manifest`.
     """
     checkpoint_run_id = read_manifest(folder).run_id
@@ -268,7 +267,7 @@ def refuse_foreign(folder: Path, run_id: str | None) -> None:
 
 
 def problems(folder: Path, run_id: str | None = None) -> list[str]:
-    """List the damage of a checkpoint, file by file; empty if it is whole.
+    """List the damage of a checkpoint, file by file; empty if it is intact.
 
     Args:
         folder: The checkpoint.
@@ -296,9 +295,9 @@ def problems(folder: Path, run_id: str | None = None) -> list[str]:
 
 
 def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
-    """List links in place of folders, and shards missing in the manifest.
+    """List folders that are links, and shards that the manifest does not name.
 
-    Other readers would take every shard in the folder.
+    Other programs would read every shard in the folder.
     """
     messages = []
     for name in SHARD_FOLDERS if any(map(_SHARD.fullmatch, files)) else ():
@@ -316,7 +315,7 @@ def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """List the files in a checkpoint without a place in it; they are never opened."""
+    """List the files that do not belong into a checkpoint; optrun never opens them."""
     try:
         content = {*read_manifest(folder).files, names.CHECKPOINT_MANIFEST}
     except (CheckpointError, OSError):

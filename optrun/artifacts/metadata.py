@@ -15,9 +15,9 @@ before it is used."""
 
 @dataclass(kw_only=True)
 class CheckpointMetadata:
-    """Counters, schedule, random states, configuration.
+    """Everything in a checkpoint but tensors: counters, schedule, random states, configuration.
 
-    Plain values, one field a key of `state.json`.
+    Each field is a key of `state.json` and holds plain values.
     """
 
     global_step: int
@@ -73,7 +73,7 @@ class CheckpointMetadata:
     """Names of the parameters that may hold neither NaN nor infinity."""
 
     def to_dict(self) -> PlainDict:
-        """Convert to a mapping of the present keys."""
+        """Convert to a mapping; keys without a value are left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         optional = {field.name for field in fields(self) if field.default is None}
         return {
@@ -86,8 +86,7 @@ class CheckpointMetadata:
     def from_dict(cls, values: PlainMapping) -> Self:
         """Read the values of `state.json`.
 
-        Non-finite numbers among counters, configuration and callbacks are numbers again. Keys that
-        this version does not know are left out.
+        Non-finite numbers, saved as text, become floats again. Unknown keys are left out.
         """
         field_names = {field.name for field in fields(cls)}
         arguments = {key: value for key, value in values.items() if key in field_names}

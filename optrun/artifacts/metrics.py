@@ -30,13 +30,13 @@ def to_json(value: object, *, where: str = "value") -> Any:
 
     Args:
         value: Nested mappings, lists and tuples of strings, numbers, booleans and None.
-        where: How an error names the value.
+        where: Name of the value in errors.
 
     Returns:
         The value with tuples as lists and non-finite floats as strings.
 
     Raises:
-        TypeError: A type that JSON does not have, such as a tensor.
+        TypeError: The value has a type that JSON lacks, such as a tensor.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -78,13 +78,13 @@ def from_json(value: object) -> Any:
 class MetricsWriter:
     """Appends records to `metrics.jsonl`.
 
-    Each a whole line that is out of this process when `write` returns.
+    Each record is a line, handed to the operating system before `write` returns.
 
-    A last line that a killed process left without its end is completed where it is whole and cut
-    where it is torn, so that the next record begins a line of its own.
+    A last line without a line end, left by a killed process, is completed if it is a valid record,
+    else cut off.
 
     Args:
-        path: The file; made with its parents where missing.
+        path: The file; created with its parents if missing.
 
     Example:
         >>> import tempfile
@@ -110,8 +110,8 @@ class MetricsWriter:
             record: `step` (optimizer steps done), and flat names with their values.
 
         Raises:
-            ValueError: No whole, non-negative `step`, or the file is closed.
-            TypeError: A value that JSON does not have; the name is in the message.
+            ValueError: `step` is no non-negative integer, or the file is closed.
+            TypeError: A value has a type that JSON lacks; the message names it.
             OSError: The disk refused the write; no part of the record is in the file.
         """
         step = record.get("step")
@@ -157,7 +157,7 @@ class MetricsWriter:
 
 @dataclass
 class MetricsLog:
-    """What `metrics.jsonl` holds."""
+    """The records of `metrics.jsonl`, and messages about damaged lines."""
 
     records: list[PlainDict] = field(default_factory=list)
     """One mapping per whole line, in file order."""
@@ -167,7 +167,7 @@ class MetricsLog:
     def names(self) -> list[str]:
         """List names with at least one number, by first appearance.
 
-        `step`, `epoch` and `time` left out.
+        `step`, `epoch` and `time` are left out.
         """
         found: dict[str, None] = {}
         for record in self.records:
@@ -201,12 +201,12 @@ def read_metrics(path: Path | str) -> MetricsLog:
         path: The file.
 
     Returns:
-        The whole records, and a message for each line that is none: typically the torn last line of
-        a killed run.
+        The valid records, and a message for each invalid line, typically the torn last line of a
+        killed run.
 
     Raises:
         OSError: The file cannot be read at all.
-        UnreadableFileError: It is no regular file, or too large.
+        UnreadableFileError: The path is no regular file, or too large.
     """
     log = MetricsLog()
     for number, line in enumerate(read_lines(Path(path)), start=1):
@@ -225,17 +225,17 @@ def read_metrics(path: Path | str) -> MetricsLog:
 
 
 def truncate_after(path: Path | str, step: int) -> int:
-    """Drop every record after a step, so that a resumed run repeats none.
+    """Drop every record after a step, and every torn line.
 
-    The kept lines stay byte for byte; the file is replaced by one rename. A file that is missing
-    stays missing.
+    A resumed run then repeats none. Kept lines do not change. The file is replaced atomically; a
+    missing file stays missing.
 
     Args:
         path: The file.
         step: The last optimizer step to keep.
 
     Returns:
-        How many lines were dropped, torn ones included.
+        Number of dropped lines.
     """
 
     def until(line: bytes) -> bytes | None:
@@ -248,7 +248,7 @@ def truncate_after(path: Path | str, step: int) -> int:
 def take_up(path: Path | str, step: int) -> None:
     """Restore `metrics.jsonl` to its state when a checkpoint was saved.
 
-    So that the resumed run writes each line once.
+    The resumed run then writes each line exactly once.
 
     Records after the step go, and so does what the end of a run added to the record of its last
     step without being due
@@ -267,11 +267,11 @@ def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> int:
     """Filter the lines of a file, and replace it if they change.
 
     Args:
-        path: Blank lines are dropped.
-        keep: From a line to the one to write; None drops it.
+        path: The file; blank lines are dropped, too.
+        keep: Maps a line to its replacement; None drops it.
 
     Returns:
-        How many lines are gone.
+        Number of dropped lines.
     """
     try:
         lines = [line for line in read_lines(path) if line.strip()]
@@ -288,7 +288,7 @@ def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> int:
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:
-    """Drop unscheduled values from a line; None if nothing else is in it."""
+    """Drop unscheduled values from a line; None if nothing else remains."""
     record = parse_json(line, "a line of the metrics")
     prefixes = tuple(record.pop("unscheduled", ()))
     if not prefixes:
@@ -300,14 +300,14 @@ def _without_unscheduled(line: bytes) -> bytes | None:
 
 
 def write_summary(path: Path | str, summary: Mapping[str, object]) -> None:
-    """Write `summary.json` so that a reader sees the old one or the new one, never a part.
+    """Replace `summary.json` atomically.
 
     Args:
-        path: The file; replaced by one rename, and flushed to the disk.
+        path: The file; replaced by one rename and flushed to the disk.
         summary: Nested mappings and lists of plain values.
 
     Raises:
-        TypeError: A value that JSON does not have; the message says where it stands.
+        TypeError: A value has a type that JSON lacks; the message says where.
         OSError: The disk refused the write; the old file is as it was.
     """
     text = json.dumps(
@@ -321,15 +321,15 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
 
     Args:
         path: The file.
-        any_format: For what needs no more than to find the run.
+        any_format: Read a summary of a newer optrun, too, only to find the run.
 
     Returns:
-        The mapping; under `metrics` and `perf` the texts for non-finite numbers are floats again.
+        The values; texts for non-finite numbers in `metrics` and `perf` become floats again.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It holds no JSON object; `UnreadableFileError` where it is not even read.
-        OtherFormatError: A newer optrun wrote it.
+        ValueError: The file holds no JSON object; `UnreadableFileError` if it was not even read.
+        OtherFormatError: A newer optrun wrote the summary.
     """
     summary = read_json(Path(path))
     if not isinstance(summary, dict):
@@ -343,9 +343,9 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
 
 
 def _shown(value: object) -> Any:
-    """Make the values of a run file fit for a terminal or a picture.
+    """Make the texts in a run file's values safe for a terminal or a picture.
 
-    A name or a text moves no cursor and breaks no picture.
+    Control characters would move the cursor or break a picture.
     """
     if isinstance(value, str):
         return value if value.isprintable() else printable(value)
@@ -355,7 +355,7 @@ def _shown(value: object) -> Any:
 
 
 def _parse(line: bytes) -> PlainDict | None:
-    """Parse one record; None if the bytes are none."""
+    """Parse one record; None if the line is not valid."""
     try:
         record = parse_json(line, "a line of the metrics")
     except ValueError:
@@ -376,7 +376,7 @@ def _is_number(value: object) -> bool:
 
 
 def _mend_tail(path: Path) -> None:
-    """Make an existing file end at a line end."""
+    """Complete or cut a last line without a line end."""
     try:
         with open_file(path, limit=LINES_BYTES) as file:
             size = file.seek(0, os.SEEK_END)

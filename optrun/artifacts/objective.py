@@ -12,8 +12,8 @@ def is_better(value: float, other: float, mode: str) -> bool:
     """Tell whether a value beats another; NaN beats nothing, and is beaten by all.
 
     Args:
-        value: Of a metric.
-        other: Another one.
+        value: A value of a metric.
+        other: The value to beat.
         mode: `min` or `max`.
     """
     if other != other:
@@ -34,12 +34,11 @@ def loss_beside(metric: str) -> str:
 def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: str) -> list[int]:
     """Order evaluations, best first.
 
-    Of equal values the lower loss, of equal losses the later step.
+    Ties go to the lower loss, then to the later step.
 
     Args:
-        values: Step to the metric; a NaN is left out.
-        losses: Step to the loss of the same evaluation; one that is missing or NaN counts as
-            infinite.
+        values: Step -> metric; NaN is left out.
+        losses: Step -> loss of the same evaluation; a missing loss or NaN counts as infinite.
         mode: `min` or `max`.
 
     Example:
@@ -56,11 +55,11 @@ def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: s
 
 
 def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
-    """Find the step of the best evaluation after a step of training; None: none was finite.
+    """Find the step of the best evaluation after step 0; None if none is finite.
 
     Args:
-        log: `metrics.jsonl`.
-        metric: Such as `eval/accuracy`.
+        log: The records of `metrics.jsonl`.
+        metric: Name of the metric, such as `eval/accuracy`.
         mode: `min` or `max`.
     """
     values = {
@@ -74,15 +73,15 @@ def _points(log: MetricsLog, name: str) -> Iterable[tuple[int, float]]:
 
 
 def stand_in(finite: Iterable[float], untrained: Iterable[float | None], mode: str) -> float | None:
-    """Find a diverged run's score: nobody wins by losing runs.
+    """Choose the score of a diverged run, so that no contender gains by divergence.
 
     Args:
         finite: Scores of the runs that finished.
-        untrained: The metric before the first step; None where it was not evaluated.
+        untrained: Metric before the first step of each run; None if it was not evaluated.
         mode: `min` or `max`.
 
     Returns:
-        The worst of all of them; None where nothing is known.
+        The worst of all values; None if there is none.
 
     Example:
         >>> stand_in([3.1, 3.3], [10.8, None], "min"), stand_in([0.9], [None], "max")

@@ -94,14 +94,14 @@ def _processor() -> str:
 
 
 def config_digest(values: Mapping[str, object]) -> str:
-    """Compute the identity of a run: a digest of its resolved configuration.
+    """Digest the parts of a resolved configuration that change the result.
 
     Args:
-        values: The resolved configuration, plain. Names, logging, saving, tracking and where it
-            runs are left out; the learning rate counts once, at the top.
+        values: The resolved configuration, as plain values. Names, logging, saving, tracking and
+            hardware are left out; lr counts once, at the top level.
 
     Returns:
-        16 hexadecimal digits.
+        The digest has 16 hexadecimal digits.
     """
     text = json.dumps(identity(values), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -111,7 +111,7 @@ def identity(values: PlainMapping) -> PlainDict:
     """Select the result-changing values of a resolved configuration.
 
     Args:
-        values: Plain.
+        values: The resolved configuration, as plain values.
     """
     result = {
         key: value for key, value in values.items() if key not in (*NOT_IDENTITY, *_OF_BRANCHES)
@@ -163,7 +163,7 @@ def _training_identity(values: PlainMapping) -> PlainDict:
 def conditional_keys(
     early_stopping_patience: object, on_nonfinite: object, branch_from: object
 ) -> Iterator[tuple[str, str]]:
-    """Yield group and name of keys that are part of the result only beside these values."""
+    """Yield group and name of keys that change the result only with these values."""
     if early_stopping_patience is not None:  # the metric decides when training ends
         yield "checkpoint", "metric"
         yield "checkpoint", "mode"

@@ -22,7 +22,7 @@ class RankLostError(OptrunError):
 
 
 def rank_of(group: ProcessGroup | None) -> int:
-    """Return this process among the ranks of a group; without a group there is one."""
+    """Return the rank of this process in a group; 0 without a group."""
     if group is None:
         return 0
     import torch.distributed as dist
@@ -31,7 +31,7 @@ def rank_of(group: ProcessGroup | None) -> int:
 
 
 def size_of(group: ProcessGroup | None) -> int:
-    """Count the ranks of a group."""
+    """Count the ranks of a group; 1 without a group."""
     if group is None:
         return 1
     import torch.distributed as dist
@@ -42,20 +42,19 @@ def size_of(group: ProcessGroup | None) -> int:
 def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
     """Run an action on every rank of a group.
 
-    All go on with every result, or fail with the same error.
+    Every rank gets the results of all, or every rank raises the same error.
 
     Args:
-        group: On the CPU (gloo), used by no other thread; None: this process alone, whose errors
-            pass as they are.
-        act: Its result is sent to the others.
+        group: A CPU group (gloo) that no other thread uses. None: this process alone, whose errors
+            are raised unchanged.
+        act: The action; its result is sent to all ranks.
 
     Returns:
         Results by rank.
 
     Raises:
-        OptrunError: Of the first rank that refused, with its number; of the same class on every
-            rank.
-        OSError: The disk of the first rank that refused, in the same way.
+        OptrunError: The error of the first failing rank, with its number, on every rank.
+        OSError: Likewise, if the disk of that rank refused.
         RankLostError: A rank no longer answers.
     """
     if group is None:
@@ -79,7 +78,7 @@ def agree(group: ProcessGroup | None, act: Callable[[], T]) -> list[T]:
 def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
     """Run an action on the first rank alone.
 
-    All have its result, or fail with its error, as by `agree`.
+    Every rank gets its result or raises its error, as with `agree`.
     """
     first: T | None = agree(group, act if rank_of(group) == 0 else lambda: None)[0]
     return cast(T, first)
@@ -87,10 +86,10 @@ def on_first(group: ProcessGroup | None, act: Callable[[], T]) -> T:
 
 @contextmanager
 def answering() -> Iterator[None]:
-    """Let ranks talk to each other.
+    """Turn the error of a rank that does not answer into RankLostError.
 
     Raises:
-        RankLostError: One does not answer; gloo has no class of its own for that.
+        RankLostError: A rank does not answer; gloo has no class of its own for that.
     """
     try:
         yield
@@ -100,7 +99,7 @@ def answering() -> Iterator[None]:
 
 
 def _portable(error: BaseException, who: str = "") -> Exception:
-    """Convert an error to a class fit to be sent to other ranks."""
+    """Convert an error to one that can be pickled for other ranks."""
     if isinstance(error, OSError):
         return OSError(error.errno, f"{who}{error.strerror or error}", error.filename)
     if is_refused_by_disk(error):  # its cause cannot be sent
@@ -111,5 +110,5 @@ def _portable(error: BaseException, who: str = "") -> Exception:
 
 
 def of_rank(rank: int, error: BaseException) -> Exception:
-    """Make the error of one rank, as all of them raise it."""
+    """Build the error that all ranks raise for the error of one rank."""
     return _portable(error, f"rank {rank}: ")

@@ -31,18 +31,18 @@ _OURS = re.compile(
 
 
 def step_of(folder: Path) -> int:
-    """Read the step in a name from `checkpoint_folders`."""
+    """Read the step in the name of a checkpoint folder."""
     step = parse_step(folder.name)
     assert step is not None
     return step
 
 
 def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
-    """Find the newest whole checkpoint of this run, and the faults of newer ones.
+    """Find the newest complete checkpoint of a run, and the faults of newer ones.
 
     Raises:
-        OtherFormatError: A newer optrun wrote one of those.
-        CheckpointError: It is not known which run this is, see `run_id_of`.
+        OtherFormatError: A newer optrun wrote one of the newer checkpoints.
+        CheckpointError: The id of the run is ambiguous, see `run_id_of`.
     """
     wrong: dict[Path, list[str]] = {}
     run_id = run_id_of(run)
@@ -61,7 +61,7 @@ def clean_leftovers(run: RunDir) -> list[str]:
     The lock must be held.
 
     Returns:
-        Names of what was removed.
+        Names of the removed files and folders.
     """
     removed = []
     for path in sorted(run.path.iterdir()):
@@ -86,15 +86,14 @@ def clean_leftovers(run: RunDir) -> list[str]:
 
 
 class Retention:
-    """Deletes checkpoints that are neither among the newest nor wanted for another reason.
+    """Deletes checkpoints beyond the newest ones and those that a caller keeps.
 
-    Only whole ones of this run count as kept, so a damaged folder never takes the place of a good
-    one. A folder found on the disk is verified once, with every byte; one that was just written and
-    flushed is known.
+    Only complete checkpoints of this run count, so that a damaged folder never replaces a good one.
+    An existing folder is verified once, every byte; one that was just written is trusted.
 
     Args:
         run: The run directory; its lock is held.
-        keep_last: How many of the newest whole ones stay, 1 or more.
+        keep_last: Number of newest complete checkpoints to keep, at least 1.
     """
 
     def __init__(self, run: RunDir, keep_last: int) -> None:
@@ -105,14 +104,14 @@ class Retention:
         """Checkpoint to the signature of its files when they were known to be whole."""
 
     def trust(self, folder: Path) -> None:
-        """Remember a checkpoint as whole without reading it again.
+        """Remember a checkpoint as complete without reading it.
 
-        For one just written, flushed and committed.
+        Only for one that was just written, flushed and committed.
         """
         self._whole[folder.name] = _signature(folder)
 
     def whole(self, steps: Iterable[int], count: int) -> list[int]:
-        """List the first `count` of these steps with a whole checkpoint."""
+        """List the first `count` of these steps that have a complete checkpoint."""
         whole_steps = (step for step in steps if self._is_there(self.run.checkpoint(step)))
         return list(islice(whole_steps, count))
 
@@ -120,14 +119,13 @@ class Retention:
         return folder.is_dir() and not folder.is_symlink() and self._is_whole(folder)
 
     def __call__(self, keep: Collection[int]) -> list[Path]:
-        """Delete the others, after a new one was committed.
+        """Delete all checkpoints except the newest and those to keep.
 
         Args:
-            keep: Steps that stay besides the newest.
+            keep: Steps to keep besides the newest.
 
         Returns:
-            The deleted folders. Folders that are not whole are left alone: they are nobody's to
-            delete unseen.
+            The deleted folders. Damaged folders are never deleted, so that a user can inspect them.
         """
         expired = []
         newest = 0

@@ -71,7 +71,7 @@ def parse_step(name: str) -> int | None:
 
 
 class _Inside:
-    """A path inside of a run directory."""
+    """A descriptor for a path inside a run directory."""
 
     def __init__(self, *parts: str) -> None:
         self.parts = parts
@@ -82,7 +82,7 @@ class _Inside:
 
 @dataclass(frozen=True)
 class RunDir:
-    """Where the parts of one run lie; touches no disk unless asked by name."""
+    """The paths of one run; only methods whose name says so touch the disk."""
 
     path: Path
 
@@ -138,10 +138,10 @@ class RunDir:
         return (self.hydra / "overrides.yaml").is_file() and self._program() in (None, PROGRAM)
 
     def is_unbegun(self) -> bool:
-        """Tell whether the directory holds at most an early killed start.
+        """Tell whether the directory holds at most the traces of a start killed early.
 
-        That is Hydra's folder, perhaps torn, the lock, the logs, and a configuration that was never
-        put in place. Files of another program that uses Hydra are not taken for such a start.
+        These are Hydra's folder, perhaps torn, the lock, logs, and a temporary configuration file.
+        Files of another Hydra program do not count.
         """
         if self.path.is_symlink() or not self.path.is_dir() or self.hydra.is_symlink():
             return False
@@ -154,7 +154,7 @@ class RunDir:
         return self._hydra_is_ours() and not self._foreign_logs()
 
     def _hydra_is_ours(self) -> bool:
-        """Tell whether optrun made `.hydra/`: Hydra notes the name of the program there."""
+        """Tell whether optrun made `.hydra/`, where Hydra records the program's name."""
         files = {path.name for path in self.hydra.iterdir()}
         if not files <= set(HYDRA_FILES):
             return False
@@ -164,7 +164,7 @@ class RunDir:
         return program == PROGRAM
 
     def _program(self) -> str | None:
-        """Read the program's name in `.hydra/`; None if torn, or not written yet."""
+        """Read the program's name in `.hydra/`; None if it is torn or not written yet."""
         try:
             return str(yaml_mapping(self.hydra / "hydra.yaml")["hydra"]["job"]["name"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -190,17 +190,17 @@ _OF_TRACKERS = ("wandb", "mlruns", "mlflow.db*", EXTRA)
 
 
 def is_of_tracker(name: str) -> bool:
-    """Tell whether the library of a tracker, or a callback, writes this name in a run directory."""
+    """Tell whether a tracker's library or a callback writes this file name in a run."""
     return any(fnmatchcase(name, pattern) for pattern in _OF_TRACKERS)
 
 
 def is_written(name: str) -> bool:
-    """Tell whether a run, its trackers or a report write this name in a run directory."""
+    """Tell whether a run, its trackers or a report write this file name in a run."""
     return is_of_tracker(name) or any(fnmatchcase(name, pattern) for pattern in _WRITTEN)
 
 
 def find_runs(path: Path | str) -> Iterator[Path]:
-    """Run directories at or beneath a directory, in the order a person counts them (2 before 10).
+    """Yield run directories at or beneath a directory, in natural order (2 before 10).
 
     A run is not searched for further runs; hidden folders and links to folders are not entered.
 
@@ -208,7 +208,7 @@ def find_runs(path: Path | str) -> Iterator[Path]:
         path: A run, a sweep, or a folder of them.
 
     Yields:
-        One path per run; nothing where there is none or the directory does not exist.
+        One path per run; none if the directory does not exist.
     """
     root = Path(path)
     if RunDir(root).is_run():
@@ -236,7 +236,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def checkpoint_folders(run: RunDir) -> list[Path]:
-    """List folders (and links) named as checkpoints, newest step first; whole or not."""
+    """List folders and links with a checkpoint's name, newest first, complete or not."""
     if run.checkpoints.is_symlink() or not run.checkpoints.is_dir():
         return []
     steps_and_folders = []

@@ -21,7 +21,7 @@ CARD = "README.md"
 
 
 def write_checksums(folder: Path) -> None:
-    """Flush every file of a folder to the disk and write `checksums.json` beside them.
+    """Write `checksums.json` of a folder, and flush all of its files to the disk.
 
     Raises:
         OSError: The disk refused the write.
@@ -42,7 +42,7 @@ def read_checksums(folder: Path) -> dict[str, Entry]:
     """Read `checksums.json` of a folder, by path inside of it.
 
     Raises:
-        CheckpointError: It is missing, damaged, a link, or names a file outside of the folder.
+        CheckpointError: The file is missing, damaged or a link, or names a file outside the folder.
     """
     path = folder / CHECKSUMS
     if folder.is_symlink():

@@ -46,7 +46,7 @@ class ShardWriter(HuggingFaceStorageWriter):
     """Writes the shard of this rank as `HuggingFaceStorageWriter(save_distributed=True)` does.
 
     Args:
-        folder: For the shards of all ranks.
+        folder: Folder for the shards of all ranks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class ShardWriter(HuggingFaceStorageWriter):
 
         Raises:
             OSError: The disk refused the write.
-            TypeError: A dtype that the format does not have.
+            TypeError: The format lacks a dtype.
         """
         tensors: dict[str, torch.Tensor] = {}
         offsets: dict[str, dict[str, list[int]]] = {}
@@ -84,22 +84,22 @@ class ShardWriter(HuggingFaceStorageWriter):
 def write_shards(
     folder: Path, tensors: Mapping[str, torch.Tensor], group: ProcessGroup
 ) -> dict[str, Entry]:
-    """Write this rank's part of some tensors, while every other rank does the same.
+    """Write this rank's part of some tensors; every rank must call it.
 
-    The folder is not flushed.
+    The files are flushed to the disk, the folder's entries are not.
 
     Args:
-        folder: One that the ranks share; made where it is missing.
-        tensors: On the CPU; a DTensor by what this rank holds, any other is the same on all ranks
-            and written once.
-        group: Of the ranks, on the CPU.
+        folder: A folder that all ranks share; created if missing.
+        tensors: Tensors on the CPU. Of a DTensor this rank's part is written; any other is equal on
+            all ranks and written once.
+        group: CPU group of the ranks.
 
     Returns:
         The files of this rank, by name.
 
     Raises:
         OSError: The disk of one rank refused the write; every rank raises, with its number.
-        OptrunError: Another thing went wrong on one of them.
+        OptrunError: A rank failed otherwise; every rank raises.
         RankLostError: A rank no longer answers.
     """
     writer = ShardWriter(folder)
@@ -123,10 +123,10 @@ def mesh_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, object] | None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Name a safetensors file in the errors of reading it.
+    """Turn errors of reading a safetensors file into errors that name it.
 
     Raises:
-        CheckpointError: It cannot be.
+        CheckpointError: The file cannot be read.
     """
     try:
         yield
@@ -144,7 +144,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Part of a tensor in a file."""
+    """A part of a tensor, stored in one file."""
 
     file: Path
     offsets: tuple[int, ...]
@@ -152,16 +152,16 @@ class _Piece:
 
 
 class StoredTensors(Mapping[str, torch.Tensor]):
-    """Tensors in safetensors files, whole or in shards.
+    """A lazy mapping of tensors in safetensors files, whole or in shards.
 
-    Each is read when it is asked for, out of mapped memory.
+    Each tensor is read from mapped memory when it is used.
 
     Args:
-        files: All that hold a part; verified.
-        described: Name to `dtype` and `shape`, from the manifest.
+        files: All verified files that hold a part of a tensor.
+        described: Name -> `dtype` and `shape`, from the manifest.
 
     Raises:
-        CheckpointError: The files do not hold these tensors, every element of them once.
+        CheckpointError: The files do not hold every element of these tensors exactly once.
     """
 
     def __init__(self, files: Sequence[Path], described: Mapping[str, TensorEntry]) -> None:
@@ -213,14 +213,14 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         """Read a tensor, or this rank's part of a divided one.
 
         Args:
-            name: As it was saved.
-            like: A DTensor of the same shape, materialised: the result is laid out over its mesh as
-                it is, on its device; the dtype is that of the file. Anything else: the tensor is
-                read whole, on the CPU.
+            name: Name of the tensor in the checkpoint.
+            like: A materialised DTensor of the same shape, whose mesh, placement and device the
+                result gets; the dtype is that of the file. For anything else the tensor is read
+                whole, on the CPU.
 
         Raises:
-            KeyError: There is none of this name.
-            CheckpointError: It cannot be read.
+            KeyError: No tensor has this name.
+            CheckpointError: The tensor cannot be read.
         """
         pieces = self._pieces[name]
         shape = tuple(self.described[name]["shape"])
@@ -245,9 +245,9 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         """Copy the elements of all overlapping pieces into a part of the tensor.
 
         Args:
-            target: The part.
-            offsets: Where it begins in the whole tensor, an index a dimension.
-            name: Of the tensor.
+            target: The part to fill, changed in place.
+            offsets: First index of the part in the whole tensor, for each dimension.
+            name: Name of the tensor.
         """
         target_piece = _Piece(Path(), tuple(offsets), tuple(target.shape))
         for piece in self._pieces[name]:
@@ -264,9 +264,9 @@ def _region(first: Sequence[int], last: Sequence[int], origin: Sequence[int]) ->
 
 
 def _tile(pieces: Sequence[_Piece], shape: Sequence[int]) -> bool:
-    """Tell whether pieces hold every element of a tensor once.
+    """Tell whether pieces hold every element of a tensor exactly once.
 
-    Inside, as many, and no two in one place.
+    They do if they lie inside, have as many elements, and do not overlap.
     """
     solid = sorted(
         (piece for piece in pieces if 0 not in piece.shape), key=lambda piece: piece.offsets
@@ -295,7 +295,8 @@ def _overlap(first_piece: _Piece, second_piece: _Piece) -> bool:
 def _common(first_piece: _Piece, second_piece: _Piece) -> tuple[list[int], list[int]]:
     """Find the overlap of two pieces: first and last index of each dimension.
 
-    The last is exclusive. Where it does not exceed the first, nothing overlaps.
+    The last index is exclusive. If it does not exceed the first in some dimension, they do not
+    overlap.
     """
     sides = list(
         zip(

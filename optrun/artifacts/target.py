@@ -33,12 +33,12 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Target:
-    """What lies at a path that a person typed.
+    """A typed path, resolved to a run, a checkpoint, a model folder or another path.
 
     Attributes:
         typed: The path as it was typed, with its key, for messages.
         path: The folder.
-        kind: `model` is a folder with weights alone, `other` any other folder or a file.
+        kind: `run`, `checkpoint`, `model` (a folder with weights) or `other` (anything else).
     """
 
     typed: str
@@ -47,10 +47,10 @@ class Target:
 
     @property
     def run(self) -> RunDir:
-        """The run, or the run of the checkpoint.
+        """The run at the path, or the run of the checkpoint at the path.
 
         Raises:
-            ConfigError: It is neither a run nor a checkpoint.
+            ConfigError: The path is neither a run nor a checkpoint.
         """
         if self.kind == "checkpoint":
             return RunDir(self.path.resolve().parent.parent)
@@ -68,15 +68,15 @@ class Target:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The checkpoint that was named; None: a run was."""
+        """The named checkpoint; None if a run was named."""
         return self.path if self.kind == "checkpoint" else None
 
     @property
     def runs_folder(self) -> Path:
-        """The folder at or beneath which runs are looked for.
+        """The folder at or beneath which to search for runs.
 
         Raises:
-            ConfigError: It is a checkpoint, a model or a file.
+            ConfigError: The path is a checkpoint, a model or a file.
         """
         if self.kind == "checkpoint":
             raise ConfigError(f"{self.typed}: a checkpoint. Name its run: {self.run.path}.")
@@ -85,11 +85,11 @@ class Target:
         return self.path
 
     def whole_checkpoint(self) -> Path:
-        """Return the checkpoint, or the newest whole one of the run; name those passed over.
+        """Return the named checkpoint, or the run's newest complete one; report skipped ones.
 
         Raises:
-            ConfigError: It is neither run nor checkpoint.
-            CheckpointError: The checkpoint is damaged, or the run has none that is whole.
+            ConfigError: The path is neither a run nor a checkpoint.
+            CheckpointError: The checkpoint is damaged, or the run has no complete one.
         """
         from optrun.artifacts.retention import latest_whole
 
@@ -108,9 +108,9 @@ class Target:
 
     @contextmanager
     def held_checkpoint(self) -> Iterator[Path]:
-        """Choose a checkpoint as `whole_checkpoint`, and keep its run from deleting it.
+        """Choose a checkpoint as `whole_checkpoint`, and lock it against deletion by its run.
 
-        If it is deleted between being chosen and being held, it is chosen anew.
+        If it is deleted before it is locked, another one is chosen.
 
         Raises:
             ConfigError: As `whole_checkpoint`.
@@ -134,17 +134,17 @@ class Target:
 
 
 def locate(value: str, key: str = "") -> Target:
-    """Find out what lies at a path.
+    """Resolve a typed path to a run, a checkpoint or another folder.
 
-    `checkpoints/` stands for its run, `best` and `last` in it for the checkpoint that they name.
+    `checkpoints/` means its run; `best` and `last` in it mean the checkpoints that they name.
 
     Args:
-        value: As it was typed.
-        key: What it was given for, with `=`, for messages.
+        value: The typed path.
+        key: The typed key with `=`, for messages.
 
     Raises:
-        ConfigError: Nothing is there.
-        CheckpointError: It is a link among checkpoints.
+        ConfigError: The path does not exist.
+        CheckpointError: The path is a link among checkpoints.
     """
     refuse_url(key.rstrip("=") or "RUN_DIR", value)
     path = Path(value).expanduser()
@@ -175,19 +175,18 @@ def locate(value: str, key: str = "") -> Target:
 
 
 def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | None:
-    """Find the run of `resume`.
+    """Find the run or checkpoint that `resume=` names.
 
     Args:
         value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
-        run_dir: `hydra.run.dir` where the command line names one: `latest` and `auto` then look
-            there alone.
-        outputs: Where runs lie otherwise.
+        run_dir: The typed `hydra.run.dir`, or None. If given, `latest` and `auto` look only there.
+        outputs: Folder to search for runs otherwise.
 
     Returns:
-        The target; None for `auto` where there is nothing to resume.
+        The target; None for `auto` if there is nothing to resume.
 
     Raises:
-        ConfigError: The path is no run and no checkpoint, or contradicts `hydra.run.dir`.
+        ConfigError: The path is neither a run nor a checkpoint, or contradicts `hydra.run.dir`.
         CheckpointError: `latest` found no run.
     """
     typed = f"resume={value}"

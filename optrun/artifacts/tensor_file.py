@@ -46,7 +46,7 @@ _DTYPES = {
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a tensor, by reference.
 
-    All of it, unless it is divided among ranks.
+    That is the whole tensor unless it is a DTensor.
     """
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -55,16 +55,16 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return a tensor's bytes, row by row.
 
-    Of one on the CPU that is contiguous they are not copied.
+    A contiguous CPU tensor is not copied.
     """
     flat = local_part(tensor).to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:
-    """Compute the 128-bit xxh3 of this rank's bytes of a tensor, row by row.
+    """Compute the 128-bit xxh3 of this rank's part of a tensor, in row-major order.
 
-    Hexadecimal.
+    As hexadecimal digits.
     """
     return xxhash.xxh3_128_hexdigest(tensor_bytes(tensor))
 
@@ -79,17 +79,17 @@ def write_tensors(
     tensors: Mapping[str, torch.Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> Entry:
-    """Write a new file and flush it to the disk.
+    """Write tensors to a new safetensors file and flush it to the disk.
 
     Args:
-        path: Where nothing is yet.
-        tensors: On any device.
-        metadata: For the header, in addition.
+        path: Path of the new file.
+        tensors: Tensors on any device.
+        metadata: Additional metadata for the header.
 
     Raises:
         OSError: The disk refused the write.
-        TypeError: A dtype that the format does not have; the tensor is named.
-        ValueError: This rank holds a part of a tensor alone.
+        TypeError: The format lacks the dtype of a tensor; the message names it.
+        ValueError: This rank holds only a part of a tensor.
     """
     ordered = sorted(
         tensors, key=lambda name: (-tensors[name].element_size(), name)
@@ -131,18 +131,18 @@ def write_tensors(
 def tensors_on_disk(
     tensors: Iterable[tuple[str, torch.Tensor]], folder: Path
 ) -> dict[str, torch.Tensor]:
-    """Write tensors into a file without a name.
+    """Write tensors into an unnamed file, and map them back into memory.
 
-    Which goes with the last of them, and map it into memory.
+    The file vanishes when the last of the tensors is freed.
 
-    They take room on the disk and in the system's cache, which it empties where memory is short.
+    They use disk space and page cache, which the system frees if memory is short.
 
     Args:
-        tensors: On any device; each is let go before the next one is asked for.
-        folder: On a disk with room for all of them.
+        tensors: Name and tensor, on any device; each is released before the next is requested.
+        folder: A folder on a disk with room for all tensors.
 
     Returns:
-        On the CPU, by name.
+        Name -> tensor on the CPU.
 
     Raises:
         OSError: The disk refused the write.
@@ -171,10 +171,10 @@ def _chunks(content: memoryview) -> Iterator[memoryview]:
 
 
 def first_not_finite(tensors: Mapping[str, torch.Tensor], *, infinite: bool = True) -> str | None:
-    """Find the first floating tensor with a NaN or an infinity in it; None: none has.
+    """Find the first floating-point tensor with a NaN or an infinity; None if all are finite.
 
     Args:
-        tensors: By name; of those divided among ranks, what this one holds is looked at.
+        tensors: Name -> tensor; of a DTensor only this rank's part is checked.
         infinite: Whether infinities count; NaN always does.
     """
     for name, parameter in tensors.items():

@@ -19,18 +19,20 @@ from optrun.runner.forks.command_line import whole_command_line
 
 
 def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str | None]:
-    """Replace `lr=auto` by the learning rate of a sweep.
+    """Replace `lr=auto` by the learning rate that a sweep predicts.
 
     Args:
-        hydra: Composes.
-        command_line: Of one run, its trunk's overrides among its own.
+        hydra: Composes configurations.
+        command_line: The command line of one run, including the overrides of its trunk.
 
     Returns:
-        The command line with the number and without `lr_from`, and what `lr_from` of the run's
-        configuration says: where the number came from, with its interval. None if nobody asked.
+        The command line with a number for `lr` and without `lr_from`, and a sentence for `lr_from`
+        in the run's configuration: the origin of the number and its interval. The sentence is None
+        without `lr=auto`.
 
     Raises:
-        ConfigError: One of both keys alone; the sweep is of another recipe or does not tell.
+        ConfigError: Only one of `lr=auto` and `lr_from` is given, or the sweep has another
+            configuration or cannot predict the size.
     """
     lr = command_line.override("lr")
     lr_from = command_line.override("lr_from")
@@ -80,15 +82,15 @@ def compose_new(
     A branch is composed on its trunk; `lr=auto` becomes a number.
 
     Args:
-        hydra: Composes.
-        command_line: Not checked yet.
-        console: Where the learning rate is said.
+        hydra: Composes configurations.
+        command_line: The command line, not checked yet.
+        console: Where the origin of `lr=auto` is printed.
 
     Returns:
-        The checked overrides, and what they compose to, Hydra's node in it.
+        The checked overrides, and the composed configuration with Hydra's node.
 
     Raises:
-        ConfigError: A key or value that does not exist or does not fit.
+        ConfigError: A key or value is unknown or does not fit.
         CheckpointError: The trunk is damaged or gone.
     """
     with_trunk = whole_command_line(hydra, command_line)

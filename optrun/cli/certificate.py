@@ -22,7 +22,7 @@ from optrun.config.tokens import key_of
 
 @dataclass
 class Desk:
-    """Where a claim is proved."""
+    """Options and output that all `certify` claims share."""
 
     claim: str
     options: argparse.Namespace
@@ -46,7 +46,7 @@ class Desk:
         return int(text)
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line of text from outside."""
+        """Print a line; its text is never read as markup."""
         self.console.print(Text(printable(text), style=style), soft_wrap=True)
 
     @contextmanager
@@ -59,14 +59,14 @@ class Desk:
             yield lambda text: status.update(f"certify {self.claim} · {text}")
 
     def publish(self, facts: Mapping[str, object], *, always: bool) -> Path | None:
-        """Print the certificate with `--json`, and write it.
+        """Print the certificate if `--json` is given, and write it to a file if wanted.
 
         Args:
             facts: The certificate.
-            always: Whether it is written without `--out`, too, to outputs/certificates.
+            always: Write it even without `--out`, to outputs/certificates.
 
         Returns:
-            The file, None if none is written.
+            The written file, or None.
         """
         text = json.dumps(facts, indent=2) + "\n"
         if self.options.json:
@@ -82,9 +82,9 @@ class Desk:
 
 
 def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    """Replace overrides by the values of the proof.
+    """Replace typed overrides by those that the proof needs.
 
-    Returns the overrides, and a note for each replaced one.
+    Returns the overrides, and a note for each replaced override.
     """
     unchanged = []
     replaced = []

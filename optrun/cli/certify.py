@@ -63,10 +63,10 @@ Exit code 0: it holds; 1: it does not.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Prove, and print the certificate.
+    """Prove the named claim, and print the certificate.
 
     Returns:
-        0 where the claim holds, else 1.
+        0 if the claim holds, else 1.
     """
     claim = "".join(arguments.positional)
     options = arguments.options
@@ -98,10 +98,10 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _refuse_existing(out: Path) -> None:
-    """Refuse to write over a file, before anything is computed.
+    """Refuse to overwrite a certificate, before anything is computed.
 
     Raises:
-        ConfigError: The certificate is there already.
+        ConfigError: The file exists.
     """
     if os.path.lexists(out):
         raise ConfigError(

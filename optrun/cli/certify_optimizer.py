@@ -21,11 +21,10 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     """Compare the configured optimizer with another, and print the result.
 
     Returns:
-        0 where both are equal, else 1.
+        0 if both are equal, else 1.
 
     Raises:
-        ConfigError: No dialect is given, or there is none of this name; or what the configuration
-            refuses.
+        ConfigError: No known dialect is given, or the configuration is invalid.
     """
     steps = desk.read_whole_number("steps", 20, 1)
     seed = desk.read_whole_number("seed", 0, 0)

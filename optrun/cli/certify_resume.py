@@ -33,10 +33,10 @@ _FORCED = {
 
 
 def run(arguments: VerbArguments, desk: Desk) -> int:
-    """Prove, and print the certificate.
+    """Prove the named claim, and print the certificate.
 
     Returns:
-        0 where every resumed run equals the undisturbed one, else 1.
+        0 if every resumed run equals the uninterrupted one, else 1.
     """
     steps = desk.read_whole_number("steps", 12, 2)
     kills = desk.read_whole_number("kills", 8, 1)
@@ -99,15 +99,15 @@ def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str], R
     """Build the command line of the trials.
 
     Args:
-        line: Of the verb.
-        steps: Of each run.
+        line: Command line of the verb.
+        steps: Optimizer steps of each run.
 
     Returns:
-        Arguments after `optrun`, a note for each override of the user's that another one replaces,
-        and the configuration.
+        Arguments after `optrun`, a note for each typed override that was replaced, and the
+        configuration.
 
     Raises:
-        ConfigError: An override that has no meaning here, or a configuration that does not compose.
+        ConfigError: An override has no effect here, or the configuration does not compose.
     """
     from optrun.config import store
     from optrun.config.compose import compose_request

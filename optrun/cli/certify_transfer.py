@@ -34,10 +34,10 @@ machine."""
 
 
 def run(arguments: VerbArguments, desk: Desk) -> int:
-    """Check, and print the table.
+    """Check how updates scale with the width, and print the table.
 
     Returns:
-        0 if every slope is right, else 1.
+        0 if every slope is within its limits, else 1.
     """
     from optrun.cli.values import read_seeds
     from optrun.config import store

@@ -18,12 +18,12 @@ _SAFE = re.compile(r"[\w./=+,@%~:-]+")
 def candidates(hydra: Hydra, config_name: str, line: str) -> list[str]:
     """Complete the last word of a line.
 
-    An error in the line offers nothing: its message would stand in the middle of a prompt.
+    Empty if the line has an error, whose message would break the prompt.
 
     Args:
-        hydra: Over the user's folders.
-        config_name: What is composed.
-        line: The command so far, the program's name first; a blank at its end begins a new word.
+        hydra: Composes configurations, also from the user's folders.
+        config_name: The recipe to compose.
+        line: The command so far, with the program's name; a blank at the end begins a new word.
     """
     tokens = line.split()[1:]
     last = "" if line[-1:].isspace() or not tokens else tokens[-1]

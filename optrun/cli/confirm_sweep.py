@@ -32,19 +32,19 @@ def confirm(
     """Plan or continue a confirmation, run it as a sweep, and report.
 
     Args:
-        sweep: Whose choice is confirmed.
+        sweep: The sweep to confirm.
         request: Seeds, power, difference and what to compare.
-        caller: Who asked for it.
+        caller: The command line or a Python program, and where it prints.
         of_hydra: Overrides that say where its jobs run, such as hydra/launcher=joblib.
-        out: Where its runs go; None: beneath the sweep.
-        seconds: What a sweep before it has left of hydra.sweeper.timeout; None: as `of_hydra` has
-            it.
+        out: Directory of its runs; None: beneath the sweep.
+        seconds: What an earlier sweep left of hydra.sweeper.timeout; None: the timeout in
+            `of_hydra`.
 
     Returns:
-        How the sweep that confirms ended.
+        The outcome of the confirming sweep.
 
     Raises:
-        ConfigError: There is nothing to confirm, or something else was confirmed here.
+        ConfigError: There is nothing to confirm, or the directory holds another confirmation.
     """
     from optrun.report import confirmation_plan
     from optrun.report.build import report

@@ -21,7 +21,7 @@ def dispatch(argv: list[str]) -> int:
         The exit code.
 
     Raises:
-        OptrunError: Of the verb.
+        OptrunError: The verb failed.
     """
     try:
         if any(token.startswith(("--plugin", "--allow-changed-plugins")) for token in argv):

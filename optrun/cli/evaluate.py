@@ -92,16 +92,16 @@ def evaluate(
     """Evaluate a checkpoint with the configuration it was trained with.
 
     Args:
-        path: A checkpoint, or a run directory: its newest whole one.
-        overrides: Changes to the configuration.
-        config_dir: A folder of choices of the user's own.
+        path: A checkpoint, or a run directory, whose newest complete checkpoint is used.
+        overrides: Changes to the configuration of the run.
+        config_dir: A folder with the user's own choices.
 
     Returns:
-        The checkpoint, and its metrics.
+        The checkpoint, and the result.
 
     Raises:
-        ConfigError: An override that does not fit, or means nothing to an evaluation; data that
-            does not fit.
+        ConfigError: An override or the data does not fit, or an override has no effect on an
+            evaluation.
         CheckpointError: The run has no complete checkpoint.
     """
     from optrun.config import saved, store
@@ -123,10 +123,10 @@ def evaluate(
 def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
     """Open a checkpoint, with the plugins and the configuration it was trained with.
 
-    Its run leaves it there.
+    The run cannot delete it within the block.
 
     Args:
-        path: A checkpoint, or a run directory: its newest whole one.
+        path: A checkpoint, or a run directory, whose newest complete checkpoint is used.
 
     Raises:
         ConfigError: A plugin of the run is not loaded.
@@ -154,7 +154,7 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
 def refuse_meaningless(overrides: list[str]) -> None:
     """Refuse overrides without effect on an evaluation.
 
-    Unknown keys pass: `saved.changed` refuses them.
+    Unknown keys pass here, because `saved.changed` refuses them.
 
     Raises:
         ConfigError: The message names the first such key.

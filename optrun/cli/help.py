@@ -21,11 +21,11 @@ def explain(hydra: Hydra, token: str) -> str:
     """Explain a group, a choice or a key.
 
     Args:
-        hydra: Over the user's folders, which may hold choices of their own.
-        token: A group, a choice as `optimizer=lamb`, or a key with or without a value.
+        hydra: Composes configurations, also from the user's folders.
+        token: A group, a choice such as `optimizer=lamb`, or a key with or without a value.
 
     Raises:
-        ConfigError: There is no such choice or key.
+        ConfigError: The choice or key is unknown.
     """
     key, _, value = token.lstrip("+~").partition("=")
     if key not in CHOICES:
@@ -67,7 +67,7 @@ def _choice(group: str, choice: str) -> str:
 
 
 def _key(key: str) -> str:
-    """Explain a key wherever it stands: one of several choices may have it with another default."""
+    """Explain a key in every choice that has it, since defaults may differ."""
     choices_by_entry: dict[Entry, list[str]] = {}
     every = [(entry, "") for entry in reference.top_level()]
     for group, choices in CHOICES.items():

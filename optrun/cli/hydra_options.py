@@ -35,12 +35,12 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     """Parse the command line of `optrun` without a verb.
 
     Args:
-        parser: As `parser()` builds it.
+        parser: The parser of `parser()`.
         argv: Arguments after `optrun`.
 
     Raises:
-        ConfigError: An option that does not exist, is given twice, or goes with none of the others;
-            a token that is neither an option nor `key=value`.
+        ConfigError: An option is unknown, repeated or does not go with the others, or a word is
+            neither an option nor `key=value`.
     """
     args, unknown = parser.parse_known_intermixed_args(argv, namespace=GivenOnce())
     if unknown:

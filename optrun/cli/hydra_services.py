@@ -31,17 +31,16 @@ def answer(
     """Answer `--help`, `--hydra-help` or `-sc`, if given.
 
     Args:
-        hydra: Over the user's folders.
-        parser: Of the options, which the help shows.
-        args: Parsed.
-        command_line: The same, with the recipe or the file that it names.
+        hydra: Composes configurations, also from the user's folders.
+        parser: Parser of the options, for the help.
+        args: The parsed options.
+        command_line: The same command line, with its recipe.
 
     Returns:
-        Whether it was.
+        Whether one of them was given.
 
     Raises:
-        ConfigError: There is no such choice or key, or `-sc` does not take this; Hydra ends with a
-            traceback there.
+        ConfigError: The choice or key is unknown, or `-sc` does not take the argument.
     """
     config_name = command_line.config_name
     if args.help and args.overrides:

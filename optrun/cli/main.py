@@ -21,7 +21,7 @@ def run(argv: list[str]) -> int:
         argv: Command-line arguments after `optrun`.
 
     Returns:
-        The exit code; every `OptrunError` has become its message on stderr.
+        The exit code; an `OptrunError` is printed on stderr.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

@@ -26,7 +26,7 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
     """Run a verb; turn every error it may raise into its message on stderr and an exit code.
 
     Args:
-        verb: Takes the arguments and returns an exit code.
+        verb: Function that takes the arguments and returns an exit code.
         argv: Command-line arguments after `optrun`.
 
     Returns:
@@ -49,9 +49,9 @@ def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Remember each SIGINT.
+    """Record each SIGINT while the block lasts.
 
-    Libraries on the way turn a KeyboardInterrupt into errors of their own.
+    Libraries may turn a KeyboardInterrupt into another error, so its type does not tell.
     """
     heard: list[int] = []
 
@@ -73,7 +73,7 @@ def _interrupts() -> Iterator[list[int]]:
 def storage_error(error: OSError) -> StorageError | None:
     """Translate a disk error of the operating system.
 
-    None: it is about something else.
+    None if the error is not about a disk.
     """
     if error.filename is not None:
         return StorageError(f"{error.filename}: {error.strerror}.")
@@ -104,9 +104,9 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
     """Print an error on stderr.
 
     Args:
-        error: What ended the command.
+        error: The error that ended the command.
         argv: Arguments after `optrun`.
-        cause: What it stands for, where that is another error.
+        cause: The original error, if `error` was made from it.
 
     Returns:
         The exit code.
@@ -126,7 +126,7 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
 def _located(error: OptrunError, argv: list[str]) -> str:
     """Prefix the message with the position in the user's file.
 
-    A value in a YAML, or code of a plugin.
+    It is the line of a value in a YAML file, or of a plugin's code.
     """
     message = str(error)
     position = None

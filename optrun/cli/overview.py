@@ -55,7 +55,7 @@ def overview(config_folder: str | None) -> str:
 
 
 def groups(config_folder: str | None) -> dict[str, list[str]]:
-    """Map each group to its choices, the user's own among them; in order."""
+    """Map each group to its choices, including the user's own, in order."""
     from optrun.config import registry
 
     names_by_group: dict[str, set[str]] = {

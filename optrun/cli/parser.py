@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerbArguments:
-    """What was typed after a verb."""
+    """The parsed arguments of a verb."""
 
     verb: str
     argv: list[str]
@@ -63,7 +63,7 @@ class VerbArguments:
 
 
 class GivenOnce(argparse.Namespace):
-    """Takes each option once: argparse would let the last one win."""
+    """A namespace that refuses a repeated option, where argparse lets the last one win."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not isinstance(value, list) and getattr(self, name, None) not in (None, False):
@@ -72,18 +72,18 @@ class GivenOnce(argparse.Namespace):
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Parses what stands behind a verb.
+    """Parses the arguments of a verb.
 
     Args:
-        verb: Its name.
-        places: What stands without a key, such as `RUN_DIR|CHECKPOINT`. A last one of `...` stands
-            for more of the one before.
-        description: What the verb does, for `--help`.
-        keys: The verb's own keys, each with what it takes, such as `{"out": "DIR"}`.
-        overrides: Which other keys it takes: `KEY` for those of the configuration, `hydra.KEY` for
-            Hydra's alone, None for no other.
-        are_paths: Whether the places are paths.
-        instead: Option or key that the verb does not have -> a sentence: what to use instead.
+        verb: Name of the verb.
+        places: Positional arguments, such as `RUN_DIR|CHECKPOINT`. A last `...` allows more of the
+            one before it.
+        description: Text for `--help`.
+        keys: The verb's own keys and their kinds of value, such as `{"out": "DIR"}`.
+        overrides: Other keys that it takes: `KEY` for all keys of the configuration, `hydra.KEY`
+            for Hydra's only, None for none.
+        are_paths: Whether positional arguments are paths.
+        instead: Option or key that the verb lacks -> a sentence on what to use instead.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class VerbParser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Refuse as everywhere else, instead of leaving the process.
+        """Raise ConfigError, where argparse would end the process.
 
         Raises:
             ConfigError: Always.
@@ -162,8 +162,8 @@ class VerbParser(argparse.ArgumentParser):
             None if help was asked for, and has been printed.
 
         Raises:
-            ConfigError: An option, a key or a number of places that the verb does not have, or one
-                without its value.
+            ConfigError: An option or key is unknown or lacks its value, or the number of positional
+                arguments is wrong.
         """
         if {"-h", "--help"} & set(argv):
             sys.stdout.write(self.format_help())
@@ -207,7 +207,7 @@ class VerbParser(argparse.ArgumentParser):
         return options
 
     def _as_path(self, token: str) -> str:
-        """Mark an existing path as a path if it looks like an option or override."""
+        """Prefix an existing path with `./` if it looks like an option or override."""
         is_key = is_override(token) and token.partition("=")[0] not in self.keys
         return (
             f"./{token}" if (token.startswith("-") or is_key) and os.path.lexists(token) else token

@@ -58,8 +58,8 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
     """Predict the rows of a file with the configuration a checkpoint was trained with.
 
     Args:
-        path: A checkpoint, or a run directory: its newest whole one.
-        overrides: The keys of the command line.
+        path: A checkpoint, or a run directory, whose newest complete checkpoint is used.
+        overrides: The typed keys.
 
     Returns:
         The checkpoint, and what was written.

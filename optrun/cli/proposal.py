@@ -55,8 +55,8 @@ class Proposal:
     """A run and a comparison for the data.
 
     Attributes:
-        overrides: Of the run.
-        grids: Optimizer to its learning rates, as the command line takes them.
+        overrides: Overrides of the run.
+        grids: Optimizer -> its learning rates, as typed on the command line.
         steps: Optimizer steps of the run.
     """
 
@@ -93,13 +93,13 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
     """Read and describe data, and propose a run and a comparison.
 
     Args:
-        name: A file, a folder, a data choice, or a dataset of the hub.
-        typed: Overrides that the user typed; they win over what is found.
-        config_dir: A folder of choices of the user's own.
-        say: Prints a heading and its lines at once.
+        name: A file, a folder, a data choice, or a data set on the hub.
+        typed: Overrides that the user typed; they win over proposed ones.
+        config_dir: A folder with the user's own choices.
+        say: Prints a heading and lines; called as soon as they are known.
 
     Raises:
-        ConfigError: The data cannot be read, or it is not sure which task they are for.
+        ConfigError: The data cannot be read, or the task is not clear from them.
     """
     say("data in", name)  # what follows imports for seconds
     from optrun.data.data_keys import data_keys, unused_splits
@@ -124,7 +124,7 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
 
 @dataclass
 class _Draft:
-    """The command line of a run while it is put together; typed keys win."""
+    """The command line of a run under construction; typed keys win."""
 
     hydra: Hydra
     typed: list[str]
@@ -174,7 +174,7 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
     """Read the rows, and add the keys for reading them to the draft.
 
     Raises:
-        ConfigError: A row stands in place of the names of the columns.
+        ConfigError: The header holds a row, not column names.
     """
     from optrun.data.columns import missing_names
     from optrun.data.row_advice import looks_like, looks_tagged
@@ -196,7 +196,7 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     """Describe the rows, and add the task and the names of its columns to the draft.
 
     Raises:
-        ConfigError: It is not sure what the rows are for, and no task was named.
+        ConfigError: The task is not clear from the rows, and none was typed.
     """
     from optrun.data.column_roles import roles_of, without_image_decoding
 

@@ -43,7 +43,7 @@ Another metric or baseline than the sweep's own stands in the names of the files
 
 
 def run(arguments: VerbArguments) -> int:
-    """Compare, print the table and write the report.
+    """Compare runs, print the table and write the report.
 
     Returns:
         0.

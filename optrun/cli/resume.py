@@ -38,14 +38,14 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     """Go on with a run.
 
     Args:
-        hydra: Over the user's folders.
-        command_line: The overrides are changes; not checked yet.
+        hydra: Composes configurations, also from the user's folders.
+        command_line: Overrides that change the run, not checked yet.
         value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
-        caller: Who asked for it.
+        caller: The command line or a Python program, and where it prints.
 
     Raises:
         ConfigError: There is no such run, or a change does not fit it.
-        OptrunError: As `execute`.
+        OptrunError: As `execute` raises it.
     """
     branch = command_line.override(BRANCH_FROM)
     if value != "auto" and branch is not None and branch.value() is not None:
@@ -71,10 +71,10 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
 def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller) -> Outcome:
     """Begin a run killed before it wrote its configuration.
 
-    Hydra's notes hold its command line.
+    Hydra's record holds its command line.
 
     Raises:
-        ConfigError: Hydra was killed as well, before it noted that.
+        ConfigError: Hydra was killed before it recorded the command line.
     """
     run_dir_token = f"hydra.run.dir={quote_path(run.path)}"
     noted = original_command(run.hydra)
@@ -139,10 +139,10 @@ def _run_dir(command_line: CommandLine) -> Path | None:
 
 
 def _changes(command_line: CommandLine) -> CommandLine:
-    """Return the overrides of the run's configuration.
+    """Return the typed changes: the command line without `resume` and `hydra.run.dir`.
 
     Raises:
-        ConfigError: One is for Hydra, which starts nothing here.
+        ConfigError: An override is for Hydra, which has no effect on a resume.
     """
     changes = command_line.without("resume", "hydra.run.dir")
     for token in filter(overrides.is_hydra, changes.overrides):
@@ -156,10 +156,10 @@ def _as_begun(run_trunk: str | None, changes: CommandLine, run: RunDir) -> Comma
     Args:
         run_trunk: `branch_from` of the run, with the digest of its trunk.
         changes: Overrides that change the run.
-        run: Which goes on.
+        run: The resumed run.
 
     Raises:
-        ConfigError: It says something else.
+        ConfigError: The typed `branch_from` names another trunk.
     """
     branch = changes.override(BRANCH_FROM)
     if branch is not None and not _names_trunk(branch.value(), run_trunk):
@@ -198,7 +198,7 @@ def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
     """Refuse another recipe than the run's: nothing would read it.
 
     Raises:
-        ConfigError: `-cn` names another one than the run began with.
+        ConfigError: `-cn` names another recipe than that of the run.
     """
     began = _begun(run).get("config_name", config_name)
     if began != config_name:

@@ -61,7 +61,7 @@ Compare = Callable[[Path, int], "SweepVerdict"]
 
 @dataclass(frozen=True)
 class SweepOutcome:
-    """How a sweep ended."""
+    """The outcome of a sweep."""
 
     folder: Path
     exit_code: int
@@ -79,7 +79,7 @@ class SweepOutcome:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a sweep runs."""
+    """The jobs of a sweep and how to run them."""
 
     command: SweepCommand
     options: SweeperConfig
@@ -105,14 +105,14 @@ def sweep(
     """Run every unfinished combination or trial, then compare.
 
     Args:
-        hydra: Over the user's folders.
-        command_line: Its overrides are checked, but for those of one optimizer alone.
-        cfg: Composed for the sweep, Hydra's node in it.
-        caller: Who asked for it.
-        forks: Makes the overrides of a job whole that branches from a trunk.
+        hydra: Composes configurations, also from the user's folders.
+        command_line: The command line; all overrides are checked except those of one optimizer.
+        cfg: The composed configuration of the sweep, with Hydra's node.
+        caller: The command line or a Python program, and where it prints.
+        forks: Completes the overrides of jobs that branch from a trunk.
 
     Raises:
-        ConfigError: A key, choice or combination that does not exist; nothing was started.
+        ConfigError: A key, choice or combination is invalid; nothing was started.
     """
     command = _command(hydra, command_line)
     options = sweeper_options(cfg)
@@ -171,12 +171,12 @@ def run_points(
     """Run some points as a sweep, whatever sweeper the recipe names; see `sweep`.
 
     Args:
-        hydra: Over the user's folders.
-        command_line: Its overrides are Hydra's alone.
-        caller: Who asked for it.
+        hydra: Composes configurations, also from the user's folders.
+        command_line: The command line, with Hydra's overrides only.
+        caller: The command line or a Python program, and where it prints.
         points: The overrides of each job.
-        compare: What is done when it has ended.
-        again: What goes on with it.
+        compare: Called when the sweep has ended.
+        again: The command that continues the sweep.
     """
     command = _command(hydra, command_line)
     cfg = store.compose(hydra, command.config_name, list(command.overrides), RunMode.MULTIRUN)
@@ -205,11 +205,11 @@ def _run(
     """Run the plan in the sweep directory, then compare.
 
     Args:
-        plan: What is run.
-        cfg: Composed for the sweep.
-        caller: Who asked for it.
-        compare: What is done when it has ended, unless no job began.
-        again: What goes on with it; else the same command.
+        plan: The jobs and how to run them.
+        cfg: The composed configuration of the sweep.
+        caller: The command line or a Python program, and where it prints.
+        compare: Called when the sweep has ended, unless no job began.
+        again: The command that continues the sweep; empty: the same command.
     """
     options = plan.options
     judged = plan.judged
@@ -274,8 +274,7 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
     """Find the devices of the sweep; none unless it asks for some.
 
     Raises:
-        ConfigError: They are not there, a job cannot have them, or a launcher is to place the jobs,
-            too.
+        ConfigError: A device is missing or does not suit a job, or the launcher places jobs itself.
     """
     if options.devices is None:
         return []
@@ -310,7 +309,7 @@ def _tell_devices(
 
 
 def _tell_left_out(jobs: list[jobs_of.Job], view: View) -> None:
-    """Print the points left out as the same run as another point.
+    """Print the points that were left out because they equal another point.
 
     `distributed=ddp,fsdp` gives one, for example.
     """
@@ -325,10 +324,10 @@ def _tell_left_out(jobs: list[jobs_of.Job], view: View) -> None:
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:
-    """Read the typed `hydra.sweeper`; Hydra's own `basic` is a grid.
+    """Read `hydra.sweeper` into its dataclass; Hydra's own `basic` means a grid.
 
     Raises:
-        ConfigError: Another sweeper, or a value out of range.
+        ConfigError: The sweeper is another one, or a value is out of range.
     """
     node = cfg.hydra.sweeper
     try:
@@ -390,11 +389,11 @@ def _contenders(
 def _folder(cfg: DictConfig) -> Path:
     """Make the sweep directory.
 
-    One named by the clock is new, even where two sweeps begin in the same second.
+    A folder named by the time is always new, even if two sweeps begin in the same second.
 
     Raises:
-        ConfigError: There is a file of that name.
-        StorageError: It cannot be made.
+        ConfigError: A file has that name.
+        StorageError: The folder cannot be created.
     """
     refuse_url("hydra.sweep.dir", str(cfg.hydra.sweep.dir))
     folder = Path(str(cfg.hydra.sweep.dir))
@@ -442,7 +441,7 @@ def _tell_end(driver: Driver, end: str) -> None:
 
     Args:
         driver: The driver of the sweep.
-        end: Why it was stopped, and how it goes on; empty if it was not.
+        end: Why the sweep was stopped, and how to continue it; empty if it was not stopped.
     """
     note = driver.view.note
     board = driver.board

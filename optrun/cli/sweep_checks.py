@@ -25,8 +25,8 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
     """Refuse an invalid sweep before its first job starts.
 
     Args:
-        jobs: Those that show what all of them are.
-        command: What was typed.
+        jobs: Examples of all jobs.
+        command: The command line of the sweep.
         launcher: `hydra.launcher`.
     """
     from optrun.config.safety import refuse_stored_trust
@@ -62,7 +62,7 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
 
 
 def _refuse_ranks(job: Job) -> None:
-    """Refuse a job with impossible ranks; its own process checks the devices."""
+    """Refuse a job with an impossible number of ranks; its process checks devices."""
     config = store.typed(saved.with_schemas(job.values, job.label))
     assert isinstance(config.distributed, RanksConfig)
     nproc = config.training.nproc_per_node
@@ -76,8 +76,8 @@ def refuse_choices_of_this_process(job: Job) -> None:
     """Refuse a choice unknown to the process of a job.
 
     Raises:
-        ConfigError: It was registered in a cell of a notebook, or by a module that this program
-            imported, and not by a plugin or an installed package.
+        ConfigError: The choice was registered in a notebook or an imported module, not by a plugin
+            or an installed package.
     """
     for record in origins.records(job.values):
         if "plugin" not in record and "distribution" not in record:
@@ -92,7 +92,7 @@ def refuse_other_code(directory: SweepDir) -> None:
     """Refuse to go on with a sweep after a change of plugin code.
 
     Raises:
-        ConfigError: Naming the job, what it used, and both digests.
+        ConfigError: The message names the job, the plugin and both digests.
     """
     for summary in sorted(directory.path.glob("*/summary.json")):
         origins.require(
@@ -101,7 +101,7 @@ def refuse_other_code(directory: SweepDir) -> None:
 
 
 def refuse_unjudged(jobs: list[Job]) -> None:
-    """Refuse a search without an evaluation to go by; a plain grid may do without.
+    """Refuse a search without an evaluation metric; a plain grid needs none.
 
     Raises:
         ConfigError: The jobs have no rows to evaluate on.
@@ -125,12 +125,11 @@ def refuse_unfit_confirmation(
 
     Args:
         confirm: `hydra.sweeper.confirm`.
-        seeds: Those of the sweep.
-        jobs: That show what all of them are.
+        seeds: Seeds of the sweep.
+        jobs: Examples of all jobs.
 
     Raises:
-        ConfigError: With the key; the seeds take part in the choice, or are too few; or there is no
-            one choice.
+        ConfigError: The seeds are used by the sweep or too few, or the sweep chooses no contenders.
     """
     from optrun.cli.values import read_request
     from optrun.report.confirmation_plan import refuse_stale

@@ -24,7 +24,7 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
 
     Args:
         directory: Directory of the sweep; the current contents of the files are recorded in it.
-        jobs: They show every path of the sweep.
+        jobs: Jobs that together have every path of the sweep.
 
     Raises:
         ConfigError: The message names the key, the file and the job.
@@ -60,8 +60,8 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
 def _paths(values: PlainMapping) -> Iterator[tuple[str, str, bool]]:
     """Yield key and text of each path in the configuration of a job, and a flag.
 
-    The flag is true where only the sizes of the files are compared, as reading them before a sweep
-    takes too long: rows that are a stream, and folders of data.
+    The flag is true if only file sizes are compared, because reading takes too long: for streams
+    and folders of data.
     """
     # A run may write the files of its callbacks.
     keys = [key for key in path_keys(values) if not key.startswith("callbacks.")]
@@ -81,7 +81,7 @@ def _texts(value: object) -> list[str]:
 def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
     """Describe the files of a path, a folder or a glob.
 
-    Of a name that leads nowhere, such as a hub's, none.
+    Empty for a path that does not exist, such as a name on the hub.
     """
     path = Path(text).expanduser()
     if path.is_dir():
@@ -112,7 +112,7 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
 def _trained_on(directory: SweepDir, text: str) -> str | None:
     """Find a job of the sweep trained with a path.
 
-    A job without a finished step has read nothing.
+    Jobs without a finished step do not count.
     """
     for config in sorted(directory.path.glob("*/config.yaml")):
         with contextlib.suppress(ConfigError):

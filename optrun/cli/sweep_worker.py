@@ -28,14 +28,15 @@ def train_job(
     """Train a job on the devices visible to this process.
 
     Args:
-        request: Composed for the job.
-        run: Its directory.
+        request: The composed request of the job.
+        run: Run directory of the job.
         console: Where progress is printed.
-        resume: Where to go on; None: from the start.
+        resume: The run and checkpoint to resume; None: from the start.
         stop_at: Pause after this many optimizer steps.
 
     Raises:
-        OptrunError: Its ranks cannot have them, or as `train_on_ranks` and `run_here`.
+        OptrunError: There are too few devices for the ranks, or as `train_on_ranks` and `run_here`
+            raise it.
     """
     if isinstance(request.config.distributed, RanksConfig):
         refuse_unfit(request.config, (), None)

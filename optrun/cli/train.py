@@ -91,7 +91,8 @@ def _show(
     """Print the answer to `--cfg` or `--info`.
 
     Raises:
-        ConfigError: A run goes on, or several are asked for, where one configuration is shown.
+        ConfigError: The command line resumes a run or starts a sweep, so there is no single
+            configuration.
     """
     if command_line.resume is not None:
         raise ConfigError(
@@ -114,7 +115,7 @@ def _show(
 
 
 def _follow(rank_info: Launched, argv: list[str], args: argparse.Namespace) -> int:
-    """Run as a rank above 0; only rank 0 answers questions."""
+    """Run as a rank above 0; only rank 0 answers `--help` and the like."""
     _refuse_alone(rank_info, args)
     if any((args.help, args.hydra_help, args.shell_completion, args.cfg, args.info)):
         return EXIT_DONE
@@ -142,10 +143,10 @@ def _join(
     """Run as a rank of a launcher.
 
     Args:
-        rank_info: What the launcher says of this process.
+        rank_info: Rank and addresses from the launcher.
         argv: Arguments after `optrun`.
-        overrides: Those among them.
-        lead: What rank 0 does; None: another rank, which composes nothing.
+        overrides: The overrides in `argv`.
+        lead: Run on rank 0; None on another rank, which receives its work.
     """
     from optrun.launch.leader import Leader, follow_leader
     from optrun.launch.rank import begin, leave
@@ -162,7 +163,7 @@ def _join(
 
 
 def _timeout(tokens: Sequence[str]) -> float:
-    """Read how long to wait for the other ranks, before anything is composed."""
+    """Read the timeout for the other ranks from typed overrides, before composition."""
     timeouts = [token for token in tokens if token.startswith("distributed.timeout_seconds=")]
     try:
         return float(timeouts[-1].partition("=")[2])
@@ -174,12 +175,12 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
     """Start a run, or resume one.
 
     Args:
-        hydra: Over the user's folders.
-        command_line: Not checked yet.
-        caller: Who asked for it.
+        hydra: Composes configurations, also from the user's folders.
+        command_line: The command line, not checked yet.
+        caller: The command line or a Python program, and where it prints.
 
     Raises:
-        OptrunError: It is refused, or comes to a bad end.
+        OptrunError: The run is refused or fails.
     """
     from optrun.cli.resume import resume
     from optrun.launch.single_run import start
@@ -203,12 +204,12 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     """Start a sweep, or go on with one.
 
     Args:
-        hydra: Over the user's folders.
-        command_line: Not checked yet.
-        caller: Who asked for it.
+        hydra: Composes configurations, also from the user's folders.
+        command_line: The command line, not checked yet.
+        caller: The command line or a Python program, and where it prints.
 
     Raises:
-        OptrunError: It is refused; no job was started.
+        OptrunError: The sweep is refused; no job was started.
     """
     from optrun.cli.sweep import sweep
 
@@ -256,7 +257,7 @@ def _refuse_call_in_rank(caller: Caller) -> None:
     Each would train alone, in the same directory.
 
     Raises:
-        ConfigError: A launcher started this process, and not the command line.
+        ConfigError: A launcher such as torchrun started this process.
     """
     rank_info = launched(os.environ)
     if caller.leader is None and rank_info is not None and rank_info.size > 1:

@@ -34,7 +34,7 @@ two sizes or more, and names the runs that would test it. Reads files only.
 
 
 def run(arguments: VerbArguments) -> int:
-    """Predict and print the answer.
+    """Predict the learning rate of another size, and print it.
 
     Returns:
         0.
@@ -83,7 +83,7 @@ def _parse_target(text: str) -> dict[str, float]:
 
 
 def _write_law(answer: Answer) -> str:
-    """Write the power law that carries an answer; empty if the size itself was swept."""
+    """Write the power law behind an answer; empty if the size itself was swept."""
     powers = []
     for key, exponent in answer.exponents.items():
         power = f"{key}^{exponent.value:+.2f}"

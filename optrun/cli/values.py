@@ -41,7 +41,7 @@ def read_request(
     Other options are taken as they are.
 
     Raises:
-        ConfigError: A value that is none; or seeds are named, and planned, too.
+        ConfigError: A value is invalid, or seeds are given together with power or difference.
     """
     from optrun.report.confirmation_plan import ConfirmationRequest
 

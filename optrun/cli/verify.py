@@ -41,7 +41,7 @@ def run(arguments: VerbArguments) -> int:
     """Check each path, and name damaged files and tensors.
 
     Returns:
-        0 if everything is whole, else 4.
+        0 if everything is intact, else 4.
     """
     return max(_verify(path) for path in arguments.positional)
 
@@ -98,7 +98,7 @@ class _File:
 
 @dataclass
 class Report:
-    """What was found in one folder with a manifest."""
+    """The result of checking one folder with a manifest."""
 
     folder: Path
     problems: list[str]
@@ -150,7 +150,7 @@ def examine(folder: Path, run_id: str | None = None) -> Report:
     """Compare a checkpoint with its manifest, file by file.
 
     Args:
-        folder: A checkpoint, whole or not.
+        folder: A checkpoint, damaged or not.
         run_id: Id of the run whose directory holds the checkpoint; None: unknown.
     """
     from optrun.artifacts import run_dir as names

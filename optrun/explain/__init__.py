@@ -24,12 +24,12 @@ def run(
     Args:
         config: The whole configuration.
         all_tensors: Show every tensor, not every group.
-        as_json: One JSON object on stdout, and nothing else.
+        as_json: Print one JSON object and nothing else.
         trunk: State of the trunk, if the run is a branch.
 
     Raises:
-        ConfigError: Whatever training would refuse before its first step, as far as it does not
-            depend on the data.
+        ConfigError: Training would refuse the configuration before its first step, regardless of
+            the data.
     """
     from optrun.explain.build import explain
 

@@ -54,16 +54,16 @@ from optrun.scheduler.builders import num_warmup_steps_of
 def explain(
     config: RunConfig, model: nn.Module | None = None, trunk: TrunkState | None = None
 ) -> Facts:
-    """Build everything but the run.
+    """Build everything on the meta device, and collect the facts of the configuration.
 
     Args:
         config: The whole configuration.
-        model: In place of the one it names; best on the meta device.
+        model: Used in place of the configured model; preferably on the meta device.
         trunk: State of the trunk, if the run is a branch.
 
     Raises:
-        ConfigError: Whatever training would refuse before its first step, as far as it does not
-            depend on the data.
+        ConfigError: Training would refuse the configuration before its first step, regardless of
+            the data.
     """
     notes: list[str] = []
     data_notes: list[str] = []
@@ -172,7 +172,7 @@ def explain(
 def _shapes(
     config: RunConfig, spec: ModelSpec
 ) -> tuple[nn.Module, Mapping[str, Growth], list[str]]:
-    """Build the model on the meta device, with its growth over the base and notes."""
+    """Build the model on the meta device; return its growth over muP's base and notes, too."""
     parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
     if config.task.keeps_apart is not None:
@@ -181,13 +181,13 @@ def _shapes(
 
 
 def weight_dtype(config: RunConfig) -> str:
-    """Name the type of the weights."""
+    """Name the dtype of the weights."""
     dtype, bits = config.model.dtype.value, getattr(config.model, "quantization", None)
     return dtype if bits is None else f"{bits.removesuffix('bit')} bits and {dtype}"
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
-    """Write one note for each tensor with several names."""
+    """Write one note for each tied tensor, with all of its names."""
     first = {id(param): name for name, param in params.items()}
     aliases = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
@@ -292,10 +292,11 @@ def _fork_facts(
     """Collect the state taken over by a fork.
 
     Args:
-        trunk: Where it starts.
-        optimizer: Of the branch, on the meta device; it is given the trunk's state.
-        scheduler: Of the branch, at step 0.
-        steps: Of the schedule.
+        trunk: State of the trunk.
+        optimizer: Optimizer of the branch, on the meta device; changed in place: it loads the
+            trunk's state.
+        scheduler: Schedule of the branch, at step 0.
+        steps: Length of the schedule.
     """
     at = trunk.step - trunk.schedule_from
     lrs = [base * scheduler.multiplier(at) for base in scheduler.base_lrs]

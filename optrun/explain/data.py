@@ -37,15 +37,15 @@ class Sampled:
     """Facts from a sample of the data.
 
     Attributes:
-        train_rows: Rows there are.
-        eval_rows: Likewise, of all evaluation sets; held back from the training rows where none are
-            named.
-        looked_at: How many of both were looked at.
-        examples: Training examples of an epoch, of which a row may give several or none; None where
-            only the run knows.
-        facts: Of those; None where they are images, or single texts that are too long.
-        example: One of the training rows as it is learnt; None where there is nothing to read.
-        spec: What data and tokenizer ask of the model; None where they were not looked at.
+        train_rows: Number of training rows.
+        eval_rows: Number of evaluation rows in all sets; held back from the training rows if none
+            are named.
+        looked_at: Number of sampled training and evaluation rows.
+        examples: Training examples of an epoch (a row may give several or none); None: only the run
+            can count them.
+        facts: Facts of the sampled rows; None for images, and if a single text is too long.
+        example: A training example as text; None if it is not text.
+        spec: Requirements of data and tokenizer on the model; None if nothing was sampled.
     """
 
     train_rows: int
@@ -58,17 +58,17 @@ class Sampled:
 
 
 def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
-    """Look at a sample of the configured data.
+    """Load a sample of the configured data, and collect facts of it.
 
     Args:
         config: The whole configuration.
-        notes: Takes what was decided, and why nothing was looked at.
+        notes: Changed in place: decisions, or the reason why nothing was sampled.
 
     Returns:
-        None where no data are named, where they lie on the hub, or are large.
+        None if no data are named, or if they are on the hub or large.
 
     Raises:
-        ConfigError: Data that training would refuse.
+        ConfigError: Training would refuse the data.
     """
     reason = _left_to_the_run(config)
     if reason is None or reason:
@@ -136,9 +136,9 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
 
 
 def _left_to_the_run(config: RunConfig) -> str | None:
-    """Explain why the data are not looked at; None if none are named.
+    """Explain why the data are not sampled; None if none are named.
 
-    Empty if they are looked at.
+    Empty if they are sampled.
     """
     data = config.data
     if isinstance(data, HubConfig):

@@ -52,10 +52,9 @@ class TensorFacts:
     Attributes:
         group: Index of its parameter group.
         lr_peak: Highest learning rate it will see.
-        lr_scale: That over the run's `lr`; None where a rule gave an absolute one.
+        lr_scale: `lr_peak` divided by the run's `lr`; None if a rule set an absolute lr.
         adapted: Whether LAMB's trust ratio applies; None for optimizers without one.
-        state_bytes: Of the optimizer's state once it has had a gradient; None where it is not
-            known.
+        state_bytes: Bytes of optimizer state after the first gradient; None: unknown.
     """
 
     name: str
@@ -78,9 +77,9 @@ class CurveFacts:
     """The multipliers of the lr of every group.
 
     Attributes:
-        steps: Some of the run, the one with the highest multiplier among them.
-        multipliers: At those steps.
-        peak: The highest over all steps of the run.
+        steps: Sampled steps of the run, including the one with the highest multiplier.
+        multipliers: Multipliers at those steps.
+        peak: Highest multiplier over all steps of the run.
     """
 
     steps: list[int]
@@ -90,14 +89,14 @@ class CurveFacts:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of the fullest rank.
+    """Memory of the rank that needs most.
 
     Attributes:
-        distributed: The choice, `ddp` or `fsdp`.
-        ranks: All there are, over all machines.
-        shards: Ranks that share one model; 1 where each holds the whole.
-        weight_bytes: Of its pieces of all parameters.
-        gradient_bytes: Of those that train.
+        distributed: The choice of `distributed=`, `ddp` or `fsdp`.
+        ranks: Number of ranks on all machines.
+        shards: Number of ranks that share one model; 1 if each holds the whole.
+        weight_bytes: Bytes of its shards of all parameters.
+        gradient_bytes: Bytes of its shards of all gradients.
         state_bytes: Bytes of optimizer state; None: unknown.
     """
 
@@ -114,24 +113,24 @@ class Facts:
     """The facts behind `optrun explain`.
 
     Attributes:
-        warmup_steps: Length of the climb.
-        warmup_share: That over the run, where it was not given in steps.
+        warmup_steps: Length of the warm-up.
+        warmup_share: Share of the warm-up in the run, if it is not given in steps.
         steps: Length of the run in optimizer steps.
-        steps_from: Where that number comes from: `max_steps`, `data`, or `assumed`.
-        in_steps: Whether the schedule is read in steps: the length is known, or it names steps
-            itself. Otherwise it is shares of a run of any length.
-        kernel: What steps the optimizer, and why it is nothing faster.
-        waits: Why each step waits for its loss before the update; None: it does not.
+        steps_from: Origin of `steps`: `max_steps`, `data` or `assumed`.
+        in_steps: Whether the schedule is described in steps, because the length is known or the
+            schedule names steps; otherwise in shares of the run.
+        kernel: The optimizer's kernel, and why not a faster one.
+        waits: Why each step waits for its loss before the update; None if it does not.
         frozen: Names of parameters that do not train.
-        weight_dtype: Of the parameters, those apart that an adapter trains.
-        weight_bytes: Of all parameters.
-        gradient_bytes: Of the trainable ones.
+        weight_dtype: Dtype of the parameters, except those of an adapter.
+        weight_bytes: Bytes of all parameters.
+        gradient_bytes: Bytes of the gradients of trainable parameters.
         state_bytes: Bytes of optimizer state; None: unknown.
-        rank_memory: What each rank holds of that; None in one process.
-        data: What named data hold; None where none are named, or they are looked at by a run alone.
-        branch: Where it leaves its trunk; None for a run of its own.
-        options: Of the optimizer, resolved: what its dialect says and what was given.
-        notes: What was assumed or left open, for people.
+        rank_memory: Memory of the rank that needs most; None in one process.
+        data: Facts of the data; None if no data are named, or only the run reads them.
+        branch: Where the run leaves its trunk; None if it is no branch.
+        options: Options of the optimizer, resolved from its dialect and typed values.
+        notes: Assumptions and open points, for the user.
     """
 
     model: str
@@ -212,7 +211,7 @@ class GroupFacts:
     def weight_decays(self) -> tuple[float, float]:
         """Lowest and highest weight decay.
 
-        They differ where the optimizer exempts names of its own.
+        They differ if the optimizer exempts some parameters by name.
         """
         decays = [tensor.weight_decay for tensor in self.tensors]
         return min(decays), max(decays)
@@ -247,7 +246,7 @@ def groups_of(facts: Facts) -> list[GroupFacts]:
 
 
 def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
-    """Sort groups of a layer beside each other, layers in the order of the model, the head last."""
+    """Sort groups by layer, in the order of the model, the head last."""
     order = list(dict.fromkeys(group.first.layer for group in groups))
     return sorted(
         groups,

@@ -37,15 +37,15 @@ def rank_memory(
     Args:
         config: Says how many ranks there are and how they share a model;
             `training.nproc_per_node=auto` counts the GPUs of this machine.
-        params: All of the model's, by name.
-        sizes: Bytes of each of them.
-        states: Bytes of optimizer state of those that train; None where it is not known.
+        params: Name -> parameter, for all of the model.
+        sizes: Name -> bytes of the parameter.
+        states: Name -> bytes of optimizer state, for trainable parameters; None: unknown.
 
     Returns:
-        None in one process.
+        The memory, or None in one process.
 
     Raises:
-        ConfigError: The degrees of `distributed=fsdp` do not make up all ranks.
+        ConfigError: The degrees of `distributed=fsdp` do not multiply to the number of ranks.
     """
     distributed = config.distributed
     if not isinstance(distributed, RanksConfig):
@@ -74,6 +74,6 @@ def rank_memory(
 
 
 def _piece(param: Tensor, size: int, shards: int) -> int:
-    """Count the bytes of the largest piece: FSDP2 cuts the first dimension, as torch.chunk does."""
+    """Count the bytes of the largest shard: FSDP2 chunks dimension 0 as torch.chunk does."""
     rows = param.shape[0] if param.dim() else 1
     return size if not rows else size * -(-rows // shards) // rows

@@ -25,13 +25,13 @@ def area_plot(
     """Plot the area below a curve; each character is filled by eighths.
 
     Args:
-        xs: Rising.
-        ys: Of each x, 0 or more.
+        xs: Rising x values.
+        ys: The y value of each x, at least 0.
         width: Characters in all, axis labels included.
         height: Rows of the plot itself.
         top: Value at the upper edge, above 0.
-        left_label: Under the left end of the axis.
-        right_label: Under its right end.
+        left_label: Text under the left end of the axis.
+        right_label: Text under the right end of the axis.
 
     Returns:
         `height` + 2 lines.

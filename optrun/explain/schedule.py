@@ -24,7 +24,7 @@ def _listed(config: SchedulerConfig) -> list[int]:
 
 
 def _values(config: SchedulerConfig) -> int:
-    """Count the multipliers of a schedule with one for each step; else 0."""
+    """Count the multipliers of a schedule that lists one per step; else 0."""
     return (
         len(config.values)
         if isinstance(config, PiecewiseConfig) and config.boundaries is None
@@ -53,8 +53,7 @@ def named_steps(config: SchedulerConfig) -> list[int]:
 def assumed_steps(config: SchedulerConfig) -> int:
     """Choose a length for a run of unknown length.
 
-    Long enough for the steps that the schedule names, and where some lengths would be refused, one
-    that is not.
+    It covers the steps that the schedule names, and is one that the schedule accepts.
     """
     steps = max(ASSUMED_STEPS, *(2 * step for step in named_steps(config)), 0)
     if _values(config):
@@ -72,7 +71,7 @@ def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFact
 
     Args:
         curve: The multiplier of the lr.
-        config: What it was built from; the steps that it names are among the samples.
+        config: Configuration of the schedule; the steps that it names are sampled, too.
         steps: Length of the run.
     """
     at = set(_spread(0, steps - 1))

@@ -36,7 +36,7 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
     Args:
         facts: The facts to show.
         console: Where to print.
-        all_tensors: Every tensor rather than every group.
+        all_tensors: Show every tensor, not every group.
     """
     table = _table(facts, console.width, all_tensors=all_tensors)
     for part in (_headline(facts), table, _memory(facts), _schedule(facts, console.width)):
@@ -124,7 +124,7 @@ def _headline(facts: Facts) -> RenderableType:
 def _resolved(options: Mapping[str, object]) -> str:
     """Write the options in force under a dialect.
 
-    Those that are off are left out.
+    Options that are off are left out.
     """
     active = {
         key: value
@@ -139,7 +139,7 @@ def _resolved(options: Mapping[str, object]) -> str:
 def _length(facts: Facts) -> str:
     """Describe the length of the schedule and its warm-up.
 
-    As the configuration has it, in steps or as shares.
+    Both are in steps or in shares, as in the configuration.
     """
     climb = facts.warmup_steps
     if facts.steps_from != "assumed":
@@ -196,7 +196,7 @@ def _columns(facts: Facts, width: int, *, all_tensors: bool) -> list[_Column]:
     Args:
         facts: The facts to show.
         width: Width of the terminal, in characters.
-        all_tensors: A row is a tensor, and not a group.
+        all_tensors: Rows are tensors, not groups.
     """
 
     def varies(name: str) -> bool:
@@ -229,7 +229,7 @@ def _columns(facts: Facts, width: int, *, all_tensors: bool) -> list[_Column]:
 
 
 def _table(facts: Facts, width: int, *, all_tensors: bool) -> Table:
-    """Tabulate the groups, or every tensor; what is too long in the last column goes on below."""
+    """Tabulate the groups, or every tensor; a long last column continues below."""
     columns = _columns(facts, width, all_tensors=all_tensors)
     table = Table(
         box=box.SIMPLE_HEAD,

@@ -13,9 +13,9 @@ from optrun.optimizer.torch_named import Adam, AdamW
 
 
 def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
-    """Say why each step would wait for its loss and gradient norm; None: it would not.
+    """Explain why each step would wait for its loss and gradient norm; None if it would not.
 
-    Without a reason they are read while the next step runs. The rules are those of
+    Without a reason to wait, they are read while the next step runs. The rules are those of
     `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`.
     """
     if config.training.profile is not None:
@@ -37,7 +37,7 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
 
 
 def _skips_on_cuda(optimizer: Optimizer, *, is_sharded: bool) -> bool:
-    """Tell whether kernels that leave a bad step out would step all groups on a CUDA device."""
+    """Tell whether CUDA kernels that can skip a non-finite step would step all groups."""
     groups = optimizer.param_groups
     if isinstance(optimizer, BatchOptimizer):
         return not is_sharded and all(optimizer.kernel(g, "cuda") == "triton" for g in groups)
