@@ -6,7 +6,7 @@ Their update, with names, groups with a scale, a guarded lr and a config.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -139,6 +139,21 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         if defaults["foreach"] is None and defaults["fused"] is None:
             defaults["fused"] = fusable(entries) or None
         super().__init__(entries, defaults)
+
+    def _init_group(
+        self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
+    ) -> Any:
+        """Hand torch neighbouring fused groups with equal options as one: each call has a price."""
+        if group is self.param_groups[0]:
+            runs = [list(run) for _, run in groupby(self.param_groups, self._options_of)]
+            self._runs = {id(run[0]): run for run in runs}
+        run = self._runs.pop(id(group), [])
+        joined = {**group, "params": chain.from_iterable(each["params"] for each in run)}
+        return super()._init_group(joined, params, grads, *state)
+
+    def _options_of(self, group: ParamGroup) -> list[object]:
+        """List what torch's update reads; no two groups that are not fused have the same."""
+        return [group["fused"] or id(group), *map(group.get, self.defaults)]
 
     def skips_on_device(self) -> bool:
         """Tell whether torch's fused kernels, which read `found_inf`, step all groups."""

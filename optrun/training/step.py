@@ -276,6 +276,7 @@ class TrainStep(Precision):
         """
         self._scaler_state = None
         result = self.read(self.compute(micro_batches, step, position))
+        self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         if result.finite:
             self.updating = True
             self.scaler.step(self.optimizer)
@@ -316,7 +317,6 @@ class TrainStep(Precision):
             if self.world.size > 1 or step.weight_of(run[1])
         ]
         shares = self._shares(runs, step, position)
-        self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
         values = torch.stack([*shares, grad_norm.to(shares[0].device)])
