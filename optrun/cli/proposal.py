@@ -129,6 +129,7 @@ class _Draft:
     hydra: Hydra
     typed: list[str]
     proposed: dict[str, str] = field(default_factory=dict)
+    explained: dict[tuple[str, ...], Facts] = field(default_factory=dict)
 
     @property
     def overrides(self) -> list[str]:
@@ -150,7 +151,10 @@ class _Draft:
     def explain(self) -> Facts:
         from optrun.explain.build import explain
 
-        return explain(self.compose(self.overrides))
+        overrides = tuple(self.overrides)
+        if overrides not in self.explained:  # seconds each
+            self.explained[overrides] = explain(self.compose(overrides))
+        return self.explained[overrides]
 
     def load(self) -> Source:
         from optrun.data.build import load_source

@@ -107,7 +107,7 @@ def test_a_chat_runs_at_once(here: Path, capsys: pytest.CaptureFixture[str]) -> 
             ["row 1", "needs quotes", "or the first line does not name"],
         ),
         ({"a.csv": "x,y\n3,4\n5,6\n7,8\n"}, ["a.csv"], ["it trains on texts"]),
-        ({"a.csv": "1.5,2\n3,4\n5,6\n"}, ["a.csv"], ["in place of a line of names: '1.5', '2'"]),
+        ({"a.csv": "1.5,2\n3,4\n5,6\n"}, ["a.csv"], ["it trains on texts", "Columns: 1.5, 2"]),
         ({"x/README": "a"}, ["x"], ["data.train=x", "a folder"]),
         (
             {"a.tsv": REVIEWS.partition("\n")[2].replace(";", "\t")},
