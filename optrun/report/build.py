@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 from rich.console import Console
@@ -117,8 +119,8 @@ def report(
         The findings, the warnings and the files.
 
     Raises:
-        ConfigError: There is no run; metric, baseline or key is unknown; or a file that is not a
-            report would be overwritten.
+        ConfigError: There is no run; metric, baseline or key is unknown; or a person's file or
+            the report of other runs would be overwritten.
         StorageError: A file cannot be written.
     """
     dirs = [locate(str(directory)).runs_folder for directory in directories]
@@ -167,6 +169,7 @@ def report(
         stem += _slug(options)
     drawn = all_pictures(comparison) if len(runs) > 1 else [_curves_picture(runs[0])]
     content = _content(finished_report, sections)
+    content["directories"] = _identify(dirs, folder)
     finished_report.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
         line = f"{verdict} More in {finished_report.files[0]}"
@@ -196,6 +199,12 @@ def _slug(typed: Mapping[str, object]) -> str:
     """Write the typed options as a file name suffix, such as `-metric-eval-accuracy`."""
     parts = [f"-{key}-{value}" for key, value in typed.items() if value not in (None, "")]
     return re.sub(r"[^A-Za-z0-9.-]+", "-", "".join(parts))[:100]
+
+
+def _identify(dirs: Sequence[Path], folder: Path) -> str:
+    """Digest where the reported directories lie, seen from the folder of the report."""
+    paths = sorted(os.path.relpath(directory.resolve(), folder.resolve()) for directory in dirs)
+    return sha256("\n".join(paths).encode()).hexdigest()[:16]
 
 
 def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
@@ -433,6 +442,11 @@ def _write(
                     f"{path} exists and was not written by optrun report: move it away, or write"
                     " elsewhere with out=DIR"
                 )
+        if pages[0].exists():
+            with open_file(pages[0]) as file:
+                start = file.read(4096)
+            if str(content["directories"]).encode() not in start:
+                raise ConfigError(f"{pages[0]} reports on other runs: choose another out=DIR.")
         for path, text in zip(pages, [*render(content, images), table], strict=True):
             replace_text(path, text)
         for path, png in images.values():

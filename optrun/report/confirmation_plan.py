@@ -168,6 +168,10 @@ def load_or_make_plan(
     request = request or ConfirmationRequest()
     other_plans = find_plans([sweep])
     plan = read_plan(folder)
+    if plan is not None and plan.sweep is not None:
+        planned_sweep = (folder / plan.sweep).resolve()
+        if planned_sweep.is_dir() and planned_sweep != sweep.resolve():
+            raise ConfigError(f"{folder} confirms {planned_sweep}. Choose another out=DIR.")
     findings = _analyse_choice(sweep, [folder, *other_plans], request, plan)
     if plan is not None and not _plans_anew(request, plan, folder):
         _refuse_other_plan(findings, plan, request, folder)

@@ -456,6 +456,9 @@ def test_another_question_never_takes_the_place_of_the_report_of_a_sweep(
         "report-baseline-adamw.html",
         "report.html",
     ]
+    with pytest.raises(ConfigError, match="reports on other runs: choose another out=DIR"):
+        report([Path("second")], out=elsewhere)
+    report([sweep.resolve()], out=elsewhere)
     together = report([sweep, Path("second")]).files[0]
     assert together.is_relative_to(Path("outputs", "reports"))
     assert not (Path("second") / "report.html").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -189,6 +190,10 @@ def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
     assert read_plan(folder) == made
     again, said = load_or_make_plan(sweep, folder)
     assert (again, said) == (made, "goes on with what was planned: seeds 5-7")
+    other_sweep = sweep.with_name("other")
+    shutil.copytree(sweep, other_sweep, ignore=shutil.ignore_patterns("confirm"))
+    with pytest.raises(ConfigError, match=r"confirms .*sweep\. Choose another out=DIR"):
+        load_or_make_plan(other_sweep, folder)
     make_run(folder / "adamw5", seed=5, max_steps=25)
     with pytest.raises(ConfigError, match=r"planned with seeds 5-7.*out=DIR"):
         load_or_make_plan(sweep, folder, ConfirmationRequest(seeds=[5, 6, 7, 8]))

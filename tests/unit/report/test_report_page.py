@@ -88,6 +88,7 @@ def test_a_reader_of_paper_gets_black_on_white_and_whole_tables(made: tuple[Repo
 CONTENT = {
     "title": "3 contenders",
     "subtitle": "15 runs",
+    "directories": "0123456789abcdef",
     "line": "lamb at lr 4e-3 could be the best.",
     "next": "optrun confirm outputs/sweeps/<b>",
     "table": Table(
