@@ -21,7 +21,7 @@ from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
 from optrun.optimizer.classes import class_of, is_own
 from optrun.optimizer.composite import Composite
-from optrun.optimizer.groups import given_names
+from optrun.optimizer.groups import given_names, refuse_flat_pieces
 from optrun.optimizer.other_libraries import build_plain, build_pytorch_optimizer, library_class
 from optrun.optimizer.round_trip import Build, build_checked
 from optrun.param_groups.roles import LORA, is_lora
@@ -264,10 +264,11 @@ def _split_for_muon(
         if group["optimizer"] != "muon":
             split.append(dict(group))
             continue
+        pairs = given_names(group["params"], 0)
+        refuse_flat_pieces(pairs, "Muon")  # the companion would take all of them
         hidden, rest = hidden_and_rest(group, factors=names_muon)
         if not names_muon:
-            names = (name for name, _ in given_names(group["params"], 0))
-            factors += [name for name in names if _role(group, name) == LORA]
+            factors += [name for name, _ in pairs if _role(group, name) == LORA]
         if hidden:
             split.append({**group, "params": hidden})
         if rest:

@@ -11,6 +11,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from accelerate import Accelerator
 from peft.optimizers import create_loraplus_optimizer
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
@@ -172,7 +173,73 @@ def host_peft(case: Case) -> None:
         assert not torch.equal(adapter[name], factor)
 
 
+def host_accelerate(case: Case) -> None:
+    """accelerate wraps it, saves its state and hands it to another process."""
+    model, other = net(), net()
+    alone = case.build(other.named_parameters())
+    wrapped = Accelerator(cpu=True).prepare(case.build(model.named_parameters()))
+    assert torch.equal(trained(model, wrapped), trained(other, alone))
+    fresh = case.build(other.named_parameters())
+    fresh.load_state_dict(copy.deepcopy(wrapped.state_dict()))
+    assert torch.equal(trained(model, wrapped, first=3), trained(other, fresh, first=3))
+
+
+def host_lightning(case: Case) -> None:
+    """BackboneFinetuning adds a group in training, and writes the groups anew on a resume."""
+    model = net()
+    head = ["2.weight", "2.bias"]
+    backbone = ["0.weight"]
+
+    def pairs_of(model: nn.Module, wanted: list[str]) -> list[tuple[str, nn.Parameter]]:
+        return [(name, model.get_parameter(name)) for name in wanted]
+
+    optimizer = case.build(pairs_of(model, head), lr=0.1)
+    trained(model, optimizer, 1)
+    optimizer.add_param_group({"params": pairs_of(model, backbone), "lr": 0.02})
+    trained(model, optimizer, 1, first=1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = copy.deepcopy(model)
+    fresh = case.build(pairs_of(other, head), lr=0.1)
+    fresh.add_param_group({"params": pairs_of(other, backbone)})
+    params = [param for group in fresh.param_groups for param in group["params"]]
+    fresh.param_groups = [
+        {**group, "params": [params[place] for place in group["params"]]}
+        for group in saved["param_groups"]
+    ]
+    fresh.load_state_dict(saved)
+    assert [group["lr"] for group in fresh.param_groups] == [
+        group["lr"] for group in optimizer.param_groups
+    ]
+    assert torch.equal(trained(model, optimizer, first=2), trained(other, fresh, first=2))
+
+
+def host_fsdp1(case: Case) -> None:
+    """FSDP1 makes flat pieces: what goes entry by entry steps them, all others refuse."""
+    model = net()
+    pieces = [
+        (f"_fsdp_wrapped_module.{name}", nn.Parameter(param.detach().flatten()))
+        for name, param in model.named_parameters()
+    ]
+    if case.name in NEEDS_WHOLE_TENSORS:
+        with pytest.raises(ValueError, match="flat piece of FSDP1"):
+            case.build(pieces)
+        return
+    optimizer, alone = case.build(pieces), case.build(model.named_parameters())
+    for step in range(3):
+        set_grads(model, step)
+        for (_, piece), param in zip(pieces, model.parameters(), strict=True):
+            assert param.grad is not None
+            piece.grad = param.grad.flatten()
+        optimizer.step()
+        alone.step()
+    assert torch.equal(torch.cat([piece.detach() for _, piece in pieces]), flat(model))
+
+
+NEEDS_WHOLE_TENSORS = {"lamb", "mars", "soap", "adafactor", "muon"}
 HOSTS: list[Callable[[Case], None]] = [
+    host_accelerate,
+    host_lightning,
+    host_fsdp1,
     host_dcp,
     host_exchanges_tensors,
     host_timm,
@@ -231,6 +298,16 @@ def test_trainer_of_transformers_goes_on_from_its_checkpoint(case: Case, tmp_pat
     assert not torch.equal(flat(straight.model), before)
 
 
+def schedule_and_train(
+    schedule: Callable[[Optimizer], Any], model: nn.Module, optimizer: Optimizer
+) -> None:
+    scheduler = schedule(optimizer)
+    for step in range(3):
+        trained(model, optimizer, 1, first=step)
+        if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+            scheduler.step(float(step))
+
+
 @over_cases
 def test_a_function_as_lr_beside_a_host(case: Case) -> None:
     """A step at 0 moves nothing; a rate of somebody else, or a scheduler, is refused."""
@@ -243,11 +320,16 @@ def test_a_function_as_lr_beside_a_host(case: Case) -> None:
     optimizer.param_groups[0]["lr"] = 0.05
     with pytest.raises(RuntimeError, match=r"lr of a parameter group was set to 0\.05"):
         trained(model, optimizer, 1)
-    other = net()
-    driven = case.build(other.named_parameters(), lr=lambda _: 0.1)
-    lr_scheduler.LambdaLR(driven, lambda _: 0.0)
-    with pytest.raises(RuntimeError, match="function of the step"):
-        trained(other, driven, 1)
+    schedulers: list[Callable[[Optimizer], Any]] = [
+        lambda driven: lr_scheduler.LambdaLR(driven, lambda _: 0.0),
+        lambda driven: lr_scheduler.OneCycleLR(driven, 0.1, 9, cycle_momentum=False),
+        lambda driven: lr_scheduler.ReduceLROnPlateau(driven, patience=0),
+    ]
+    for schedule in schedulers:
+        other = net()
+        driven = case.build(other.named_parameters(), lr=lambda _: 0.1)
+        with pytest.raises(RuntimeError, match="function of the step"):
+            schedule_and_train(schedule, other, driven)
 
 
 @pytest.mark.parametrize("mode", ["adapted", "decoupled", "fixed", "scheduled", "corrected"])

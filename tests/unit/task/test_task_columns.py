@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from datasets import Dataset
+from PIL import Image
 
 from optrun.base.errors import ConfigError
+from optrun.config.choice import choice
+from optrun.config.schema.data import SCHEMAS as DATA
+from optrun.data.build import load_source
 from optrun.data.source import Source
 from optrun.task import Task
 from tests.unit.task.conftest import SENTENCE
@@ -15,6 +24,7 @@ from tests.unit.task.conftest import SENTENCE
 Row = dict[str, Any]
 WORDS = SENTENCE.split()
 COUNT = 12
+KINDS = ["csv", "tsv", "json", "jsonl", "parquet", "arrow", "streamed jsonl", "streamed parquet"]
 CHATML = {"chat_template": "chatml"}
 BESIDE: Row = {"id": 7, "url": "http", "meta": {"lang": "en"}, "scores": [0.5], "weight": 1.0}
 """Columns that people have beside those of any task."""
@@ -188,3 +198,65 @@ def test_nothing_is_said_if_all_is_read(
             continue
         _, notes = examples_of(make_task, make_source, case, [row(number) for number in range(9)])
         assert not [note for note in notes if "not read" in note], case
+
+
+def written(kind: str, rows: list[Row], folder: Path) -> Path:
+    """Write rows as a file of a kind."""
+    ending = kind.rpartition(" ")[2]
+    path = folder / f"rows.{ending}"
+    table = Dataset.from_list(rows)
+    if ending == "json":
+        path.write_text(json.dumps(rows))
+    elif ending == "parquet":
+        table.to_parquet(path)
+    elif ending == "arrow":
+        with pa.ipc.new_file(path, table.data.table.schema) as writer:
+            writer.write_table(table.data.table)
+    elif ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        with path.open("w", newline="") as file:
+            delimiter = "\t" if ending == "tsv" else ","
+            csv.writer(file, delimiter=delimiter).writerows(
+                [list(rows[0]), *(row.values() for row in rows)]
+            )
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_a_file_are_read_or_named(
+    make_task: Callable[..., Task],
+    make_source: Callable[..., Source],
+    kind: str,
+    tmp_path: Path,
+) -> None:
+    """Every format of files says the same as rows in memory, streamed or not."""
+    for case, (name, options, data, row) in CASES.items():
+        rows = [{**row(number), **BESIDE} for number in range(COUNT)]
+        if kind in ("csv", "tsv"):
+            rows = [{key: row[key] for key in row if key not in ("meta", "scores")} for row in rows]
+            if any(isinstance(cell, list) for cell in rows[0].values()):
+                continue  # a table has no lists
+        _, notes = examples_of(make_task, make_source, case, rows)
+        path = str(written(kind, rows, tmp_path))
+        streaming = kind.startswith("streamed")
+        files = {"train": path, "eval": path, "max_length": 256, "streaming": streaming, **data}
+        config = choice("data", DATA, "files", files)
+        source = load_source(config, seed=0, documents=False)
+        make_task(name, source, **options)
+        told = [note.partition(": ")[2] for note in source.notes if "not read" in note]
+        assert told == [note.partition(": ")[2] for note in notes if "not read" in note], case
+        assert len(told) == 1, case
+
+
+def test_columns_beside_images_are_named(
+    make_task: Callable[..., Task], make_source: Callable[..., Source]
+) -> None:
+    pictures = [Image.new("RGB", (8, 8), (20 * number, 0, 0)) for number in range(COUNT)]
+    columns = {key: [value] * COUNT for key, value in BESIDE.items()}
+    labels = ["ab"[number % 2] for number in range(COUNT)]
+    source = make_source({"image": pictures, "label": labels, **columns}, image_column="image")
+    make_task("image_classification", source)
+    told = [note for note in source.notes if "not read" in note]
+    assert len(told) == 1
+    assert told[0].endswith(": " + ", ".join(BESIDE))
