@@ -32,7 +32,7 @@ from optrun.explain.facts import (
 from optrun.explain.memory import rank_count, rank_memory
 from optrun.explain.schedule import assumed_steps, named_steps, sample_curve
 from optrun.explain.waits import reason_to_wait
-from optrun.model.attention import device_type, refuse_attention, separation
+from optrun.model.attention import describe_document_masking, device_type, refuse_attention
 from optrun.model.build import ModelSpec, build_model
 from optrun.model.configuration import refuse_unknown
 from optrun.model.quantization import require_quantization, tensor_bytes
@@ -176,7 +176,7 @@ def _shapes(
     parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
     if config.task.keeps_apart is not None:
-        notes = [*notes, separation(model, config.task.keeps_apart)]
+        notes = [*notes, describe_document_masking(model, config.task.keeps_apart)]
     return model, parametrized.sizes, notes
 
 

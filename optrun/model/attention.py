@@ -99,12 +99,12 @@ def one_row(model: PreTrainedModel) -> bool:
     return attention_of(model) in _FLASH
 
 
-def separation(model: PreTrainedModel, key: str) -> str:
-    """Write a note on how documents of a block are kept apart.
+def describe_document_masking(model: PreTrainedModel, key: str) -> str:
+    """Describe how attention is kept within each document of a packed block, for the user.
 
     Args:
-        model: Built.
-        key: What asks for it, such as `task.packing=true`.
+        model: A built model.
+        key: The option that asks for it, such as `task.packing=true`.
     """
     chosen = attention_of(model)
     if chosen in _FLASH:
@@ -118,9 +118,9 @@ def separation(model: PreTrainedModel, key: str) -> str:
 
 @contextmanager
 def plain_attention(model: nn.Module) -> Iterator[None]:
-    """Let a model run on any device and in any precision, as generating does.
+    """Use eager attention in place of flash and flex attention, which not every device has.
 
-    Everything is put back.
+    The configuration is restored at the end.
 
     Args:
         model: A transformers model; parts of it may have configurations of their own.

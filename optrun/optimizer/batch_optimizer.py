@@ -185,7 +185,10 @@ class BatchOptimizer(NamedOptimizer):
         return list(parts.values())
 
     def _gather_by_plan(self, plan: Plan, grads: list[Any]) -> list[Batch] | None:
-        """Gather the batches of a plan and count the step; None if it holds no more."""
+        """Gather one batch for each part of the plan, and count the step.
+
+        None, with nothing counted, if state is missing or tensors have moved in memory.
+        """
         gathered = []
         for part in plan.parts:
             states = [self.state[param] for param in part.params]

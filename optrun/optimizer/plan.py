@@ -178,10 +178,10 @@ class Plan:
     def holds(
         self, params: list[Tensor], have_gradient: list[bool], options: list[list[Any]]
     ) -> bool:
-        """Tell whether it is still the plan for these parameters, gradients and options.
+        """Tell whether the plan is still valid; takes over changed options if it is.
 
-        Options may have changed, as momentum that is cycled, if groups that were stepped together
-        still agree.
+        It needs the same parameter objects, and gradients on the same ones. Options may change, as
+        a cycled momentum does, if groups that are stepped together still have equal ones.
         """
         if len(params) != len(self.params) or not all(map(operator.is_, params, self.params)):
             return False

@@ -122,7 +122,7 @@ def transferred(
     if not sizes or not isinstance(parametrization, MupConfig):
         return [dict(group) for group in groups]
     keeps = parametrization.weight_decay is TransferDecay.independent
-    steppers = _steppers(build_optimizer(config, groups, lr=lr), choice_of(config))
+    steppers = _rules_and_options(build_optimizer(config, groups, lr=lr), choice_of(config))
     out: list[ParamGroup] = []
     counts: dict[str, int] = {}
     for group in groups:
@@ -175,8 +175,11 @@ def _scaled_group(
     return scaled
 
 
-def _steppers(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
-    """Map each parameter name to the rule of its optimizer and the options of its group."""
+def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
+    """Map each parameter name to its optimizer's muP rule and its group's options.
+
+    The options get `adapted`: whether LAMB's trust ratio scales the parameter's update.
+    """
     steppers: dict[str, tuple[str, Options]] = {}
     for group in optimizer.param_groups:
         choice_of_group = str(group.get("optimizer", choice))

@@ -26,7 +26,7 @@ from optrun.param_groups.layer_map import (
     STARTED,
     Layers,
     Place,
-    as_begun,
+    restore_place,
     scale_of,
 )
 from optrun.param_groups.name_dict import places_of_names
@@ -247,7 +247,7 @@ def _find_places(
         return places_of_names(layers.params, config.name_dict, n_layers=config.n_layers)
     positions = layers.places(config.n_layers)
     for name, group in started_groups.items():
-        positions[name] = as_begun(positions[name], group["layer_id"], group["layer"])
+        positions[name] = restore_place(positions[name], group["layer_id"], group["layer"])
     return positions
 
 

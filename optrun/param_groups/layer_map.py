@@ -29,7 +29,7 @@ _EMBEDDING_DIRECT = re.compile(r"embed|(^|_)emb(_|$)|(^|_)pos(_|$)|(^|_)tokens?(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies.
+    """The layer of a parameter.
 
     Attributes:
         layer_id: 0 for embeddings, i + 1 for block i, n_layers + 1 for the head.
@@ -75,13 +75,18 @@ def place_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Place:
     return Place(layer_id, n_layers, label_of(layer_id, n_layers, tower), why)
 
 
-def as_begun(place: Place, layer_id: int, label: str) -> Place:
-    """Restore the place from the start of the run, if it has changed since.
+def restore_place(place: Place, layer_id: int, label: str) -> Place:
+    """Return the place that a parameter had at the start of the run.
 
-    Another version of optrun or another batch can change it.
+    It differs from `place` if another version of optrun or another batch places it otherwise.
+
+    Args:
+        place: The place now; returned as it is if its label is the saved one.
+        layer_id: Saved with the run.
+        label: Saved with the run.
 
     Example:
-        >>> as_begun(Place(0, 2, "embeddings", BELOW), 3, "head")
+        >>> restore_place(Place(0, 2, "embeddings", BELOW), 3, "head")
         Place(layer_id=3, n_layers=2, label='head', why='as the run was started')
     """
     if label == place.label:

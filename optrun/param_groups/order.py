@@ -59,7 +59,7 @@ def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
         >>> sorted(uses, key=uses.__getitem__)
         ['first.weight', 'last.weight']
     """
-    return run_on_shapes(model, batch, Watch).found
+    return run_on_shapes(model, batch, Watch).uses
 
 
 def run_on_shapes(
@@ -147,9 +147,9 @@ def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[
             ),
         )
     return (
-        watch.found,
+        watch.uses,
         (
-            f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(watch.found)}"
+            f"param_groups=layerwise: a forward pass of {kind} over shapes used {len(watch.uses)}"
             f" of {count} tensors; those beside the blocks lie where they were used."
         ),
     )
@@ -196,7 +196,8 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self._names = {id(param): name for name, param in model.named_parameters()}
         self._count = 0
-        self.found: dict[str, tuple[int, int]] = {}
+        self.uses: dict[str, tuple[int, int]] = {}
+        """First and last operation on each parameter, counted from 1."""
 
     def __torch_dispatch__(
         self,
@@ -213,7 +214,8 @@ class Watch(TorchDispatchMode):
         for leaf in tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))
             if name is not None:
-                self.found[name] = (self.found.get(name, (self._count, 0))[0], self._count)
+                first, _ = self.uses.get(name, (self._count, 0))
+                self.uses[name] = (first, self._count)
         if func is torch.ops.aten._local_scalar_dense.default:
             return torch.ones((), dtype=args[0].dtype, device="cpu").item()
         if func is torch.ops.aten._grouped_mm.default:  # on shapes torch has it for bfloat16 alone

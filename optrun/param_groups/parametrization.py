@@ -81,8 +81,8 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
             f" scaled. {_INSTEAD}, which is the same run, or give the smaller sizes at which lr was"
             " tuned."
         )
-    keys = _head_dim(model, base)
-    keys |= _tied(config.model, model, base, sizes)
+    keys = _scale_attention_scores(model, base)
+    keys |= _scale_tied_logits(config.model, model, base, sizes)
     return Parametrized(
         replace(config.model, config=merged(config.model.config, keys)), smaller, sizes
     )
@@ -92,10 +92,15 @@ def _shown(base: PlainMapping) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in base.items()) + "}"
 
 
-def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) -> dict[str, float]:
-    """Scale the logits of a head tied to the embedding.
+def _scale_tied_logits(
+    config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]
+) -> dict[str, float]:
+    """Scale the logits of a head that is tied to the embedding, as muP asks.
 
-    By the architecture's own key, or in the norm before it.
+    Returns:
+        The architecture's own configuration key for it, with its value. Without such a key it is
+        empty, and the norm before the head takes the factor: `logits` of its parameters' entries in
+        `sizes` is changed. Nothing changes if the head is not tied.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     table = model.get_input_embeddings() if head is not None else None
@@ -111,8 +116,8 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) 
         if isinstance(getattr(model.config, key, None), int | float):
             return {key: getattr(base.config, key) * width**power}
     try:
-        path, now = carrier_of_logits(model)
-        _, then = carrier_of_logits(base)
+        path, factor = carrier_of_logits(model)
+        _, base_factor = carrier_of_logits(base)
     except NoCarrierError as error:
         raise ConfigError(
             f"parametrization=mup: {name} of model={config.name} is both embedding and head, which"
@@ -121,27 +126,32 @@ def _tied(config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]) 
         ) from error
     for leaf, _ in model.get_submodule(path).named_parameters():
         param_name = f"{path}.{leaf}"
-        sizes[param_name] = replace(sizes[param_name], logits=then / now / width)
+        sizes[param_name] = replace(sizes[param_name], logits=base_factor / factor / width)
     return {}
 
 
-def _head_dim(model: Any, base: Any) -> dict[str, float]:
-    """Keep attention scores by the architecture's own key, if heads grew wider."""
-    now, then = (_width_of_heads(net.config) for net in (model, base))
-    if now is None or then is None or now == then:
+def _scale_attention_scores(model: Any, base: Any) -> dict[str, float]:
+    """Keep the size of attention scores if heads are wider than in the base.
+
+    Returns the architecture's own configuration key for it, with its value; empty for heads of the
+    same width.
+    """
+    width = _head_width(model.config)
+    base_width = _head_width(base.config)
+    if width is None or base_width is None or width == base_width:
         return {}
     for key, power in _ATTENTION.items():
         if isinstance(getattr(model.config, key, None), int | float):
-            return {key: getattr(base.config, key) * (now / then) ** power}
+            return {key: getattr(base.config, key) * (width / base_width) ** power}
     raise ConfigError(
-        f"{KEY}: a head of attention is {then:g} wide in the base, and {now:g} in the model, whose"
-        " architecture has no key that scales its scores. Let the number of heads grow with the"
-        f" width in place of each head: give {KEY}.num_attention_heads (n_head, num_heads) in the"
-        " ratio of the widths."
+        f"{KEY}: a head of attention is {base_width:g} wide in the base, and {width:g} in the"
+        " model, whose architecture has no key that scales its scores. Let the number of heads grow"
+        f" with the width in place of each head: give {KEY}.num_attention_heads (n_head, num_heads)"
+        " in the ratio of the widths."
     )
 
 
-def _width_of_heads(config: object) -> float | None:
+def _head_width(config: object) -> float | None:
     """Read the width of one head; None for an architecture without heads."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in ("head_dim", "d_kv"):
@@ -159,28 +169,31 @@ def _width_of_heads(config: object) -> float | None:
 
 @torch.no_grad()
 def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str, Growth]) -> None:
-    """Scale fresh weights to the standard deviation of the base times the table's factor.
+    """Scale initial weights to the base's standard deviation times muP's factor `init`.
 
-    The two deviations count as equal where samples of these sizes may differ so. Constant tensors
-    stay as they are.
+    Two standard deviations count as equal if they differ by less than four standard errors.
+    Constant tensors are multiplied by `carried` instead.
 
     Args:
         model: Initialised; changed in place.
         base: Initialised.
         sizes: How each parameter of the model grew.
     """
-    narrow = dict(base.named_parameters())
+    base_params = dict(base.named_parameters())
     for name, param in model.named_parameters():
         size = sizes[name]
-        small = narrow[size.counterpart]
-        spread, spread_of_base = (_spread(tensor) for tensor in (param, small))
-        if not spread or not spread_of_base:
+        base_param = base_params[size.counterpart]
+        deviation = _standard_deviation(param)
+        base_deviation = _standard_deviation(base_param)
+        if not deviation or not base_deviation:
             param.mul_(size.carried)
             continue
-        ratio = spread_of_base / spread
-        noise = math.sqrt(0.5 / small.numel() + 0.5 / param.numel())
-        param.mul_(size.init * (1.0 if abs(math.log(ratio)) < 4 * noise else ratio))
+        ratio = base_deviation / deviation
+        noise = math.sqrt(0.5 / base_param.numel() + 0.5 / param.numel())
+        if abs(math.log(ratio)) < 4 * noise:
+            ratio = 1.0
+        param.mul_(size.init * ratio)
 
 
-def _spread(tensor: Tensor) -> float:
+def _standard_deviation(tensor: Tensor) -> float:
     return float(tensor.double().std(correction=0)) if tensor.numel() > 1 else 0.0

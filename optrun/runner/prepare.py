@@ -23,11 +23,11 @@ from optrun.model.adapter import require_adapter
 from optrun.model.attention import KEY as ATTENTION
 from optrun.model.attention import (
     attention_of,
+    describe_document_masking,
     needs_device,
     one_row,
     refuse_attention,
     refuse_attention_dropout,
-    separation,
 )
 from optrun.model.build import ModelSpec, build_model
 from optrun.model.configuration import head_classes, refuse_unknown, router_loss_coef
@@ -206,7 +206,7 @@ def prepare(
     if key is not None:
         task.one_row = one_row(model)
         _refuse_sources_in_one_row(task, model)
-        notes.append(separation(model, key))
+        notes.append(describe_document_masking(model, key))
         if not meta and not sharded and not needs_device(model):
             expect_apart(model, key)
     notes = [

@@ -95,9 +95,12 @@ class ContrastStep(TrainStep):
         return loss.detach().float(), dict(enumerate(pieces))
 
     def _carry_back(self, run: Numbered, position: int, gradient: torch.Tensor | None) -> None:
-        """Run a micro-batch backward from the gradient by its vectors.
+        """Run a micro-batch forward again, and backward from the gradient at its vectors.
 
-        None: it stands for none and counts nothing.
+        Args:
+            run: The micro-batch with its number.
+            position: Step from which random states are seeded.
+            gradient: Of the loss by the vectors; None: the micro-batch counts nothing.
         """
         with self.autocast():
             outputs, moved = self._forward(run, position)

@@ -105,7 +105,12 @@ class TrainState:
         return self.position == 0 and not self.before_training
 
     def before_evaluation(self, *, due: bool) -> Ended:
-        """Copy the values that the evaluation at the end changes."""
+        """Copy the values that the evaluation at the end of the run changes.
+
+        Args:
+            due: Whether an evaluation is scheduled for this step anyway; then its results are kept
+                if the run is prolonged, and only `last` is copied.
+        """
         changed = Ended(last=self.last)
         if not due:
             changed |= Ended(

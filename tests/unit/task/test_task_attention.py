@@ -19,12 +19,12 @@ from transformers import modeling_flash_attention_utils as flash_utils
 
 from optrun.base.errors import ConfigError
 from optrun.model.attention import (
+    describe_document_masking,
     needs_device,
     one_row,
     plain_attention,
     refuse_attention,
     refuse_attention_dropout,
-    separation,
 )
 from optrun.model.documents import expect_apart
 from optrun.model.forward import lean_forward
@@ -220,7 +220,7 @@ def test_a_batch_of_two_rows_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_keeps_documents_apart_is_said() -> None:
     said = {
-        name: separation(using("llama", name), "KEY")
+        name: describe_document_masking(using("llama", name), "KEY")
         for name in ("eager", "sdpa", "flex_attention", FLASH)
     }
     for name, text in said.items():
