@@ -115,10 +115,6 @@ def say(error: OptrunError, argv: list[str], cause: BaseException | None = None)
         traceback.print_exception(cause or error)
     kind = "stopped" if error.exit_code == EXIT_STOPPED_EARLY else "error"
     sys.stderr.write(f"optrun: {kind}: {printable(_located(error, argv))}\n")
-    if isinstance(error, ConfigError):
-        sys.stderr.write(
-            "optrun --help lists every choice, optrun --help optimizer=lamb the keys of one\n"
-        )
     sys.stderr.flush()
     return error.exit_code
 

@@ -46,6 +46,7 @@ def makes_sense(sweep: Path) -> str:
         assert majority < 0.6, run
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         accuracies.append(last["eval/accuracy"])
+        # Measured: at most 0.08. One more wrong label in 32 rows moves a loss by about 0.1.
         assert abs(last["train/loss"] - last["eval/loss"]) < 0.2, run
     assert 0.8 < sum(accuracies) / len(accuracies) < 0.97
     return winner

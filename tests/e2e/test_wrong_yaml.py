@@ -361,8 +361,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The one message of a refused command."""
     assert optrun("--config-dir", "mine", *words) == 2
     said = capsys.readouterr()
-    message, hint = said.err.splitlines()
-    assert hint == "optrun --help lists every choice, optrun --help optimizer=lamb the keys of one"
+    (message,) = said.err.splitlines()
     assert said.out == ""
     assert [path.name for path in Path().iterdir()] == ["mine"]
     return message.removeprefix("optrun: error: ")
