@@ -141,7 +141,7 @@ def _assign_owners(sizes: Sequence[int], ranks: int) -> list[list[int]]:
     """Assign matrices to ranks: the largest first, each to the least busy rank.
 
     Example:
-        >>> _owned([10, 40, 20, 30], 2)
+        >>> _assign_owners([10, 40, 20, 30], 2)
         [[1, 0], [3, 2]]
     """
     owned: list[list[int]] = [[] for _ in range(ranks)]
