@@ -232,6 +232,7 @@ def result_of(outcome: Outcome) -> Result:
 
 
 def _from_pretrained(folder: Path) -> PreTrainedModel:
+    """Load a saved model with the class that its configuration names."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

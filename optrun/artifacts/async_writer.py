@@ -108,6 +108,7 @@ class AsyncWriter:
         return result
 
     def _work(self, order: Order) -> None:
+        """Write the checkpoint of an order, and keep its result or error."""
         start_time = time.monotonic()
         folder = None
         error: BaseException | None = None

@@ -160,6 +160,7 @@ def _make_aside(folder: Path, aside: Path, snapshot: Snapshot) -> Path | None:
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:
+    """Rename a written folder to its name; replace an older checkpoint there."""
     replaced = folder.with_name(f"{REPLACED}{folder.name}") if folder.exists() else None
     if replaced is not None:
         os.rename(folder, replaced)  # noqa: PTH104
@@ -324,6 +325,7 @@ def read_state(folder: Path) -> PlainDict:
 
 
 def _read(path: Path) -> tuple[bytes, PlainDict]:
+    """Read a JSON object as bytes and as values."""
     try:
         text = read_bytes(path)
         return text, dict(parse_json(text, path))

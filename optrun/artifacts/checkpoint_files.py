@@ -72,6 +72,7 @@ def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) 
 
 
 def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Content:
+    """Write this rank's shards of all sections; return the entries of all ranks."""
     rank_files: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
         shards = write_shards(aside / folder, part, saving)

@@ -169,6 +169,7 @@ def deleting(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def _locked(folder: Path, kind: int) -> Iterator[bool]:
+    """Try to lock the manifest of a checkpoint; yield whether it is locked."""
     path = folder / CHECKPOINT_MANIFEST
     try:
         file = open_file(path)

@@ -145,15 +145,19 @@ def sentence_of(summary: Mapping[str, object]) -> str:
 def _verdict(
     after: float, before: float | None, train: float | None, majority: Majority | None
 ) -> Verdict:
+    """Choose the verdict from losses before and after training, and the majority class."""
     learnt = math.nan if before is None else before - after
     fitted = math.nan if before is None or train is None else before - train
     better = before is not None and learnt > LEAST * abs(before)
-    if not (better if majority is None else majority.beaten):
+    beats_floor = better if majority is None else majority.beaten
+    if not beats_floor:
         by_heart = before is not None and fitted > HALF * abs(before) and not better
         return Verdict.memorised if by_heart else Verdict.no_better
     if before is None or (majority is None and learnt < ENOUGH * abs(before)):
         return Verdict.better
-    return Verdict.partly if fitted > 0 and learnt < HALF * fitted else Verdict.generalises
+    if fitted > 0 and learnt < HALF * fitted:
+        return Verdict.partly
+    return Verdict.generalises
 
 
 def _seen(summary: Mapping[str, object], loss: str) -> tuple[int, int]:

@@ -51,7 +51,7 @@ _SHARD = re.compile(rf"({'|'.join(SHARD_FOLDERS)})/shard-\d{{5}}-model-00001-of-
 def seal(manifest: Mapping[str, object]) -> str:
     """Compute the sha256 of a manifest's content, independent of its whitespace.
 
-    As hexadecimal digits.
+    The digest is hexadecimal.
     """
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 

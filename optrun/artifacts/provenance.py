@@ -84,6 +84,7 @@ def hardware(device: str, threads: int) -> dict[str, object]:
 
 
 def _processor() -> str:
+    """Name the processor of this machine."""
     with contextlib.suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -101,7 +102,7 @@ def config_digest(values: Mapping[str, object]) -> str:
             hardware are left out; lr counts once, at the top level.
 
     Returns:
-        The digest has 16 hexadecimal digits.
+        16 hexadecimal digits.
     """
     text = json.dumps(identity(values), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -151,6 +152,7 @@ _DERIVED = (
 
 
 def _training_identity(values: PlainMapping) -> PlainDict:
+    """Select the result-changing keys of `training`, with the ranks if they matter."""
     training = values["training"]
     result = {key: value for key, value in training.items() if key not in NOT_IDENTITY_OF_TRAINING}
     distributed = values.get("distributed") or {}

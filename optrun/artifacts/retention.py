@@ -145,6 +145,7 @@ class Retention:
         return deleted
 
     def _is_whole(self, folder: Path) -> bool:
+        """Tell whether a checkpoint is complete; verify it only if its files changed."""
         signature = _signature(folder)
         if self._whole.get(folder.name) == signature:
             return True

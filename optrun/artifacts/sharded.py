@@ -174,6 +174,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         self._refuse_gaps(files)
 
     def _open(self, path: Path) -> None:
+        """Open a safetensors file, and record the pieces of tensors in it."""
         file = self._files[path] = safe_open(path, framework="pt")
         sharding = parse_json((file.metadata() or {}).get(_OFFSETS, "{}").encode(), path)
         for name in file.keys():  # noqa: SIM118  # no mapping
@@ -186,6 +187,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             self._pieces.setdefault(name, []).append(_Piece(path, offsets, shape))
 
     def _refuse_gaps(self, files: Sequence[Path]) -> None:
+        """Refuse tensors that only files or manifest name, or with missing elements."""
         where = files[0].parent if files else "the checkpoint"
         for name in sorted(self._pieces.keys() ^ self.described.keys()):
             only = "the files" if name in self._pieces else "the manifest"

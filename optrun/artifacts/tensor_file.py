@@ -64,7 +64,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 def tensor_digest(tensor: torch.Tensor) -> str:
     """Compute the 128-bit xxh3 of this rank's part of a tensor, in row-major order.
 
-    As hexadecimal digits.
+    The digest is hexadecimal.
     """
     return xxhash.xxh3_128_hexdigest(tensor_bytes(tensor))
 

@@ -102,6 +102,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
 
 
 def _sizes(key: str, text: str) -> list[int]:
+    """Read three or more rising whole numbers, such as 1,2,4,8."""
     numbers = [
         int(piece)
         for piece in text.split(",")
@@ -115,6 +116,7 @@ def _sizes(key: str, text: str) -> list[int]:
 
 
 def _show(console: Console, check: CoordinateCheck) -> None:
+    """Print the slope of each parameter and measure as a table."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -145,6 +147,7 @@ def _show(console: Console, check: CoordinateCheck) -> None:
 
 
 def _cell(line: SlopeLine | None) -> Text:
+    """Write a slope with its spread; red if it fails, dim if it is not judged."""
     from rich.text import Text
 
     if line is None:

@@ -174,6 +174,7 @@ def refuse_meaningless(overrides: list[str]) -> None:
 
 
 def _show(checkpoint: Path, evaluated: Evaluated) -> None:
+    """Print the metrics, and the tables of metrics by class."""
     from rich.console import Console
     from rich.table import Table
 

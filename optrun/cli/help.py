@@ -44,6 +44,7 @@ def explain(hydra: Hydra, token: str) -> str:
 
 
 def _group(group: str) -> str:
+    """Explain a group: its meaning and its choices."""
     default, meaning = reference.defaults().get(group, ("", ""))
     lines = [f"{group}: {meaning}" if meaning else group]
     for choice in sorted(CHOICES[group]):

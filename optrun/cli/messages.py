@@ -23,7 +23,7 @@ from optrun.base.errors import (
 
 
 def guarded(verb: Callable[[list[str]], int], argv: list[str]) -> int:
-    """Run a verb; turn every error it may raise into its message on stderr and an exit code.
+    """Run a verb; turn every error into a message on stderr and an exit code.
 
     Args:
         verb: Function that takes the arguments and returns an exit code.

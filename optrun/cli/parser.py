@@ -190,6 +190,7 @@ class VerbParser(argparse.ArgumentParser):
         return VerbArguments(self.verb, argv, positional, key_values, overrides, options)
 
     def _options(self, argv: list[str]) -> argparse.Namespace:
+        """Parse the options; an unknown one raises an error with a hint."""
         options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
         if unknown:
             from optrun.config.keys import as_key, word_after

@@ -191,6 +191,7 @@ def run_points(
 
 
 def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
+    """Build the command of a sweep for its workers, with the loaded plugins."""
     return SweepCommand(
         **vars(replace(command_line)),
         plugins=list(plugins.LOADED.values()),
@@ -416,6 +417,7 @@ def _folder(cfg: DictConfig) -> Path:
 
 
 def _opening(driver: Driver, folder: Path) -> str:
+    """Write the first line of a sweep: its jobs, folder, and earlier results."""
     count = driver.board.count
     counts = (
         (count("finished"), "finished before"),

@@ -47,6 +47,7 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _verify(path: str) -> int:
+    """Check one path, print a table of its files, and return the exit code."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -277,6 +277,7 @@ def _tensors(
 
 
 def _clip_in_words(config: RunConfig) -> str:
+    """Write the clipping choice with its limit."""
     clip = config.clip
     if isinstance(clip, NormClipConfig):
         return f"{clip.name} {clip.max_norm:g}"

@@ -267,6 +267,7 @@ def _table(facts: Facts, width: int, *, all_tensors: bool) -> Table:
 
 
 def _memory(facts: Facts) -> Table:
+    """Tabulate the memory of weights, gradients and optimizer, in all and per rank."""
     parts = [
         ("weights", facts.weight_bytes),
         ("gradients", facts.gradient_bytes),

@@ -372,6 +372,7 @@ def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
 
 
 def _title(comparison: Comparison) -> str:
+    """Write the title of a report: number of contenders, models and data."""
     names = {row.name for workload in comparison.workloads for row in workload.rows}
     count = f"{len(names)} contender{'s' * (len(names) != 1)}"
     if comparison.several:

@@ -89,7 +89,10 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
 
 
 def _write_above(ax: Axes, x: float, index: int, text: str) -> None:
-    """Write text above a line: the name on the left (x = 0), the verdict on the right (x = 1)."""
+    """Write text above the line at `index`.
+
+    x = 0 is the name on the left, x = 1 the verdict on the right.
+    """
     look: dict[str, Any] = {"ha": "left", "color": INK, "fontsize": 8.5}
     if x == 1.0:
         look = {"ha": "right", "color": MUTED, "fontsize": 7.5}

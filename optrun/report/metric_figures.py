@@ -126,7 +126,7 @@ def _line_style(line: SeedLine, *, is_first: bool, is_alone: bool) -> dict[str, 
 
 
 def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
-    """Set the y limits to the ends of the lines and their descent after a quarter of the run."""
+    """Set the y limits to the ends of the lines and their descent after a quarter."""
     ends = [float(line.y[-1]) for line in lines]
     values = np.concatenate([line.y for line in lines])
     best = float(values.min() if mode == "min" else values.max())

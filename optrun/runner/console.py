@@ -170,6 +170,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
 
 
 def _results(console: Console, summary: SummaryValues) -> None:
+    """Print speed, memory and the best and last metrics of a run."""
     perf = summary.get("perf", {})
     rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
     unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"

@@ -305,6 +305,7 @@ def export(
 
 
 def _tokenizer(run: RunDir) -> Any:
+    """Load the tokenizer or image processor of a run; None if it has none."""
     import transformers
 
     folder = run.tokenizer

@@ -114,6 +114,7 @@ def _is_beside_start(config: RunConfig) -> bool:
 
 
 def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> None:
+    """Refuse start weights other than those in the checkpoint, by digest."""
     if saved in (None, weights):
         return
     path = getattr(config.model, "path", None)

@@ -134,6 +134,7 @@ class ContenderStudy:
         return self._composed(tuple(params.items()))
 
     def _compose(self, params: tuple[tuple[str, object], ...]) -> tuple[Job, ...]:
+        """Build the jobs of a trial, one per seed, from its parameters."""
         proposed = [written(key, value) for key, value in params]
         optimizer_tokens = [f"optimizer={self.name}"] if self.name else []
         seeds = [[f"seed={seed}"] for seed in self.seeds] or [[]]

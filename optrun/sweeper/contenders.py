@@ -112,6 +112,7 @@ def _contender(
     shared: Sequence[str],
     own_tokens: Sequence[str],
 ) -> Contender:
+    """Build the contender of one optimizer; errors name the key in `search.NAME`."""
     tokens = [f"optimizer={name}", *merged(shared, own_tokens)]
     try:
         overrides = checked(tokens)

@@ -183,7 +183,10 @@ class Driver:
         self.refresh(job for job, _ in goals)
 
     def _ask_to_stop(self) -> None:
-        """Ask running jobs to save and end, by a stop file, or by a signal if the disk is full."""
+        """Ask running jobs to save and end.
+
+        It writes a stop file, or sends a signal if the disk is full.
+        """
         try:
             self.sweep.stop(self.token).touch()
         except OSError:
@@ -287,6 +290,7 @@ class Driver:
                 yield suspects[:1] or distinct_goals[: self.options.max_batch_size]
 
     def _mark(self, row: JobRow) -> tuple[object, ...]:
+        """Return what changes when a worker makes progress on a job."""
         record = self.sweep.read_record(row.job.name)
         state = self.sweep.state(row.job.name)
         return (

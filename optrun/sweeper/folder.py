@@ -100,6 +100,7 @@ class SweepDir:
         (self.hidden / "jobs").mkdir(parents=True, exist_ok=True)
 
     def _refuse_foreign(self) -> None:
+        """Refuse to overwrite files that no sweep wrote."""
         for path in (self.result, self.study):
             if os.path.lexists(path) and not self._is_result():
                 raise ConfigError(

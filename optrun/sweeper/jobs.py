@@ -162,6 +162,7 @@ class Composer:
             raise ConfigError(f"{error} In the job {' '.join(tokens)}.") from error
 
     def _with(self, settled: tuple[str, ...], changes: list[Override]) -> DictConfig:
+        """Compose `settled` overrides once, and assign `changes` to a copy."""
         if settled not in self._bases:
             base = store.without_hydra(store.compose(self.hydra, self.config_name, list(settled)))
             self._bases[settled] = base, keys.all_keys(base)

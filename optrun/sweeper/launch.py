@@ -55,6 +55,7 @@ class Server:
         self._answer = Path()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        """Start the process, in a process group of its own, with its devices."""
         environment = dict(os.environ)
         if self.devices:
             environment[VISIBLE] = ",".join(self.devices)  # there before torch is imported

@@ -107,6 +107,7 @@ class Search:
     # ----------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> None:
+        """Open all studies; refuse unequal numbers of trials per optimizer."""
         where = str(sweep.study)
         with _asking(sweep):
             try:

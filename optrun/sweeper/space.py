@@ -116,6 +116,7 @@ def distribution(override: Override) -> BaseDistribution:
 
 
 def _grid(value: RangeSweep) -> BaseDistribution:
+    """Convert `range(a, b, step)`, without its end, to a distribution with steps."""
     start = value.start
     stop = value.stop
     step = value.step

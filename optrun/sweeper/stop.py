@@ -96,6 +96,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle a signal: the first asks to stop, a second kills all jobs."""
         if self._signalled:
             cut = len(self.at_work())
             for group in self.groups():

@@ -145,7 +145,9 @@ class Eta:
 
 
 class View:
-    """One line per event; on a terminal the counts, the best job and the time left below them.
+    """Prints one line per event, and a live status below them on a terminal.
+
+    The status has the counts, the best job and the time left.
 
     Args:
         console: Where lines are printed.

@@ -113,6 +113,7 @@ class SweepTask:
         job_cfg: DictConfig,
         overrides: list[str],
     ) -> str:
+        """Run a locked job unless it is done; return a word on what happened."""
         name = run.path.name
         stop_at = self.launch.stop_at.get(name)
         state = sweep.state(name)
@@ -166,6 +167,7 @@ class SweepTask:
         overrides: list[str],
         stop_at: int | None,
     ) -> None:
+        """Train a job from its newest checkpoint or from the start."""
         from rich.console import Console
 
         from optrun.config.safety import refuse_stored_trust

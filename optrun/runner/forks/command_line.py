@@ -139,6 +139,7 @@ class Forks:
                 refuse_ended_fork(str(value), trunk.step, length, f"training.max_steps={length}")
 
     def _trunk(self, value: str) -> _TrunkConfig:
+        """Read the configuration of a pinned trunk, once per trunk."""
         if value not in self._trunks:
             trunk = Trunk.parse(value)
             assert trunk is not None, "it was pinned"

@@ -104,7 +104,7 @@ class Predictor(ABC):
         return text_column(self.source, self.split, taken)
 
     def encode_texts(self, *columns: str, **options: bool) -> list[Inputs]:
-        """Tokenize one column of texts, or two as pairs, as in training; one array per row and key.
+        """Tokenize one column of texts, or two columns as pairs, as in training.
 
         Raises:
             ConfigError: A value is not a text, or a row has no token.

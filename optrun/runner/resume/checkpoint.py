@@ -248,6 +248,7 @@ def _is_lazy(config: RunConfig) -> bool:
 
 
 def _load(folder: Path, config: RunConfig) -> Snapshot:
+    """Read a checkpoint; refuse non-finite trained weights unless they are allowed."""
     snapshot = read_checkpoint(folder, lazy=_is_lazy(config))
     if not config.checkpoint.allow_nonfinite:
         trainable = snapshot.metadata.trainable or ()

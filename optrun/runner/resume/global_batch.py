@@ -117,6 +117,7 @@ def _asks_for_another_batch(request: Request, saved: CheckpointMetadata, *, bran
 
 
 def _settled(request: Request, micro: int, accumulation: int, count: int) -> SettledBatch:
+    """Put micro-batch size and accumulation into a request; `count` micro-batches make a step."""
     config = request.config
     training = replace(
         config.training, per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation

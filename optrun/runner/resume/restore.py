@@ -134,6 +134,7 @@ def restore_scaler(snapshot: Snapshot, train_step: TrainStep) -> None:
 
 
 def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> None:
+    """Refuse a model of another class, or weights of another dtype."""
     before = snapshot.metadata.model_class
     now = model_class(model).__name__
     if before != now:
@@ -159,6 +160,8 @@ def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunErro
 
 def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
     """Load the state of the schedule; a history of another metric is dropped.
+
+    A schedule of another kind only takes over the step.
 
     Returns:
         Notes for the user.
