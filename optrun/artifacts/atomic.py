@@ -157,7 +157,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Replace a file's content with bytes."""
+    """Replace a file's content atomically, flushed to the disk."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_bytes(aside, content)

@@ -154,7 +154,10 @@ class RunDir:
         return self._hydra_is_ours() and not self._foreign_logs()
 
     def _hydra_is_ours(self) -> bool:
-        """Tell whether optrun made `.hydra/`, where Hydra records the program's name."""
+        """Tell whether optrun made `.hydra/`: Hydra's files name no other program.
+
+        If the name is missing, the folder must be empty, or the run have a lock.
+        """
         files = {path.name for path in self.hydra.iterdir()}
         if not files <= set(HYDRA_FILES):
             return False

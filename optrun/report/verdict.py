@@ -25,7 +25,7 @@ _EDGES = 3
 
 @dataclass(frozen=True)
 class SweepVerdict:
-    """What a report says, typed: the same as its first line."""
+    """The verdict of a report, as values and as its first line."""
 
     kind: str
     """`none`, `single`, `pilot` (fewer than 3 seeds, nothing tested), `selected` (judged by the
@@ -67,10 +67,10 @@ def kind_of(comparison: Comparison) -> str:
 
 
 def is_selected(row: Contender) -> bool:
-    """Tell whether another configuration was compared with the chosen one by the same metric.
+    """Tell whether the chosen configuration was selected from several by the metric.
 
-    One that was run on other seeds, and on fewer, was not: the chosen one stands there for its
-    number of seeds.
+    Configurations on other and fewer seeds do not count: there the chosen one won by its number of
+    seeds.
     """
     best = row.configuration
     other_configurations = [
@@ -93,16 +93,15 @@ def write_verdict(
     note: str = "",
     waits: bool = False,
 ) -> SweepVerdict:
-    """Write the line of a report.
+    """Write the verdict: the first line of a report.
 
     Args:
-        comparison: What was found.
-        confirmed: The fresh seeds, if configurations were fixed before any of these runs, such as
-            `5-9`.
-        looks: How often the growing set of seeds was asked, this time among them.
-        note: What confirmations still wait for, or were not planned for.
-        waits: Whether nothing is judged yet: the report is of a confirmation that has not come to
-            its end.
+        comparison: Comparison of the runs.
+        confirmed: Seeds of a confirmation, such as `5-9`; its configurations were fixed before any
+            of these runs.
+        looks: How often these contenders were judged while seeds were added, this time included.
+        note: A note on unfinished or unplanned confirmations.
+        waits: Whether this is the report of an unfinished confirmation, which judges nothing yet.
     """
     judged = comparison.judgement
     kind = kind_of(comparison)
@@ -152,16 +151,15 @@ DECIDED = (
 
 
 def is_decided(judged: Judgement) -> bool:
-    """Tell whether a test says anything about some contender."""
+    """Tell whether a test decided about any contender."""
     return any(result.verdict in DECIDED for result in judged.comparisons.values())
 
 
 def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     """List contenders with the best lr at an edge, each with the next lr.
 
-    Those that could be the best come first. If nothing is tested, the line names the first
-    contender alone, and so does this list. One that is ruled out and learnt nothing is left out:
-    which of its rates is the best is chance.
+    Possible best contenders come first. Without a test only the first contender is listed. A
+    contender that is ruled out and did not learn is left out, since its best lr is chance.
     """
     judged = findings.judgement
     rows = findings.ranked
@@ -182,7 +180,7 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
 
 
 def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, object]:
-    """Collect the numbers and names of the line, for contenders with scores."""
+    """Collect the numbers and names for the template of the first line."""
     findings = comparison.findings
     scores = comparison.scores
     possible = judged.possible
@@ -197,16 +195,18 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
     groups: dict[str, list[str]] = {}
     for name, full_name in names.items():
         groups.setdefault(judged.verdict_text(name), []).append(full_name)
+    groups.pop(Verdict.baseline, None)
     first = [name for name in names if means[name] == means[judged.ranking[0]]]
     tested = judged.is_tested
     seeds = min(len(scores[name]) for name in possible or names)
     judging = list(versus.values()) if len(possible) == 1 else undecided
     widest = max((abs(result.difference) for result in undecided), default=0.0)
-    seen = [result.seen for result in undecided if not math.isnan(result.seen)]
-    # The line names contenders and rates; of several workloads each has others.
+    smallest_lead = min((abs(result.difference) for result in versus.values()), default=0.0)
+    detectable = [result.seen for result in undecided if not math.isnan(result.seen)]
+    # With several workloads the line names no rates, since each workload has its own.
     rows = [] if comparison.several else findings.ranked
     edges = [] if comparison.several else find_edges(findings)
-    # Where nothing is tested everyone is possible, and the line names the first alone.
+    # Without a test all contenders are possible, and the line names only the first.
     named_contenders = possible if tested else first
     return {
         "first": [names[name] for name in first],
@@ -216,20 +216,14 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
         "tested": tested,
         "decided": is_decided(judged),
         "baseline": _write_with_lost(judged.reference, comparison) if judged.has_baseline else "",
-        "groups": {
-            verdict: group_names
-            for verdict, group_names in groups.items()
-            if verdict != Verdict.baseline
-        },
+        "groups": groups,
         "possible": [names[name] for name in possible],
         "ruled_out": groups.get(Verdict.ruled_out, []),
         "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
-        "ahead": format_metric(
-            min((abs(result.difference) for result in versus.values()), default=0.0)
-        ),
+        "ahead": format_metric(smallest_lead),
         "apart": format_metric(widest) if widest else "",
         "shared": bool(undecided),
-        "seen": format_metric(max(seen)) if seen else "",
+        "seen": format_metric(max(detectable)) if detectable else "",
         "edges": [(row.name, rate(lr), row.name not in possible) for row, lr in edges[:_EDGES]],
         "more_edges": len(edges[_EDGES:]),
         "learnt": _learnt([row for row in rows if row.name in named_contenders]),
@@ -260,7 +254,7 @@ def write_contender(row: Contender, findings: Findings) -> str:
 
 
 def next_lr(row: Contender, findings: Findings) -> float | None:
-    """Find the lr to try next if the best one is the last of its grid; None if it is not."""
+    """Find the lr to try next if the best is at an edge of its grid; else None."""
     curve = row.lr_curve
     if "lr" not in findings.tuned_keys or curve.best is None or len(curve.started_lrs) < 2:
         return None
@@ -277,7 +271,7 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
 
 
 def _learnt(rows: Sequence[Contender]) -> str:
-    """Name the contenders without generalisation in most of their runs."""
+    """Name the contenders that did not generalise in most of their runs."""
     clauses = []
     for row in rows:
         finished = [run for run in row.configuration.runs if run.finished]

@@ -48,7 +48,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Warning:
-    """One reason for care."""
+    """One warning of a report."""
 
     kind: str
     """Of `_KINDS`."""
@@ -64,7 +64,7 @@ done better."""
 
 
 def find_warnings(findings: Findings) -> list[Warning]:
-    """List every reason for care in a comparison, the gravest first."""
+    """List the warnings of a comparison, most serious first."""
     warnings = [
         *_edges(findings),
         *_unlike(findings),
@@ -84,7 +84,7 @@ def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
 
 
 def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
-    """Warn if contenders have different known values."""
+    """Yield a warning if contenders have different known values."""
     texts = {}
     for name, value in of.items():
         if value is not None:
@@ -95,7 +95,7 @@ def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Itera
 
 
 def _edges(findings: Findings) -> Iterable[Warning]:
-    """Warn if the best lr has no other close by on both sides."""
+    """Warn if a best lr lacks a tried lr nearby on either side."""
     if "lr" not in findings.tuned_keys:
         return
     for row in findings.rows:
@@ -166,7 +166,7 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
-    """Warn if ranked runs differ in task, data or code, or share the luck of a trunk."""
+    """Warn if ranked runs differ in task, data or code, or fork from one trunk."""
     runs: list[Run] = []
     for row in findings.rows:
         members = row.configuration.runs
@@ -202,7 +202,7 @@ def _different_code(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
-    """Yield a warning each for diverged, failed, cut and waiting runs."""
+    """Yield one warning each for diverged, failed, stopped and waiting runs."""
     runs = findings.runs
     diverged = [run for run in runs if run.diverged]
     not_diverged = [run for run in runs if not run.diverged]
@@ -264,7 +264,7 @@ def _distinct(values: Iterable[object]) -> list[str]:
 
 
 def _write_set(numbers: Sequence[int]) -> str:
-    """Write numbers as a set, the first eight of them."""
+    """Write at most eight numbers as a set."""
     texts = [str(number) for number in numbers[:8]]
     if len(numbers) > 8:
         texts.append("…")

@@ -46,7 +46,7 @@ teaches nothing.
 
 @dataclass(frozen=True)
 class Comparison:
-    """All workloads of a report, and the judgement that its first line is about."""
+    """All workloads of a report, and the judgement behind its first line."""
 
     workloads: list[Findings]
     """One is the usual case."""
@@ -91,15 +91,15 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Comparison:
-    """Split runs into workloads, judge within each, and over all if there are several.
+    """Split runs into workloads; judge each, and all together if there are several.
 
     Args:
         runs: All runs to analyse; at least one.
-        question: As for `findings.analyse_runs`. Of several workloads the metric goes for those
-            that logged it; `matters` is in units of the score.
+        question: As for `findings.analyse_runs`. With several workloads, the metric applies to
+            those that logged it, and `matters` is in units of the score.
 
     Raises:
-        ConfigError: As `findings.analyse_runs`; a baseline that no workload has.
+        ConfigError: As `findings.analyse_runs`; also if no workload has the baseline.
     """
     parts = split_workloads(runs) if len(runs) > 1 else {}
     workloads = _analyse_parts(parts, question) if len(parts) > 1 else []
@@ -124,7 +124,7 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
 
 
 def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> list[Findings]:
-    """Analyse each workload, with contenders told apart by the same keys in all."""
+    """Analyse each workload, with the same keys to separate contenders in all."""
     keys = dict.fromkeys(question.get("by", ()))
     if not keys:
         for part in parts.values():
@@ -174,7 +174,7 @@ def _judge_scores(
 
 
 def _why_left_out(findings: Findings) -> str:
-    """Say why a workload has no part in the judgement; empty if it has."""
+    """Explain why a workload is left out of the judgement; empty if it is not."""
     if findings.incomparable:
         return findings.incomparable
     if not findings.ranked:
@@ -195,7 +195,7 @@ def _why_left_out(findings: Findings) -> str:
 def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
     """Average each seed's scores over workloads.
 
-    A contender without an outcome on one of them has none.
+    A seed that lacks a score on any workload is left out.
     """
     tables = [workload.scaled() for workload in workloads]
     names: dict[str, None] = {}
@@ -214,7 +214,7 @@ def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
 def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Group comparable runs by workload, in the order of their first run.
 
-    Runs whose configuration is not known are left out.
+    Runs with an unknown configuration are left out.
     """
     described = [run for run in runs if run.described]
     unify_paths(described)

@@ -365,7 +365,11 @@ def ranking_of(config: RunConfig, task: Task) -> Ranking:
 
 
 def _lengths(config: RunConfig, task: Task) -> np.ndarray | None:
-    """Count the tokens of each training example; None unless lengths decide the order."""
+    """Return the tokens of each training example; None unless `group_by_length`.
+
+    Raises:
+        ConfigError: The examples of the task have no length.
+    """
     if not config.training.group_by_length:
         return None
     lengths: np.ndarray | None = getattr(task.train, "lengths", None)

@@ -149,10 +149,11 @@ class Driver:
     # ----------------------------------------------------------------------------------------------
 
     def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
-        """Run jobs until the plan has no goal left; call it again after each launch.
+        """Run jobs until the plan has no open goal, or a stop is requested.
 
         Args:
-            plan: Returns the next goals, of jobs known by `add`.
+            plan: Returns the next goals, of jobs known by `add`. It is called again after each
+                launch, but not after a stop request; then running jobs save and end.
 
         Raises:
             OptrunError: The launcher itself fails.

@@ -216,7 +216,10 @@ class Search:
 
 @contextlib.contextmanager
 def _asking(sweep: SweepDir) -> Iterator[None]:
-    """Hold the lock for proposals, so that processes together propose `n_trials` at most."""
+    """Hold the lock for proposals; wait for another process that holds it.
+
+    Processes then propose at most `n_trials` together. After a while LockedError is raised.
+    """
     patience = time.monotonic() + _ASK_SECONDS
     while True:
         try:
