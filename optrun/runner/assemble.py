@@ -493,13 +493,10 @@ def _valid_groups(
     Loading the optimizer reports the damage later.
     """
     groups = optimizer.get("groups", [])
-    if not isinstance(groups, list):
-        return []
-    kinds = {"layer": str, "layer_id": int, "lr_ratio": int | float, "role": str}
-    for group in groups:
-        if not isinstance(group, dict):
-            return []
-        for key, kind in kinds.items():
-            if not isinstance(group.get(key), kind | None):
-                return []
-    return groups
+    kinds = {"layer": str, "layer_id": int | None, "lr_ratio": int | float, "role": str}
+    is_valid = isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())
+        for group in groups
+    )
+    return groups if is_valid else []
