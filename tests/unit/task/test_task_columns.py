@@ -24,7 +24,7 @@ from tests.unit.task.conftest import SENTENCE
 Row = dict[str, Any]
 WORDS = SENTENCE.split()
 COUNT = 12
-KINDS = ["csv", "tsv", "json", "jsonl", "parquet", "arrow", "streamed jsonl", "streamed parquet"]
+KINDS = ["csv", "tsv", "json", "jsonl", "parquet", "arrow"]
 CHATML = {"chat_template": "chatml"}
 BESIDE: Row = {"id": 7, "url": "http", "meta": {"lang": "en"}, "scores": [0.5], "weight": 1.0}
 """Columns that people have beside those of any task."""
@@ -202,21 +202,20 @@ def test_nothing_is_said_if_all_is_read(
 
 def written(kind: str, rows: list[Row], folder: Path) -> Path:
     """Write rows as a file of a kind."""
-    ending = kind.rpartition(" ")[2]
-    path = folder / f"rows.{ending}"
+    path = folder / f"rows.{kind}"
     table = Dataset.from_list(rows)
-    if ending == "json":
+    if kind == "json":
         path.write_text(json.dumps(rows))
-    elif ending == "parquet":
+    elif kind == "parquet":
         table.to_parquet(path)
-    elif ending == "arrow":
+    elif kind == "arrow":
         with pa.ipc.new_file(path, table.data.table.schema) as writer:
             writer.write_table(table.data.table)
-    elif ending == "jsonl":
+    elif kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         with path.open("w", newline="") as file:
-            delimiter = "\t" if ending == "tsv" else ","
+            delimiter = "\t" if kind == "tsv" else ","
             csv.writer(file, delimiter=delimiter).writerows(
                 [list(rows[0]), *(row.values() for row in rows)]
             )
@@ -230,7 +229,7 @@ def test_columns_of_a_file_are_read_or_named(
     kind: str,
     tmp_path: Path,
 ) -> None:
-    """Every format of files says the same as rows in memory, streamed or not."""
+    """Every format of files says the same as rows in memory."""
     for case, (name, options, data, row) in CASES.items():
         rows = [{**row(number), **BESIDE} for number in range(COUNT)]
         if kind in ("csv", "tsv"):
@@ -239,8 +238,7 @@ def test_columns_of_a_file_are_read_or_named(
                 continue  # a table has no lists
         _, notes = examples_of(make_task, make_source, case, rows)
         path = str(written(kind, rows, tmp_path))
-        streaming = kind.startswith("streamed")
-        files = {"train": path, "eval": path, "max_length": 256, "streaming": streaming, **data}
+        files = {"train": path, "eval": path, "max_length": 256, **data}
         config = choice("data", DATA, "files", files)
         source = load_source(config, seed=0, documents=False)
         make_task(name, source, **options)
