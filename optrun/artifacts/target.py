@@ -154,6 +154,8 @@ def locate(value: str, key: str = "") -> Target:
         keywords = ("latest", "auto") if key == "resume=" else ()
         close = nearest(value, (*keywords, *(str(folder) for folder in folders)))
         hint = f" Did you mean {key}{close[0]}?" if close else ""
+        if value == "latest":
+            hint = " Only resume=latest finds the last run; elsewhere give outputs/DATE/TIME."
         raise ConfigError(f"{typed}: no such directory (looked from {Path.cwd()}).{hint}")
     if path.is_file() and path.parent.name == CHECKPOINTS:
         name = read_text(path, errors="replace").strip()

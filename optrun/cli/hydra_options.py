@@ -31,6 +31,18 @@ def parser() -> argparse.ArgumentParser:
     return hydra_parser
 
 
+def _no_such_option(parser: argparse.ArgumentParser, argv: list[str], option: str) -> ConfigError:
+    """Build the error for an unknown option: its name here, the nearest one, or the list."""
+    hint = keys.as_key(option, value=keys.word_after(option, argv))
+    if not hint:
+        names = [name for action in parser._actions for name in action.option_strings]
+        close = nearest(option, names)
+        hint = " `optrun --hydra-help` lists the options."
+        if close:
+            hint = f" Did you mean {' or '.join(close)}?"
+    return ConfigError(f"{option}: no such option.{hint}")
+
+
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
     """Parse the command line of `optrun` without a verb.
 
@@ -44,13 +56,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     """
     args, unknown = parser.parse_known_intermixed_args(argv, namespace=GivenOnce())
     if unknown:
-        options = [option for action in parser._actions for option in action.option_strings]
-        close = nearest(unknown[0], options)
-        value = keys.word_after(unknown[0], argv)
-        hint = keys.as_key(unknown[0], value=value) or (
-            f" Did you mean {' or '.join(close)}?" if close else ""
-        )
-        raise ConfigError(f"{unknown[0]}: no such option.{hint} `optrun --hydra-help` lists them.")
+        raise _no_such_option(parser, argv, unknown[0])
     if "" in (args.config_name, args.config_dir):
         raise ConfigError("-cn and --config-dir take a name: -cn stdlib_gpt, --config-dir DIR")
     answers = {

@@ -14,7 +14,7 @@ _TRAINING = {
     "[KEY=VALUE ...]": "train; no argument: the embedded default, real input, no download",
     "optimizer=lamb lr=2e-3": "the same with another optimizer and peak learning rate",
     "-m optimizer=lamb,adamw lr=1e-3,2e-3": "a sweep: one run per combination, then the comparison",
-    "-cn NAME [KEY=VALUE ...]": "a recipe",
+    "-cn NAME|FILE.yaml [KEY=VALUE ...]": "a recipe, or a YAML file of your own",
     "resume=RUN_DIR|CHECKPOINT|latest|auto": "go on where it stopped, in the same run directory",
     "branch_from=RUN_DIR|CHECKPOINT [...]": (
         "a new run from there: its weights and place in the data"

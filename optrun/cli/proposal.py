@@ -203,9 +203,11 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
         ConfigError: The task is not clear from the rows, and none was typed.
     """
     from optrun.data.column_roles import roles_of, without_image_decoding
+    from optrun.data.source import NO_SPLIT
 
     rows = without_image_decoding(source.train.rows)
-    say("rows", *source.notes)
+    # How evaluation rows are held back depends on the task, and stands among the facts.
+    say("rows", *(note for note in source.notes if not note.startswith(NO_SPLIT)))
     try:
         roles = roles_of(rows)
     except ConfigError as error:
@@ -225,7 +227,8 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
             draft.add(*roles.overrides)
     for row in rows.select(range(min(3, len(rows)))):
         cells = [shorten(str(value), _CELL_WIDTH, placeholder=" ...") for value in row.values()]
-        say("example", " | ".join(cells))
+        if any(cells):
+            say("example", " | ".join(cells))
 
 
 # The run
@@ -264,10 +267,12 @@ def _add_length(draft: _Draft) -> None:
 
 def _say_facts(facts: Facts, say: Say) -> None:
     """Say the lines of `optrun explain` about the data."""
+    from optrun.data.source import NO_SPLIT
     from optrun.explain.tables import data_lines
 
     lines = [line.removeprefix("data   ") for line in data_lines(facts) if line]
-    lines += [note for note in facts.notes if "has no column" in note or "not read" in note]
+    of_data = ("has no column", "not read", NO_SPLIT)
+    lines += [note for note in facts.notes if any(words in note for words in of_data)]
     say("data", *lines)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 FEW_DOCUMENTS = 20
+NO_SPLIT = "no evaluation split given"
 
 
 @dataclass(eq=False)
@@ -145,7 +146,7 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
     which = (
         f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
     )
-    return train, evaluation, f"no evaluation split given: {which}"
+    return train, evaluation, f"{NO_SPLIT}: {which}"
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
@@ -157,9 +158,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
         end = _end_of_head(text, fraction)
         heads.append(text[:end])
         tails.append(text[end:])
-    note = (
-        f"no evaluation split given: the last {fraction:.0%} of each text of {split.key} held back"
-    )
+    note = f"{NO_SPLIT}: the last {fraction:.0%} of each text of {split.key} held back"
     return (
         Split(TextRows(heads), split.key, content=content and f"{content} head"),
         Split(TextRows(tails), f"{split.key} (held back)", content=content and f"{content} tail"),

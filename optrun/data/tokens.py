@@ -23,7 +23,7 @@ from optrun.base.reading import open_file
 from optrun.config.schema.data import TokensConfig, eval_key
 from optrun.data.cache import cached_result
 from optrun.data.files import resolve
-from optrun.data.source import Source, Split
+from optrun.data.source import NO_SPLIT, Source, Split
 from optrun.data.token_blocks import TokenBlocks, TokenFile
 
 _LLM_C = struct.pack("<i", 20240520)
@@ -61,10 +61,7 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
             train, config, "data.train (held back)", border, total, empty=not config.eval_fraction
         )
         if config.eval_fraction:
-            notes.append(
-                f"no evaluation split given: the last {total - border:,} tokens of data.train held"
-                " back"
-            )
+            notes.append(f"{NO_SPLIT}: the last {total - border:,} tokens of data.train held back")
         else:
             notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
     split = _split(train, config, "data.train", 0, border)

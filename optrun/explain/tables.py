@@ -56,7 +56,7 @@ def data_lines(facts: Facts) -> list[str]:
     if data is None:
         return []
     sizes = (data.train_rows, data.eval_rows)
-    line = "data   {:,} rows to train on, {:,} to evaluate on".format(*sizes)
+    line = f"data   {plural(sizes[0], 'row')} to train on, {sizes[1]:,} to evaluate on"
     if data.facts is None:
         return ["", line]
     if data.looked_at != sizes:

@@ -167,7 +167,9 @@ def report(
         if metric == comparison.findings.own_metric:
             options["metric"] = None
         stem += _slug(options)
-    drawn = all_pictures(comparison) if len(runs) > 1 else [_curves_picture(runs[0])]
+    drawn = [_curves_picture(runs[0])]
+    if len(runs) > 1:
+        drawn = all_pictures(comparison, judged.comparison)
     content = _content(finished_report, sections)
     content["directories"] = _identify(dirs, folder)
     finished_report.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
@@ -303,7 +305,7 @@ def _interval_note(judged: Judgement | None) -> str:
     if judged.has_baseline:
         return f"{interval} stands before Holm's correction of the tests."
     test = judged.alpha / max(1, len(judged.ranking) - 1)
-    return f"{interval} leaves out 0 exactly if the one-sided test at {test:.2g} does."
+    return f"{interval} excludes 0 exactly if the one-sided test at {test:.2g} rejects."
 
 
 def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:

@@ -273,7 +273,7 @@ def _estimate(findings: Findings, plan: ConfirmationPlan) -> str:
         seconds.append(sum(known_seconds) / len(known_seconds))
     runs = len(plan.contenders) * len(plan.seeds)
     total = sum(seconds) * len(plan.seeds)
-    return f"{plural(runs, 'run')}, about {duration(total)} one after the other"
+    return f"{plural(runs, 'run')}, about {duration(total)} of training"
 
 
 def make_plan(

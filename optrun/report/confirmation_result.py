@@ -15,6 +15,7 @@ from typing import Unpack
 from optrun.artifacts.forks import Fork
 from optrun.base import shell
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import rate
 from optrun.config.literal import quote_path
 from optrun.report.confirmation_plan import (
     FOLDER,
@@ -28,7 +29,7 @@ from optrun.report.findings import Findings, Question, read_matters
 from optrun.report.runs import Run, load_runs, plugins_of
 from optrun.report.statistics import Judgement, Verdict
 from optrun.report.sweep_folder import is_search
-from optrun.report.verdict import find_edges, is_selected
+from optrun.report.verdict import find_edges, is_selected, learns_nothing
 from optrun.report.workloads import Comparison, compare_runs
 
 
@@ -228,7 +229,7 @@ def choose_next_command(
         return _confirm_again(confirmed)
     sweep = dirs[0]
     wider = _widen(findings, sweep)
-    if wider:
+    if wider or learns_nothing(findings):
         return wider
     if is_open(judged) or any(is_selected(row) for row in findings.ranked):
         return _confirm(sweep, sweep / FOLDER, request, plugins_of(findings.runs))
@@ -263,7 +264,7 @@ def _widen(findings: Findings, sweep: Path) -> str:
         return ""
     kept_overrides = _kept_overrides(first)
     seeds = sorted(edges[0][0].configuration.scores)
-    grid = [f"lr={edges[0][1]:g}"]
+    grid = [f"lr={rate(edges[0][1])}"]
     together = [
         (row, lr)
         for row, lr in edges
@@ -272,7 +273,10 @@ def _widen(findings: Findings, sweep: Path) -> str:
     ]
     if len(together) > 1 and findings.compared_keys == ["optimizer.name"]:
         kept_overrides = _without_optimizer(first)
-        grid = [f"search.{row.configuration.runs[0].optimizer}.lr={lr:g}" for row, lr in together]
+        grid = []
+        for row, lr in together:
+            optimizer = row.configuration.runs[0].optimizer
+            grid.append(f"search.{optimizer}.lr={rate(lr)}")
     recipe = ["-cn", first.config_name] if first.config_name else []
     values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
     return shell.join(
@@ -308,6 +312,8 @@ def _confirm_again(confirmed: ConfirmationResult) -> str:
     sweep = find_confirmed_sweep(folder, plan)
     judged = confirmed.comparison.judgement
     if sweep is None or judged is None or not is_open(judged):
+        return ""
+    if learns_nothing(confirmed.comparison.findings):
         return ""
     stem = re.sub(r"-\d+$", "", folder.name)
     number = 2

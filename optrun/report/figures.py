@@ -18,10 +18,20 @@ _WITHIN = ("differences", "metric", "lr")
 """Pictures of each of several workloads, by name."""
 
 
-def all_pictures(comparison: Comparison) -> list[Picture]:
-    """List the pictures of a report: first over all workloads if several, then of each."""
+def all_pictures(comparison: Comparison, judged: Comparison | None = None) -> list[Picture]:
+    """List the pictures of a report: first over all workloads if several, then of each.
+
+    Args:
+        comparison: The reported runs.
+        judged: The runs on fresh seeds that give the verdict, if a confirmation has ended.
+    """
     if not comparison.several:
-        return pictures(comparison.findings)
+        drawn = pictures(comparison.findings)
+        if judged is None or judged is comparison or judged.several:
+            return drawn
+        fresh = _ordered(judged.findings, comparison)
+        of_choice = [picture for picture in drawn if picture.name != "differences"]
+        return [*verdict_picture(Comparison.of(fresh)), *of_choice]
     all_drawn = verdict_picture(comparison)
     for number, workload in enumerate(comparison.workloads, start=1):
         all_drawn += [

@@ -226,6 +226,7 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
         "seen": format_metric(max(detectable)) if detectable else "",
         "edges": [(row.name, rate(lr), row.name not in possible) for row, lr in edges[:_EDGES]],
         "more_edges": len(edges[_EDGES:]),
+        "learns_nothing": not comparison.several and learns_nothing(findings),
         "learnt": _learnt([row for row in rows if row.name in named_contenders]),
     }
 
@@ -268,6 +269,15 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
         return None  # as good inside: nothing says that further out is better
     best = curve.best.lr or 0.0
     return best * 2 if above is None else best / 2
+
+
+def learns_nothing(findings: Findings) -> bool:
+    """Tell whether no contender that could be the best generalises in most of its runs."""
+    judged = findings.judgement
+    if judged is None:
+        return False
+    rows = [row for row in findings.ranked if row.name in judged.possible]
+    return bool(rows) and all(_learnt([row]) for row in rows)
 
 
 def _learnt(rows: Sequence[Contender]) -> str:

@@ -115,7 +115,8 @@ def _edges(findings: Findings) -> Iterable[Warning]:
             factor = max(best / lr, lr / best)
             if factor > _COARSE:
                 edge_details |= {"beside": rate(lr), "gone": lr in curve.diverged}
-                edge_details |= {"factor": f"{factor:.3g}", "try_lr": rate(math.sqrt(best * lr))}
+                between = float(f"{math.sqrt(best * lr):.1g}")
+                edge_details |= {"factor": f"{factor:.3g}", "try_lr": rate(between)}
                 yield _warn("coarse", **edge_details)
 
 

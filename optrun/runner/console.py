@@ -20,7 +20,7 @@ from optrun.artifacts.generalisation import sentence_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.base import shell
 from optrun.base.errors import StorageError, printable
-from optrun.base.formatting import duration, number, size
+from optrun.base.formatting import duration, number, rate, size
 from optrun.base.reading import kind_of
 from optrun.config.registry.plugins import options
 from optrun.config.schema.data import DataConfig
@@ -104,7 +104,7 @@ def introduce(display: Display, config: RunConfig, run: RunDir, ranks: int = 1) 
     distributed = f" distributed={config.distributed.name} on {ranks} ranks" if ranks > 1 else ""
     display.note(
         f"task={config.task.name} data={config.data.name} model={config.model.name}"
-        f" optimizer={config.optimizer.name} lr={config.lr:g} scheduler={config.scheduler.name}"
+        f" optimizer={config.optimizer.name} lr={rate(config.lr)} scheduler={config.scheduler.name}"
         f" seed={config.seed}{distributed} -> {shown_path(run.path)}"
     )
 

@@ -114,7 +114,7 @@ def test_a_pretrained_model_says_where_its_lr_comes_from(
     assert optrun(*words("model=pretrained", f"model.path={pretrained}"), "hydra.run.dir=run") == 0
     said = capsys.readouterr().out
     assert (
-        "lr=0.0001 is the default of optimizer=adamw, 0.002, times model.default_lr_factor=0.05"
+        "lr=1e-4 is the default of optimizer=adamw, 2e-3, times model.default_lr_factor=0.05"
         in said
     )
     assert "lr: 0.0001" in Path("run", "config.yaml").read_text()

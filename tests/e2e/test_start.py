@@ -340,3 +340,16 @@ def test_texts_of_another_split_are_not_trained_on(
     assert "data.train=corpus/train.txt" in train
     assert "data.eval=corpus/valid.txt" in train
     assert "corpus/test.txt is left alone" in said
+
+
+def test_a_text_is_held_back_as_training_does(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "a.txt").write_text("\nTo be or not to be\n" * 400)
+    said, _ = started(capsys, "a.txt", "task.sample_tokens=0")
+    assert "the last 10% of each text of data.train held back" in said
+    assert "held back by seed" not in said
+    assert "1 row to train on" in said
+    assert all(
+        line.removeprefix("example").strip() for line in said.splitlines() if "example " in line[:8]
+    )

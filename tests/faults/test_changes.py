@@ -107,8 +107,7 @@ def test_a_field_of_every_group_is_applied_for_real(
     if word.startswith("lr="):
         assert again["lr"] == 5e-4
         assert (
-            "learning rate of the next step: 0.001 with the saved configuration, 0.00025 now"
-            in said
+            "learning rate of the next step: 1e-3 with the saved configuration, 2.5e-4 now" in said
         )
 
 

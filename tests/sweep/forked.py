@@ -126,7 +126,7 @@ def fork_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     _compose_beforehand()
     monkeypatch.setattr("optrun.sweeper.launch.Server", ForkServer)
     monkeypatch.setattr("optrun.sweeper.driver._POLL_SECONDS", 0.05)
-    monkeypatch.setattr("optrun.report.build.all_pictures", lambda comparison: [])
+    monkeypatch.setattr("optrun.report.build.all_pictures", lambda comparison, judged: [])
 
 
 @functools.cache

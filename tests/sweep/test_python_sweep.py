@@ -50,7 +50,7 @@ def test_a_sweep_says_what_its_report_says(
     pages.
     """
     monkeypatch.setattr(build, "report", made)
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
     monkeypatch.setenv("COLUMNS", "2000")
     line = [*forked.JOB, "lr=1e-3,2e-3", "hydra.sweep.dir=sweep"]
     sweep = optrun.sweep(line, quiet=True)

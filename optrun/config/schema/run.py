@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import rate
 from optrun.config import registry
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig, QloraConfig
 from optrun.config.schema.callbacks import callback_configs
@@ -232,8 +233,8 @@ class RunConfig(Checked):
         if factor is None or not math.isclose(self.lr, self.optimizer.default_lr * factor):
             return None
         note = (
-            f"lr={self.lr:g} is the default of optimizer={self.optimizer.name},"
-            f" {self.optimizer.default_lr:g}, times {group}.default_lr_factor={factor:g} for"
+            f"lr={rate(self.lr)} is the default of optimizer={self.optimizer.name},"
+            f" {rate(self.optimizer.default_lr)}, times {group}.default_lr_factor={factor:g} for"
             f" {weights}; lr=VALUE sets another"
         )
         if isinstance(self.task, PreferenceConfig):

@@ -15,6 +15,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
+from optrun.base.formatting import rate
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.distributed.shard import is_sharded, model_class
 from optrun.distributed.world import ALONE, World
@@ -187,8 +188,8 @@ def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
         ) from error
     if before != now:
         notes.append(
-            f"learning rate of the next step: {max(before):g} with the saved configuration,"
-            f" {max(now):g} now"
+            f"learning rate of the next step: {rate(max(before))} with the saved configuration,"
+            f" {rate(max(now))} now"
         )
     return notes
 

@@ -73,5 +73,7 @@ def test_what_is_no_folder_of_runs(sweep: Path, name: str, message: str) -> None
 def test_nothing_there_and_a_link(sweep: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such directory \(looked from .*Did you mean"):
         locate(str(sweep / "1"))
+    with pytest.raises(ConfigError, match="Only resume=latest finds the last run"):
+        locate("latest")
     with pytest.raises(CheckpointError, match="a link"):
         locate(str(sweep / "0/checkpoints/step-00000004"))

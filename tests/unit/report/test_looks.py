@@ -20,7 +20,7 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
 
 
 def seeds(folder: Path, make_run: MakeRun, numbers: range) -> None:

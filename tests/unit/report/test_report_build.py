@@ -86,7 +86,7 @@ def test_a_file_of_a_person_is_never_overwritten(sweep: Path, name: str) -> None
 
 
 def test_out_is_made_and_used(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
     result = report([sweep], out=sweep / "elsewhere" / "deep")
     assert result.files[0].parent == sweep / "elsewhere" / "deep"
     assert not (sweep / "report.html").exists()
@@ -96,7 +96,7 @@ def test_no_run_holds_a_report_on_others(
     tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
     runs = [make_run(tmp_path / name, optimizer=name, max_steps=20) for name in ("adamw", "lamb")]
     before = [sorted(path.name for path in run.iterdir()) for run in runs]
     folders = [report(runs).files[0].parent for _ in range(2)]
@@ -177,7 +177,7 @@ def test_jobs_that_a_stopped_sweep_left_did_not_fail(
 
     A job of an older line that has no more, too.
     """
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
     cut = make_run(tmp_path / "cut", seed=0, status="interrupted", global_step=3, max_steps=50)
     for name in ("handed", "older", "begun"):
         (tmp_path / name / ".hydra").mkdir(parents=True)
@@ -405,7 +405,7 @@ def test_runs_that_were_given_a_device_say_which(
     tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the table of runs and in the csv; where none was, there is no such column."""
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
     make_run(tmp_path / "plain" / "0")
     assert (
         "device" not in runs_table(load_runs([tmp_path / "plain"]), [], "eval/loss", "min").columns
@@ -471,7 +471,7 @@ def test_a_table_says_why_its_intervals_have_their_level(tmp_path: Path, make_ru
             path = tmp_path / f"{optimizer}{seed}"
             make_run(path, optimizer=optimizer, seed=seed, max_steps=20, final=2.5 + 0.1 * number)
     for options, sentence in (
-        ({}, "difference leaves out 0 exactly if the one-sided test at 0.025 does."),
+        ({}, "difference excludes 0 exactly if the one-sided test at 0.025 rejects."),
         ({"baseline": "adamw"}, "difference stands before Holm's correction of the tests."),
     ):
         stream = io.StringIO()

@@ -33,7 +33,7 @@ MakeRun = Callable[..., Path]
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take longer than all of this; tests of their own look at them."""
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ NOISE = (0.0, 0.03, 0.01, 0.04, 0.02, 0.0, 0.05, 0.01, 0.03, 0.02, 0.0)
 
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "all_pictures", lambda comparison: [])
+    monkeypatch.setattr(build, "all_pictures", lambda comparison, judged: [])
 
 
 def _runs(
@@ -134,7 +134,7 @@ def test_a_winner_at_the_edge_of_its_grid_gets_a_wider_one(sweep: Path, make_run
         jobs.combinations(hydra, [token for token in tokens if not overrides.is_hydra(token)])
     )
     assert [sorted(point) for point in points] == [
-        sorted(["optimizer=sgd", "lr=0.004", "training.max_steps=25", f"seed={seed}"])
+        sorted(["optimizer=sgd", "lr=4e-3", "training.max_steps=25", f"seed={seed}"])
         for seed in range(3)
     ]
 

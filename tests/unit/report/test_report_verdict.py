@@ -410,7 +410,7 @@ def test_a_ruled_out_contender_at_the_edge_of_its_grid_is_told(
     assert "Ruled out: sgd at lr 4e-2." in text
     assert "sgd, ruled out, stands at the edge of its grid: try lr=8e-2." in text
     words = shlex.split(made.verdict.next)
-    assert {"-m", "optimizer=sgd", "lr=0.08", "seed=0,1,2"} <= set(words)
+    assert {"-m", "optimizer=sgd", "lr=8e-2", "seed=0,1,2"} <= set(words)
 
 
 def test_all_contenders_at_an_edge_are_widened_by_one_line(
@@ -424,7 +424,7 @@ def test_all_contenders_at_an_edge_are_widened_by_one_line(
     }
     made = report([grid(tmp_path / "sweep", make_run, losses)])
     words = shlex.split(made.verdict.next)
-    assert {"search.adamw.lr=0.004", "search.sgd.lr=0.04", "seed=0,1,2"} <= set(words)
+    assert {"search.adamw.lr=4e-3", "search.sgd.lr=4e-2", "seed=0,1,2"} <= set(words)
     assert not any(word.startswith("optimizer=") for word in words)
 
 
@@ -443,9 +443,11 @@ def test_equal_contenders_that_learnt_nothing_are_all_named(
                 final=2.5,
                 summary={"main_metric": {"name": "eval/loss", "mode": "min"}, **before},
             )
-    text = line(tmp_path).text
-    assert "3 of 3 runs of adamw: no better" in text
-    assert "3 of 3 runs of sgd: no better" in text
+    verdict = report([tmp_path]).verdict
+    assert "3 of 3 runs of adamw: no better" in verdict.text
+    assert "3 of 3 runs of sgd: no better" in verdict.text
+    assert verdict.text.endswith("More seeds will not help: train longer, or on more data.")
+    assert verdict.next == ""
 
 
 def test_the_chance_of_seeing_a_difference_stands_beside_it(
