@@ -6,9 +6,9 @@ started at once, and the loss is read while the next forward pass runs.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch.optim import Optimizer
 
@@ -53,7 +53,7 @@ class Guard:
             numbers: On the device of the parameters. They are not read from another device.
         """
         if numbers.device.type == "cpu":
-            if np.isfinite(numbers.detach().numpy()).all():
+            if all(map(math.isfinite, numbers.flatten().tolist())):
                 self.optimizer.step()
             return
         self.step_on_device(torch.isfinite(numbers).all().logical_not().float())

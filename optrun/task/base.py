@@ -246,7 +246,7 @@ class Task(ABC):
 
     def count(self, batch: Batch) -> int:
         """Count the targets of a batch, the denominator of the model's own mean loss."""
-        return int((self.targets(batch) != IGNORED).sum())
+        return int(np.count_nonzero((self.targets(batch) != IGNORED).cpu().numpy()))
 
     def weight(self, batch: Batch) -> float:
         """Return the denominator of the mean in `loss`.
