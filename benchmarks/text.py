@@ -40,7 +40,7 @@ words = ["data=files", f"data.train={sys.argv[1]}", f"model.tokenizer={sys.argv[
          "model.config.n_head=2"]
 hydra = store.open_hydra()
 config = store.typed(store.without_hydra(store.compose(hydra, "config",
-                     overrides.checked(hydra, "config", words, sweep=False))))
+                     overrides.parse_checked(hydra, "config", words, sweep=False))))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 write_ids = examples.write_ids
 spent = [0.0]

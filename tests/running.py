@@ -82,7 +82,7 @@ def composed(*words: str) -> RunConfig:
     return store.typed(
         store.without_hydra(
             store.compose(
-                hydra, "config", words_of.checked(hydra, "config", list(words), sweep=False)
+                hydra, "config", words_of.parse_checked(hydra, "config", list(words), sweep=False)
             )
         )
     )

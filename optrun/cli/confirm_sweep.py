@@ -83,9 +83,9 @@ def confirm(
     )
     try:
         hydra = store.open_hydra(config_dir)
-        overrides.checked(hydra, line.config_name, placed, sweep=True)
+        overrides.parse_checked(hydra, line.config_name, placed, sweep=True)
         for tokens in plan.contenders.values():
-            overrides.checked(hydra, line.config_name, tokens, sweep=False)
+            overrides.parse_checked(hydra, line.config_name, tokens, sweep=False)
         return run_points(hydra, line, caller, plan.points(), compare, again=again)
     except ConfigError:
         if fresh and [path.name for path in folder.iterdir()] == [

@@ -17,7 +17,7 @@ from optrun.cli import help
 from optrun.cli.completion import candidates
 from optrun.cli.overview import overview
 from optrun.config import keys, store
-from optrun.config.compose_errors import refusal
+from optrun.config.compose_errors import composition_error
 from optrun.config.hydra_internals import Hydra
 from optrun.config.request import CommandLine
 
@@ -110,4 +110,4 @@ def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Na
         else:
             hydra.show_info(args.info, config_name=config_name, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
-        raise refusal(hydra, config_name, error) from error
+        raise composition_error(hydra, config_name, error) from error

@@ -29,7 +29,7 @@ from optrun.cli.sweep_checks import (
 from optrun.cli.sweep_files import refuse_changed_files
 from optrun.cli.values import PLACES
 from optrun.config import overrides, store
-from optrun.config.compose_errors import interpolation
+from optrun.config.compose_errors import interpolation_error
 from optrun.config.groups import default_values
 from optrun.config.hydra_internals import Hydra
 from optrun.config.registry import origins, plugins
@@ -342,7 +342,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from error
-        raise interpolation(cfg, error) from error
+        raise interpolation_error(cfg, error) from error
     if not isinstance(options, SweeperConfig):
         raise ConfigError(
             f"hydra/sweeper: {target or node} is not optrun's. Choices: grid, optuna, basic."

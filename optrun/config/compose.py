@@ -44,7 +44,7 @@ def request_of(command_line: CommandLine, cfg: DictConfig, checked: Sequence[str
     Args:
         command_line: Where it came from.
         cfg: A composed configuration, with or without Hydra's node.
-        checked: The overrides as `overrides.checked` returns them.
+        checked: The overrides as `overrides.parse_checked` returns them.
 
     Raises:
         ConfigError: A mandatory value is missing or one is out of range, or a file says what only a

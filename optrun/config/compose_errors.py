@@ -37,7 +37,7 @@ _SAID_OF_INTERPOLATIONS = (
 """What OmegaConf says of a `${...}` without a value, and how a person would."""
 
 
-def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError:
+def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError:
     """Turn an error of a composition into a ConfigError.
 
     Args:
@@ -46,13 +46,13 @@ def refusal(hydra: Hydra, config_name: str, error: BaseException) -> ConfigError
         error: What it raised.
     """
     if isinstance(error, OmegaConfBaseException):
-        return interpolation(None, error)
+        return interpolation_error(None, error)
     if isinstance(error, MissingConfigException):
-        return _missing(hydra, config_name, str(error.missing_cfg_file))
+        return _missing_file_error(hydra, config_name, str(error.missing_cfg_file))
     cause = error.__cause__ or error.__context__
     config_path = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and config_path and config_path[1] in READ:
-        return _unmerged(config_path[1], cause)
+        return _merge_error(config_path[1], cause)
     message = first_line(cause if isinstance(cause, OmegaConfBaseException) else error)
     if isinstance(cause, ConfigKeyError):
         message = str(unknown_key(cause.parent_node._get_root(), str(cause.full_key)))
@@ -83,7 +83,7 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
+def _missing_file_error(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     """Refuse a missing recipe, or a missing entry of a defaults list."""
     group, _, name = missing.rpartition("/")
     options = hydra.config_loader.get_group_options(group)
@@ -99,14 +99,14 @@ def _missing(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
     return ConfigError(message.rstrip())
 
 
-def _unmerged(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
+def _merge_error(config_path: str, cause: OmegaConfBaseException) -> ConfigError:
     """Refuse a file with an unknown key or a value of the wrong type."""
     path = READ[config_path]
     key = str(cause.full_key or "")
     if not key:
         key, message = _value_of_other_kind(config_path, cause.parent_node._get_root())
     elif isinstance(cause, ConfigKeyError):
-        message = _unknown(config_path, key, cause)
+        message = _describe_unknown_key(config_path, key, cause)
     else:
         text = str(in_yaml(cause.value)).replace("None", "null")
         text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -131,7 +131,7 @@ def _value_of_other_kind(config_path: str, root: DictConfig) -> tuple[str, str]:
     return "", "a value is a mapping or a list where the configuration has another kind."
 
 
-def _unknown(config_path: str, key: str, cause: OmegaConfBaseException) -> str:
+def _describe_unknown_key(config_path: str, key: str, cause: OmegaConfBaseException) -> str:
     group, _, leaf = key.rpartition(".")
     if leaf == "_target_":
         values = {name: node.value for name, node, _ in entries(READ[config_path], config_path)}
@@ -146,7 +146,7 @@ def _unknown(config_path: str, key: str, cause: OmegaConfBaseException) -> str:
     return str(unknown_key(cause.parent_node._get_root(), key))
 
 
-def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:
+def interpolation_error(cfg: DictConfig | None, error: OmegaConfBaseException) -> ConfigError:
     """Refuse an interpolation without a value, or with one of the wrong type.
 
     Args:
@@ -160,11 +160,13 @@ def interpolation(cfg: DictConfig | None, error: OmegaConfBaseException) -> Conf
         return ConfigError(message)
     node = None if error.parent_node is None else node_at(error.parent_node._get_root(), key)
     text = node._value() if node is not None else "${...}"
-    return ConfigError(f"{key}={text}: {_why(cfg, message, error)}")
+    return ConfigError(f"{key}={text}: {_describe_interpolation(cfg, message, error)}")
 
 
-def _why(cfg: DictConfig | None, message: str, error: OmegaConfBaseException) -> str:
-    """Say why a `${...}` has no value, or not the right one."""
+def _describe_interpolation(
+    cfg: DictConfig | None, message: str, error: OmegaConfBaseException
+) -> str:
+    """Describe why a `${...}` has no value, or one of the wrong type."""
     for pattern, template in _SAID_OF_INTERPOLATIONS:
         match = re.search(pattern, message)
         if match is None:

@@ -33,7 +33,7 @@ def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float 
 
 
 def outside_a_run(value: object) -> object:
-    """Resolve `${default_warmup:...}` outside of a run, to None.
+    """Replace the text `${default_warmup:...}` by None; return any other value as it is.
 
     Example:
         >>> outside_a_run("${default_warmup:0.05}"), outside_a_run(0.1), outside_a_run("${lr}")

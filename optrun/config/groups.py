@@ -70,7 +70,7 @@ def choices_with(group: str, key: str) -> list[str]:
 
 
 def complete_choices(group: str) -> dict[str, registry.Choice]:
-    """Find the registered choices of a group without a YAML.
+    """Find the choices of a group that come from plugins or packages, so without a YAML here.
 
     Their values are their schemas' defaults.
     """

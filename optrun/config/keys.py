@@ -79,9 +79,9 @@ def keys_called(name: str) -> list[str]:
 
 
 def open_prefix(base: DictConfig, key: str) -> str | None:
-    """Return the open mapping a key lies below, such as `model.config` for `model.config.n_layer`.
+    """Return the open mapping around a key, such as `model.config` for `model.config.n_layer`.
 
-    Else None.
+    An open mapping takes any key. None if the key is in no such mapping.
     """
     pieces = key.split(".")
     for end in range(1, len(pieces)):
@@ -113,10 +113,7 @@ def _nodes(base: DictConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
 
 
 def node_at(root: DictConfig, key: str) -> Any:
-    """Return the node at a dotted key, with interpolations unresolved.
-
-    None if nothing does.
-    """
+    """Return the node at a dotted key, with interpolations unresolved; None if there is none."""
     node: Any = root
     for piece in key.split("."):
         is_mapping = isinstance(node, DictConfig) and isinstance(

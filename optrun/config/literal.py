@@ -37,7 +37,7 @@ def parse_token(token: str) -> Override:
     Raises:
         HydraException: It is none.
     """
-    return _parsed(_with_literal_text(_with_literal_path(token)))
+    return _parse_cached(_with_literal_text(_with_literal_path(token)))
 
 
 def _with_literal_text(token: str) -> str:
@@ -54,19 +54,15 @@ def _with_literal_text(token: str) -> str:
     key, equals, value = token.partition("=")
     is_list = value.startswith("[") and value.endswith("]")
     pieces = [piece.strip() for piece in (value[1:-1] if is_list else value).split(",")]
-    if (
-        not equals
-        or not all(map(_PLAIN.fullmatch, pieces))
-        or not any(map(reads_otherwise, pieces))
-    ):
+    if not equals or not all(map(_PLAIN.fullmatch, pieces)) or not any(map(changes_text, pieces)):
         return token
     if not takes_text(key.lstrip("+")):
         return token
-    texts = ",".join(quote_path(piece) if reads_otherwise(piece) else piece for piece in pieces)
+    texts = ",".join(quote_path(piece) if changes_text(piece) else piece for piece in pieces)
     return f"{key}=[{texts}]" if is_list else f"{key}={texts}"
 
 
-def reads_otherwise(piece: str) -> bool:
+def changes_text(piece: str) -> bool:
     """Tell whether Hydra reads a word as a number or a truth value with another text.
 
     `1` stays the text 1 where a text is meant; `1_0`, `1e5` and `true` would become others.
@@ -74,7 +70,7 @@ def reads_otherwise(piece: str) -> bool:
     if not _MAYBE_NUMBER.match(piece):
         return False
     try:
-        value = _parsed(f"key={piece}").value()
+        value = _parse_cached(f"key={piece}").value()
     except HydraException:
         return False
     return isinstance(value, bool | int | float) and str(value) != piece
@@ -111,8 +107,8 @@ def _is_text(hint: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(token: str) -> Override:
-    """Parse several times a command line; Hydra's parser takes a millisecond for each."""
+def _parse_cached(token: str) -> Override:
+    """Parse one override with Hydra's parser; cached, since each call takes a millisecond."""
     try:
         return OverridesParser.create().parse_overrides([token])[0]
     except AttributeError as error:
@@ -132,16 +128,16 @@ def _with_literal_path(token: str) -> str:
     key, _, value = token.partition("=")
     if not value or not _holds_path(key.lstrip("+")):
         return token
-    exists = "${" not in value and _is_there(value)
+    exists = "${" not in value and _path_exists(value)
     try:
-        override = _parsed(token)
+        override = _parse_cached(token)
         literal = exists and (override.is_sweep_override() or override.value() != value)
     except HydraException:
         literal = exists or value[0] not in "[{('\""
     return f"{key}={quote_path(value)}" if literal else token
 
 
-def _is_there(value: str) -> bool:
+def _path_exists(value: str) -> bool:
     try:
         return os.path.lexists(Path(value).expanduser())
     except RuntimeError:  # of `~name`, where nobody has this name

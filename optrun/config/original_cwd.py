@@ -24,7 +24,7 @@ def original_cwd(hydra_folder: Path) -> Path | None:
     Args:
         hydra_folder: `.hydra` of its run directory.
     """
-    folder = _noted(hydra_folder, "runtime", "cwd")
+    folder = _read_hydra_record(hydra_folder, "runtime", "cwd")
     if not isinstance(folder, str) or not folder or "${" in folder:
         return None
     return Path(folder)
@@ -36,14 +36,14 @@ def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
     Args:
         hydra_folder: `.hydra` of its run directory.
     """
-    name = _noted(hydra_folder, "job", "config_name")
-    tokens = _noted(hydra_folder, "overrides", "task")
+    name = _read_hydra_record(hydra_folder, "job", "config_name")
+    tokens = _read_hydra_record(hydra_folder, "overrides", "task")
     if name is None or not isinstance(tokens, list):
         return None
     return str(name), list(map(str, tokens))
 
 
-def _noted(hydra_folder: Path, section: str, key: str) -> object:
+def _read_hydra_record(hydra_folder: Path, section: str, key: str) -> object:
     """Read a value from Hydra's record of a run; None if it is missing."""
     try:
         return yaml_mapping(hydra_folder / "hydra.yaml")["hydra"][section][key]
@@ -52,10 +52,9 @@ def _noted(hydra_folder: Path, section: str, key: str) -> object:
 
 
 def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
-    """Put `folder` before the relative paths to existing files there.
+    """Put `folder` before each relative path of a configuration that exists there.
 
-    A name that leads nowhere from there stays as it is: a hub name, or a file that moved with the
-    run.
+    Other names stay as they are: a hub name, or a file that moved with the run.
 
     Args:
         cfg: A run's configuration; changed in place.
@@ -68,16 +67,16 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
         if value is not None:
-            OmegaConf.update(cfg, key, _rebased(value, folder), merge=False)
+            OmegaConf.update(cfg, key, _rebase(value, folder), merge=False)
 
 
-def _rebased(value: Any, folder: Path) -> Any:
+def _rebase(value: Any, folder: Path) -> Any:
     """Rewrite a path, or a list or mapping of them, as seen from a folder."""
     if isinstance(value, dict):
-        return {name: _rebased(item, folder) for name, item in value.items()}
+        return {name: _rebase(item, folder) for name, item in value.items()}
     if isinstance(value, list):
-        return [_rebased(item, folder) for item in value]
-    return _from(folder, value)
+        return [_rebase(item, folder) for item in value]
+    return _rebase_if_exists(folder, value)
 
 
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
@@ -102,12 +101,12 @@ def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
         for prefix, row in rows
         if row is not None
         for key in getattr(row.schema, "PATHS", ())
-        for name in _spread(key, config.get(prefix))
+        for name in _expand_star(key, config.get(prefix))
     ]
     return list(dict.fromkeys((*PATHS, *schema_keys)))
 
 
-def _spread(key: str, values: Any) -> list[str]:
+def _expand_star(key: str, values: Any) -> list[str]:
     """Expand a key of a mapping's items, such as `mixture.*.train`, for each of them."""
     mapping, star, rest = key.partition(".*.")
     if not star:
@@ -135,17 +134,17 @@ def same_files(before: object, after: object, folder: Path | None) -> bool:
         after: As it is in force, seen from here.
         folder: Where the run was started from; None: it is not known, and taken to be here.
     """
-    return bool(_whole(before, folder or Path.cwd()) == _whole(after, Path.cwd()))
+    return bool(_resolve_paths(before, folder or Path.cwd()) == _resolve_paths(after, Path.cwd()))
 
 
-def _whole(value: object, folder: Path) -> Any:
-    """Resolve every path in a value, as far as it leads somewhere."""
+def _resolve_paths(value: object, folder: Path) -> Any:
+    """Make each path of a value absolute if it exists below the folder."""
     if isinstance(value, list):
-        return [_whole(item, folder) for item in value]
-    return os.path.normpath(_from(folder, value)) if isinstance(value, str) else value
+        return [_resolve_paths(item, folder) for item in value]
+    return os.path.normpath(_rebase_if_exists(folder, value)) if isinstance(value, str) else value
 
 
-def _from(folder: Path, value: object) -> Any:
+def _rebase_if_exists(folder: Path, value: object) -> Any:
     if not isinstance(value, str) or Path(value).expanduser().is_absolute():
         return value
     path = str(folder / value)

@@ -78,7 +78,9 @@ class Checked:
     """What the choices among them compose to, before their values; Hydra's node in it."""
 
 
-def checked(hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: bool) -> list[str]:
+def parse_checked(
+    hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: bool
+) -> list[str]:
     """Parse overrides and check them by name; see `check`."""
     parsed = parse(tokens)
     refuse_twice(parsed)
@@ -114,7 +116,7 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     composed = store.compose(hydra, config_name, settled)
     base = store.without_hydra(composed)
     with_hydra = (
-        _writable(composed) if any(item.is_hydra_override() for item in overrides) else base
+        _writable_copy(composed) if any(item.is_hydra_override() for item in overrides) else base
     )
     tokens = []
     for override in overrides:
@@ -129,7 +131,7 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     return Checked(tokens, composed)
 
 
-def _writable(composed: DictConfig) -> DictConfig:
+def _writable_copy(composed: DictConfig) -> DictConfig:
     cfg = copy.deepcopy(composed)
     OmegaConf.set_struct(cfg, False)
     OmegaConf.set_readonly(cfg, False)

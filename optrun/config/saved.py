@@ -100,7 +100,7 @@ def _tree(chosen: tuple[tuple[str, type[object]], ...]) -> DictConfig:
 
 
 def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
-    """Change a saved configuration as the command line says.
+    """Apply the overrides of a command line to a saved configuration.
 
     Args:
         hydra: Composes choices of groups.
@@ -118,7 +118,7 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         if override.is_sweep_override():
             raise ConfigError(
                 f"{override.input_line}: several values are a sweep, which cannot be resumed as one"
-                " run."
+                " run. Give one value."
             )
         if override.is_delete():
             raise ConfigError(

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.config import default_warmup, dialects
-from optrun.config.compose_errors import interpolation, refusal
+from optrun.config.compose_errors import composition_error, interpolation_error
 from optrun.config.groups import GROUPS as GROUPS
 from optrun.config.groups import complete_choices
 from optrun.config.hydra_internals import Hydra, create_config_search_path
@@ -108,6 +108,9 @@ def _search_path(extra_dir: str | None) -> ConfigSearchPath:
 def open_hydra(extra_dir: str | None = None) -> Hydra:
     """Open a Hydra over the shipped folders and one of the user's.
 
+    Replaces the process's global Hydra, registers all schemas, and forgets the files of earlier
+    compositions.
+
     Args:
         extra_dir: `--config-dir`: choices and configurations of the user's own, found first.
 
@@ -193,7 +196,7 @@ def _refusing(hydra: Hydra, config_name: str) -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        raise refusal(hydra, config_name, error) from error
+        raise composition_error(hydra, config_name, error) from error
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
@@ -218,7 +221,7 @@ def refuse_dangling(cfg: DictConfig) -> None:
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
-        raise interpolation(cfg, error) from error
+        raise interpolation_error(cfg, error) from error
 
 
 def typed(cfg: DictConfig) -> RunConfig:
@@ -243,7 +246,7 @@ def typed(cfg: DictConfig) -> RunConfig:
     except ConfigError:
         raise
     except OmegaConfBaseException as error:
-        raise interpolation(cfg, error) from error
+        raise interpolation_error(cfg, error) from error
     if not isinstance(config, RunConfig):
         raise ConfigError(
             "this configuration is not built on `config`: begin its defaults list with `- config`."

@@ -32,7 +32,7 @@ _EXCLUDES = {
 
 
 def find_values_file(config_name: str) -> Path | None:
-    """Find the YAML file after `-cn`; None for a recipe.
+    """Return the path after `-cn` if it is a YAML file; None if it names a recipe.
 
     Raises:
         ConfigError: There is no such file.
@@ -99,12 +99,12 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield key, value["name"]
             for name, inner in value.items():
                 if name != "name":
-                    yield from _spread(f"{key}.{name}", inner)
+                    yield from _expand_mapping(f"{key}.{name}", inner)
         else:
-            yield from _spread(key, value)
+            yield from _expand_mapping(key, value)
 
 
-def _spread(key: str, value: object) -> Iterator[tuple[str, Any]]:
+def _expand_mapping(key: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield an entry, or each item of an open mapping."""
     group, _, name = key.partition(".")
     hints = [get_type_hints(schema).get(name) for schema in GROUPS.get(group, {}).values()]

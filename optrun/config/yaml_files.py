@@ -23,7 +23,7 @@ from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes, read_text
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import ConfigRepository
-from optrun.config.literal import reads_otherwise, takes_text
+from optrun.config.literal import changes_text, takes_text
 from optrun.config.paths import VALUES_FILES, config_dir
 from optrun.config.registered import publish_chosen
 
@@ -144,7 +144,7 @@ def _is_rewritten(node: yaml.ScalarNode) -> bool:
     """Tell whether YAML would change the spelling of a word."""
     if node.style:  # quoted
         return False
-    is_value = node.tag.endswith((":int", ":float", ":bool")) or reads_otherwise(node.value)
+    is_value = node.tag.endswith((":int", ":float", ":bool")) or changes_text(node.value)
     return is_value and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d*[1-9])?", node.value) is None
 
 

@@ -193,7 +193,10 @@ def _wait_for(lock: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _beat_while_files_grow(folder: Path) -> Iterator[None]:
-    """Give signs of life while a library writes files."""
+    """Report progress by `beat` each second in which the files of a new entry grow.
+
+    For libraries that write for minutes without calling back; a thread looks at the sizes.
+    """
     over = threading.Event()
 
     def watch() -> None:
@@ -267,7 +270,7 @@ def _publish(aside: Path, folder: Path, key: str) -> None:
 
 
 def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = None) -> Found:
-    """Compute a small result once.
+    """Compute a small result once, and read it from the cache from then on.
 
     Args:
         key: Digest of everything the result depends on, with the `versions` of packages that
@@ -347,7 +350,7 @@ def folder_for(kind: str, key: str) -> Path:
 
 
 def pop_discard_messages() -> list[str]:
-    """List a sentence for each entry discarded since the last call."""
+    """Return and forget one sentence for each cache entry that was discarded."""
     messages = _discarded.copy()
     _discarded.clear()
     return messages

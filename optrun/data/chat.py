@@ -455,6 +455,7 @@ def _read_plain(prompt: object, completion: object, row: int | None) -> Plain:
 def _read_alpaca(
     values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None
 ) -> Chat:
+    """Make a chat of instruction and output; `more` may hold input, history and system."""
     instruction, output = values
     if not isinstance(instruction, str) or not isinstance(output, str | None):
         raise Unreadable(

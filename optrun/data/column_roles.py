@@ -185,7 +185,7 @@ def _recognise_seq2seq(columns: Columns) -> Roles | None:
 
 
 def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
-    """Recognise one or two texts and a label, or a text and a fraction."""
+    """Recognise one or two texts and a label; a label column with fractions is a regression."""
     texts = [name for name in columns if name != label and _are_texts(columns[name])]
     if label is None or not texts:
         return None

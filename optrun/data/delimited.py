@@ -300,7 +300,7 @@ class _Table:
             csv.field_size_limit(limit)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows as columns of texts, without repeated lines of names."""
+        """Yield the rows as columns of texts; a header that repeats inside the file is left out."""
         import pyarrow as pa
 
         rows = enumerate(self._rows(), 0 if self._has_header else 1)

@@ -256,15 +256,15 @@ def encode(
     """Encode texts to token ids, once for the same texts, tokenizer and settings.
 
     Args:
-        texts: Gives the texts (or pairs, or whatever the encoder takes) anew at each call: once to
-            hash them, once to encode them. Their `repr` must say all of them.
-        encoder: Makes the ids; asked again, for whole ones, where a text fills `longest`: what was
-            cut is then known.
+        texts: Yields the texts (or pairs, or whatever the encoder takes) anew at each call: once to
+            hash their `repr`, once to encode them.
+        encoder: Makes the ids. A text that fills `longest` is encoded a second time without
+            cutting, to count its lost tokens.
         key: Digest of tokenizer and settings.
-        longest: Tokens after which it cuts; None: it does not.
-        content: Digest of what decides the texts: their hash is remembered by it. None: it is made
-            anew.
-        ids_below: The ids, and whatever else is made, are from 0 to below this number; None: of 32
+        longest: Tokens after which the encoder cuts; None: it does not cut.
+        content: Digest of the input of `texts`, under which the hash of the texts is cached; None:
+            the texts are hashed again.
+        ids_below: All ids are below this number, so that small vocabularies take 16 bits; None: 32
             bits.
 
     Returns:

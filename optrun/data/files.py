@@ -124,7 +124,7 @@ def read_split(
     encodings = []
     for path in files:
         if path.is_file() and path.stat().st_size == 0:
-            raise ConfigError(f"{key}={path}: the file is empty.")
+            raise ConfigError(f"{key}={path}: the file is empty. Leave it out.")
         encoding, sample = check_file(key, path, kind, options.encoding)
         encodings.append(encoding)
         if encoding != UTF8 and options.encoding is None:

@@ -246,7 +246,7 @@ def check_file(key: str, path: Path, kind: Format, encoding: str | None = None) 
         encoding: The encoding of a text that the user named; None: it is found.
 
     Returns:
-        The encoding, and a line of the text to judge it by; empty if the encoding is certain.
+        The encoding; and a line of the text for a person to judge it by, empty if it is certain.
 
     Raises:
         ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web

@@ -190,7 +190,10 @@ def inputs_of(batch: Batch) -> Batch:
 def _collate_unless_refused(
     collate: Callable[[list[Example]], Batch], examples: list[Example]
 ) -> Batch:
-    """Collate examples without the left-out ones, or return the error of a refused one."""
+    """Collate examples, or return the first refused one, which carries its error.
+
+    Examples that are left out are dropped; one stays if the batch has no other.
+    """
     refused = next((example for example in examples if _REFUSED in example), None)
     if refused is not None:
         return refused
@@ -202,10 +205,10 @@ def _collate_unless_refused(
 
 
 def _raise_refusal(batch: Batch) -> Batch:
-    """Return a batch as it is.
+    """Return the batch; raise the error that a worker sent in its place.
 
     Raises:
-        OptrunError: What was wrong with one of its examples.
+        OptrunError: One of its examples was refused.
     """
     error: object = batch.get(_REFUSED)
     if isinstance(error, OptrunError):

@@ -62,7 +62,11 @@ class Reading:
         return digest(*parts, *self.contents, *self.encodings)
 
     def utf8_files(self, folder: Path) -> list[Path]:
-        """Return the files as UTF-8; others, or oddly packed ones, are rewritten into a folder."""
+        """List the files as UTF-8.
+
+        A file in another encoding, or with a compression that libraries do not read, is rewritten
+        into the folder.
+        """
         return [
             (
                 path
@@ -129,7 +133,7 @@ def silence_datasets() -> Iterator[None]:
 
 @contextmanager
 def user_data_errors(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
-    """Turn errors of a library about the user's data into a ConfigError.
+    """Turn any error of a library inside this context into a ConfigError.
 
     Args:
         where: Key and value, and what cannot be done with them.

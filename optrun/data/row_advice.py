@@ -80,6 +80,7 @@ def columns_in_words(rows: Dataset) -> str:
 
 
 def _describe_cell(value: object) -> str:
+    """Describe an object or a list in words, such as `lists of texts`."""
     if isinstance(value, dict):
         return f"objects with {_first_names(value)}"
     if isinstance(value, list):

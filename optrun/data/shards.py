@@ -1,4 +1,4 @@
-"""Files of a stream, here or on the hub: jsonl by the begins of rows, parquet by row groups."""
+"""Files of a stream, here or on the hub: jsonl by the offsets of rows, parquet by row groups."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Shard(ABC):
 
 @dataclass(frozen=True)
 class Lines(Shard):
-    """A jsonl file; `begins` says where each row begins, and where the last one ends."""
+    """A jsonl file; `begins` holds the byte offset of each row, and of the end of the last one."""
 
     begins: np.ndarray = field(compare=False, repr=False)
 
@@ -142,7 +142,7 @@ class Lines(Shard):
         return Lines(key, file, len(begins) - 1, content, begins)
 
     def __reduce__(self) -> tuple[Callable[..., Lines], tuple[object, ...]]:
-        """Leave out the begins of rows: another process maps them from the cache, too."""
+        """Leave out the offsets of rows: another process maps them from the cache."""
         return Lines._mapped, (
             self.key,
             self.file,
@@ -168,7 +168,7 @@ class Lines(Shard):
         columns: Sequence[str] | None,
         unread: frozenset[str] = frozenset(),
     ) -> list[Row]:
-        """Read rows by the place of their bytes."""
+        """Read rows by their byte offsets, in one read."""
         borders = self.begins[begin : end + 1]
         first = int(borders[0])
         raw = self.file.read(first, int(borders[-1]) - first)
@@ -205,7 +205,7 @@ class Lines(Shard):
         return row
 
     def parts(self, rows: np.ndarray) -> np.ndarray:
-        """Number the block of the hub of each row; a local row is a part of its own."""
+        """Number the hub's block of each row; each row of a local file is a part of its own."""
         return self.file.part_of(self.begins[rows])
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:  # noqa: ARG002
@@ -344,10 +344,11 @@ def _cached_elsewhere(file: File) -> dict[str, np.ndarray]:
 
 
 def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
-    """Find the begin of each line except blank ones, and digest the bytes.
+    """Find the byte offset of each line that is not blank, and digest the bytes.
 
     Returns:
-        Begins of the lines and the end of the last one, shape (rows + 1,), int64; the `checksum`.
+        Offsets of the lines and of the end of the last one, shape (rows + 1,), int64; the
+        `checksum`.
     """
     total = xxhash.xxh3_128()
     begins_of_chunks = [np.zeros(0, dtype=np.int64)]
@@ -367,7 +368,7 @@ def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:
 
 
 def _find_line_starts(lines: bytes) -> np.ndarray:
-    """Find the begins of lines except blank ones, in bytes of whole lines."""
+    """Find the byte offset of each line that is not blank; `lines` ends with a line break."""
     raw = np.frombuffer(lines, dtype=np.uint8)
     ends = np.flatnonzero(raw == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])

@@ -85,7 +85,7 @@ class StreamRows:
 
     @cached_property
     def _first_with(self) -> dict[str, int]:
-        """Each column to the number of the first file with it."""
+        """Map each column to the number of the first file with it."""
         if self.whole is not None:
             return self.whole._first_with
         first_with: dict[str, int] = {}
@@ -333,7 +333,7 @@ class Windows:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The arrangement in words; another arrangement has another name."""
         return f"{_TOGETHER} far windows of {self.rows.window}"
 
     def __call__(self, seed: int, epoch: int) -> WindowOrder:

@@ -14,7 +14,7 @@ from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
 from optrun.task.base import TextKind, in_one_row, pad, pad_inputs
 from optrun.task.evaluation import IGNORED
-from optrun.task.generation import continued
+from optrun.task.generation import continue_prompt
 from optrun.task.language_model import LanguageModel
 from optrun.task.tokens import prompt_ids
 
@@ -39,7 +39,7 @@ class CausalLm(LanguageModel):
     predictor = "optrun.runner.prediction.generation:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the separator of documents, and the prompt."""
+        """Set the ids of the document separator and of padding, and the prompt to sample from."""
         separator = (
             tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
         )
@@ -126,4 +126,6 @@ class CausalLm(LanguageModel):
         if not self.prompt or not self.config.sample_tokens:
             return None
         (ids,) = prompt_ids(tokenizer, [self.prompt])
-        return self.prompt, continued(model, tokenizer, ids, self.config.sample_tokens, seed=seed)
+        return self.prompt, continue_prompt(
+            model, tokenizer, ids, self.config.sample_tokens, seed=seed
+        )

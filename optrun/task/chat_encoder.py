@@ -13,8 +13,20 @@ from optrun.config.schema.chat_tasks import PreferenceConfig, SftConfig
 from optrun.data.cache import digest
 from optrun.data.chat import Chat, Plain
 from optrun.data.source import Split
-from optrun.task.chat_template import OTHER_TEMPLATE, ChatTemplate, Span, TemplateFailed, shared
-from optrun.task.tokens import encoded, ids_around_text, prompt_ids, tokenized, tokenizer_key
+from optrun.task.chat_template import (
+    OTHER_TEMPLATE,
+    ChatTemplate,
+    Span,
+    TemplateFailed,
+    common_prefix_length,
+)
+from optrun.task.tokens import (
+    encode_to_inputs,
+    ids_around_text,
+    prompt_ids,
+    tokenize_rows,
+    tokenizer_key,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,7 +85,7 @@ class ChatEncoder:
         if self.config.completion_only_loss is not False:
             prompts = prompt_ids(self.tokenizer, [row.prompt for row in batch])
             for mask, row, prompt in zip(targets, row_ids, prompts, strict=True):
-                mask[: shared(prompt, row)] = 0
+                mask[: common_prefix_length(prompt, row)] = 0
         return row_ids, targets
 
     def _chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
@@ -86,7 +98,7 @@ class ChatEncoder:
         for row in batch:
             try:
                 if config.assistant_only_loss:
-                    write = template.last_answer if row.last_alone else template.answers
+                    write = template.find_last_answer if row.last_alone else template.find_answers
                     text, answer_spans = write(row.turns, row.tools)
                     spans.append(answer_spans)
                 else:
@@ -103,11 +115,11 @@ class ChatEncoder:
             targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if prompts:
             for mask, row, prompt in zip(targets, row_ids, self._ids(prompts), strict=True):
-                mask[: shared(prompt, row)] = 0
+                mask[: common_prefix_length(prompt, row)] = 0
         return row_ids, targets
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        return encoded(self.tokenizer, texts, None, add_special_tokens=False)["input_ids"]
+        return encode_to_inputs(self.tokenizer, texts, None, add_special_tokens=False)["input_ids"]
 
     def _encode_with_spans(
         self, texts: list[str], spans: list[list[Span]]
@@ -119,7 +131,7 @@ class ChatEncoder:
                 " in a text its tokens stand. Take a fast tokenizer, or rows of prompt and"
                 " completion."
             )
-        encoding = tokenized(
+        encoding = tokenize_rows(
             self.tokenizer, texts, None, add_special_tokens=False, return_offsets_mapping=True
         )
         targets = []

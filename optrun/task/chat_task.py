@@ -26,7 +26,7 @@ from optrun.task.chat_template import (
     OTHER_TEMPLATE,
     ChatTemplate,
     TemplateFailed,
-    no_template,
+    no_template_error,
     use_template,
 )
 from optrun.task.tokens import ids_below
@@ -61,7 +61,7 @@ class ChatTask(Task):
     end: int | None
 
     def use_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Put the wanted template into use."""
+        """Use `task.chat_template`, else the tokenizer's own template."""
         self.template = use_template(tokenizer, self.config.chat_template)
         self.known_roles = set()
         self.known_keys = set()
@@ -100,10 +100,10 @@ class ChatTask(Task):
         """Encode rows to ids and targets, once for the same rows, tokenizer, template and settings.
 
         Args:
-            part: The rows, for messages and for what decides them.
+            part: The rows: named in messages, and a part of the cache key.
             tokenizer: Of the model.
-            rows: Yields them anew at each call.
-            what: What else decides what is yielded.
+            rows: Yields the rows anew at each call.
+            what: Settings that change what `rows` yields, for the cache key.
         """
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
         content_key = key_of(part.content, *what)
@@ -118,17 +118,17 @@ class ChatTask(Task):
         )
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find a template if neither the configuration nor the tokenizer has one.
+        """Fall back to chatml if neither the configuration nor the tokenizer has a template.
 
-        A tokenizer with the marks of chatml, as those have that are made here, is used with chatml.
+        Only for a tokenizer with the tokens of chatml, as those that optrun trains.
 
         Raises:
-            ConfigError: Nothing says how to write them.
+            ConfigError: The tokenizer lacks these tokens.
         """
         if self.template is not None:
             return
         if not {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
-            raise no_template(f"{split.key} has conversations")
+            raise no_template_error(f"{split.key} has conversations")
         self.template = use_template(tokenizer, "chatml")
         self.notes.append(
             "task.chat_template=chatml: the tokenizer has its marks, and no template of its own"
@@ -146,7 +146,7 @@ class ChatTask(Task):
         template = self.template
         if template is None:
             return
-        if template.behind_answers() == "":
+        if template.text_behind_answers() == "":
             raise ConfigError(
                 f"{template.origin} writes nothing behind an answer: no end of it would be learnt,"
                 " and the model would never stop. Give a template that ends a turn,"
@@ -182,7 +182,7 @@ class ChatTask(Task):
         )
 
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Note oddities of the template."""
+        """Note unknown control tokens of the template, and today's date in it."""
         template = self.template
         if template is None:
             return
@@ -199,16 +199,17 @@ class ChatTask(Task):
             )
 
     def expect_known_keys(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a turn with learnt content under a key unknown to the template.
+        """Refuse a turn with trained content under a key that the template does not read.
 
-        Others that it does not read are told once.
+        Other keys that it does not read get one note each. Reads each key in the first turn with
+        it.
         """
         for number, turn in enumerate(row.turns, 1):
             for key, value in turn.items():
                 if key in (*_READ_KEYS, *self.known_keys) or not value:
                     continue
                 self.known_keys.add(key)
-                if template.reads(key, row.turns[:number], row.tools):
+                if template.key_matters(key, row.turns[:number], row.tools):
                     continue
                 if key in _LEARNT_KEYS:
                     raise ConfigError(
@@ -219,9 +220,9 @@ class ChatTask(Task):
                 self.notes.append(f"{template.origin} does not read {key} of the turns")
 
     def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a role ignored by the template.
+        """Refuse a role whose turns the template does not write.
 
-        Each is tried in the first row that has it.
+        Each role is tried once, in the first row with it.
         """
         self.expect_known_keys(split, row, template)
         for role in dict.fromkeys(turn["role"] for turn in row.turns):
@@ -229,7 +230,7 @@ class ChatTask(Task):
                 continue
             self.known_roles.add(role)
             try:
-                writes_role = template.knows(row.turns, row.tools, role)
+                writes_role = template.writes_role(row.turns, row.tools, role)
             except TemplateFailed as error:
                 raise unwritable_row_error(template, split, row, error) from error
             if not writes_role:
@@ -318,9 +319,9 @@ class ChatTask(Task):
 
 
 def _rows_without_targets(examples: Examples) -> np.ndarray:
-    """List the rows without a target, but for the first token.
+    """List the rows without a target behind their first token.
 
-    Which nothing is before to predict it from.
+    The first token cannot be predicted: no token is before it.
     """
     marks = examples.flat(TARGETS)
     offsets = examples.offsets

@@ -61,18 +61,18 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """All of it as text, of several the names too."""
+        """The template as JSON; with their names if the tokenizer has several."""
         return json.dumps(self.tokenizer.chat_template, sort_keys=True)
 
     @cached_property
     def marked(self) -> bool:
         """Whether it has generation marks around answers."""
-        return bool(_MARK.search(self._of(None)))
+        return bool(_MARK.search(self._template_text(None)))
 
     @property
     def roles(self) -> frozenset[str]:
         """Roles allowed in rows: the usual ones, and every quoted word of it."""
-        return ROLES | frozenset(_QUOTED.findall(self._of(None)))
+        return ROLES | frozenset(_QUOTED.findall(self._template_text(None)))
 
     def key(self) -> str:
         """Digest template and special tokens, the determinants of a conversation's text."""
@@ -83,7 +83,7 @@ class ChatTemplate:
     def unknown_tokens(self) -> list[str]:
         """List its control tokens missing from the tokenizer's vocabulary."""
         vocabulary = self.tokenizer.get_vocab()
-        control_tokens = dict.fromkeys(_CONTROL.findall(self._of(None)))
+        control_tokens = dict.fromkeys(_CONTROL.findall(self._template_text(None)))
         return [token for token in control_tokens if token not in vocabulary]
 
     def text(self, turns: Sequence[Message], tools: Tools = None, *, opening: bool = False) -> str:
@@ -97,21 +97,23 @@ class ChatTemplate:
         Raises:
             TemplateFailed: The template refuses it, or fails.
         """
-        return self._rendered(turns, tools, opening=opening)[0]
+        return self._render(turns, tools, opening=opening)[0]
 
-    def answers(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
+    def find_answers(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
         """Render a conversation, and find the spans of the assistant's answers.
 
-        By the template's generation marks. Where it has none, an answer is what the text up to and
-        with its turn has
-        more than the text before it with the opening of an answer: if each is the beginning of the
-        whole text.
+        The template's generation marks say where they are. Without marks, an answer is what the
+        text up to its turn has beyond the text before its turn with the opening of an answer.
+
+        Returns:
+            The text, and begin and end of each answer in characters.
 
         Raises:
-            TemplateFailed: Also where what comes later changes what was there before.
+            TemplateFailed: The template refuses the conversation, or fails.
+            UnmarkedAnswers: Without marks, if a later turn changes the text before it.
         """
         if self.marked:
-            return self._rendered(turns, tools, marks=True)
+            return self._render(turns, tools, marks=True)
         rendered = self.text(turns, tools)
         spans = list[Span]()
         for at, turn in enumerate(turns):
@@ -131,43 +133,43 @@ class ChatTemplate:
                 spans.append((len(before), len(after)))
         return rendered, spans
 
-    def last_answer(self, turns: Sequence[Message], tools: Tools = None) -> tuple[str, list[Span]]:
+    def find_last_answer(
+        self, turns: Sequence[Message], tools: Tools = None
+    ) -> tuple[str, list[Span]]:
         """Render a conversation with its last turn as the answer, and find its span.
 
-        The answer begins where the text before it, with the opening of an answer, and the whole
-        diverge: most often behind that opening, in which a template may begin the thinking that
-        another row lacks.
+        The answer begins where the whole text and the text before the answer, with its opening,
+        diverge. That is mostly behind the opening; earlier if a template opens with a thinking
+        block that this answer lacks.
 
         Raises:
-            TemplateFailed: Also where nothing of the answer is written.
+            TemplateFailed: The template fails, or writes nothing of the answer.
         """
         before = self.text(turns[:-1], tools, opening=True)
         rendered = self.text(turns, tools)
-        begin = shared(before, rendered)
+        begin = common_prefix_length(before, rendered)
         if begin == len(rendered):
             raise TemplateFailed("has an answer of which the chat template writes nothing")
         return rendered, [(begin, len(rendered))]
 
-    def apart(
+    def split_behind_answers(
         self, turns: Sequence[Message], tools: Tools = None, first: int = 0
     ) -> list[Sequence[Message]]:
-        """Cut a conversation behind each of its answers.
-
-        If what follows changes how they are written.
+        """Cut a conversation behind each answer if later turns change how answers are written.
 
         Args:
             turns: Of the conversation.
             tools: JSON schemas of functions.
-            first: The first turn that may be learnt.
+            first: The first turn that may carry loss.
 
         Returns:
-            The beginnings, each with an answer at its end; nothing where the whole is one example.
+            The turns up to each answer; nothing if the conversation is one example.
 
         Raises:
             TemplateFailed: The template refuses it, or fails.
         """
         try:
-            self.answers(turns, tools)
+            self.find_answers(turns, tools)
         except UnmarkedAnswers:
             ends = [
                 at + 1 for at, turn in enumerate(turns) if turn["role"] == ASSISTANT and at >= first
@@ -175,10 +177,10 @@ class ChatTemplate:
             return [turns[:end] for end in ends]
         return []
 
-    def behind_answers(self) -> str | None:
-        """Return the text behind an answer.
+    def text_behind_answers(self) -> str | None:
+        """Render what the template writes behind an answer, such as `<|im_end|>`.
 
-        None: it writes no answer to a question alone.
+        None: it cannot write an answer to a single question.
         """
         try:
             text = self.text(
@@ -190,14 +192,14 @@ class ChatTemplate:
 
     def end_of_answers(self) -> int | None:
         """Return the token behind an answer; None: it is not a single one."""
-        behind = self.behind_answers()
+        behind = self.text_behind_answers()
         if not behind:
             return None
         ids = self.tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"]
         return int(ids[0]) if len(ids) == 1 else None
 
-    def knows(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
-        """Tell whether it writes the content of a role's turns."""
+    def writes_role(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
+        """Tell whether the template writes the content of a role's turns, by trying it."""
         probed = []
         for turn in turns:
             # A template may write these keys of Alpaca's rows in place of the content.
@@ -207,12 +209,12 @@ class ChatTemplate:
             probed.append(plain)
         return _PROBE in self.text(probed, tools)
 
-    def reads(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
-        """Tell whether a key of the last turn changes what is written.
+    def key_matters(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
+        """Tell whether a key of the last turn changes the rendered text, by leaving it out.
 
-        Only later turns may hide it: Qwen 3 leaves out the reasoning of earlier answers.
+        It has to be the last turn: Qwen 3 leaves out the reasoning of earlier answers.
         """
-        if re.search(rf"\b{re.escape(key)}\b", self._of(tools)) is None:
+        if re.search(rf"\b{re.escape(key)}\b", self._template_text(tools)) is None:
             return False
         last = dict(turns[-1])
         del last[key]
@@ -221,7 +223,7 @@ class ChatTemplate:
         except TemplateFailed:  # some refuse a chat that ends with such a turn
             return True
 
-    def _of(self, tools: Tools) -> str:
+    def _template_text(self, tools: Tools) -> str:
         source: str = self.tokenizer.get_chat_template(None, tools)
         return source
 
@@ -229,7 +231,7 @@ class ChatTemplate:
         special_tokens: dict[str, object] = self.tokenizer.special_tokens_map
         return special_tokens
 
-    def _rendered(
+    def _render(
         self, turns: Sequence[Message], tools: Tools, *, opening: bool = False, marks: bool = False
     ) -> tuple[str, list[Span]]:
         from jinja2 import TemplateError
@@ -239,7 +241,7 @@ class ChatTemplate:
             texts, spans = render_jinja_template(
                 conversations=[list(turns)],
                 tools=tools,
-                chat_template=self._of(tools),
+                chat_template=self._template_text(tools),
                 return_assistant_tokens_mask=marks,
                 add_generation_prompt=opening,
                 **self._tokens(),
@@ -256,16 +258,16 @@ class ChatTemplate:
         ) as error:
             plain = _with_text_arguments(turns)
             if isinstance(error, TypeError) and plain != list(turns):
-                return self._rendered(plain, tools, opening=opening, marks=marks)
+                return self._render(plain, tools, opening=opening, marks=marks)
             message = " ".join(str(error).split())[:200] or type(error).__name__
             raise TemplateFailed(f"cannot be written by the chat template: {message}") from error
         if _has_plain_arguments(texts[0], turns):
             plain = _with_text_arguments(turns)
-            return self._rendered(plain, tools, opening=opening, marks=marks)
+            return self._render(plain, tools, opening=opening, marks=marks)
         return texts[0], [(int(begin), int(end)) for begin, end in spans[0]] if marks else []
 
 
-def shared(one: Sequence[object], other: Sequence[object]) -> int:
+def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
     """Count how many tokens, or characters, two sequences share at their beginning."""
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
@@ -284,10 +286,7 @@ def _has_plain_arguments(text: str, turns: Sequence[Message]) -> bool:
 
 
 def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
-    """Write the arguments of tool calls as JSON.
-
-    Which some templates join to text as they stand.
-    """
+    """Write the arguments of tool calls as JSON text, for templates that expect text."""
 
     def call(one: Any) -> Any:
         function = one.get("function", {})
@@ -324,7 +323,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
         )
     from jinja2 import TemplateSyntaxError
 
-    tokenizer.chat_template = _read(wanted)
+    tokenizer.chat_template = _read_template(wanted)
     template = ChatTemplate(tokenizer, f"{KEY}={wanted}")
     try:
         template.text([{"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}])
@@ -335,7 +334,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
     return template
 
 
-def _read(wanted: str) -> str:
+def _read_template(wanted: str) -> str:
     path = _FOLDER / f"{wanted}.jinja" if wanted in NAMES else Path(wanted).expanduser()
     try:
         text = read_text(path, follow=True)
@@ -358,8 +357,8 @@ def ending_ids(tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]
     return list(dict.fromkeys(int(token) for token in ends if token is not None))
 
 
-def no_template(why: str) -> ConfigError:
-    """Make the refusal of conversations if nothing says how to write them as one text."""
+def no_template_error(why: str) -> ConfigError:
+    """Build the error for conversations without a chat template."""
     return ConfigError(
         f"{KEY}=null: {why}, and the tokenizer has no chat template. Name one:"
         f" {KEY}={'|'.join(NAMES)}, or a jinja file: {KEY}=FILE.jinja."

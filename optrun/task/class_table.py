@@ -68,7 +68,7 @@ def table_of_labels(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
         labels: Names by number.
         counts: Right, predicted and true ones; shape (3, labels).
     """
-    return _counted("label", dict(zip(labels, counts.T.tolist(), strict=True)))
+    return _table_of_counts("label", dict(zip(labels, counts.T.tolist(), strict=True)))
 
 
 def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
@@ -77,10 +77,10 @@ def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
     Args:
         counts: Right, predicted and true ones of each type.
     """
-    return _counted("entity", counts)
+    return _table_of_counts("entity", counts)
 
 
-def _counted(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
+def _table_of_counts(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
     rows = [_figures(name, *column) for name, column in counts.items()]
     columns = np.array(list(counts.values()), dtype=np.int64).reshape(-1, 3)
     right, predicted, actual = columns.sum(axis=0).tolist()

@@ -22,7 +22,7 @@ def data_check(facts: DataFacts) -> list[str]:
     every = {"train": facts.train, **sources, **evals}
     splits = {name: split for name, split in every.items() if split.examples}
     cells = [
-        [f"{split.examples:,} examples", _tokens(split), _labels(split)]
+        [f"{split.examples:,} examples", _describe_tokens(split), _describe_labels(split)]
         for split in splits.values()
     ]
     columns = [
@@ -70,11 +70,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if share else "0 %"
 
 
-def _tokens(split: SplitFacts) -> str:
+def _describe_tokens(split: SplitFacts) -> str:
     return "" if split.tokens is None else f"{split.tokens:,} tokens"
 
 
-def _labels(split: SplitFacts) -> str:
+def _describe_labels(split: SplitFacts) -> str:
     total = max(sum(split.labels.values()), 1)
     shares = {
         name: (

@@ -148,20 +148,20 @@ def _split_facts(
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
     documents = getattr(examples, "documents", examples)  # of blocks in which none was cut
-    ids = _flat(documents, "input_ids")
+    ids = _flat_array(documents, "input_ids")
     return SplitFacts(
         key=key,
         examples=len(examples),
         texts=len(examples) if hashes is None else len(hashes),
         tokens=None if lengths is None else int(lengths.sum()),
-        cuts=list(_cuts(task, documents)),
-        unknown=None if ids is None else _known_unknown(examples, ids, tokenizer),
-        labels=_labels(task, examples),
-        known=_in_both(examples, trained),
+        cuts=list(_yield_cuts(task, documents)),
+        unknown=None if ids is None else _cached_unknown_share(examples, ids, tokenizer),
+        labels=_label_counts(task, examples),
+        known=_count_in_both(examples, trained),
     )
 
 
-def _in_both(examples: object, trained: object) -> int | None:
+def _count_in_both(examples: object, trained: object) -> int | None:
     """Count evaluation texts also in the training set; the count is cached.
 
     None if that is not known.
@@ -171,18 +171,18 @@ def _in_both(examples: object, trained: object) -> int | None:
         return None
     origins = (getattr(source, "origin", None) for source in (examples, trained))
     return cached_result(
-        key_of("in-both-1", *origins), lambda: _count_known(hashes, trained_hashes)
+        key_of("in-both-1", *origins), lambda: _count_members(hashes, trained_hashes)
     )
 
 
-def _count_known(hashes: np.ndarray, others: np.ndarray) -> int:
+def _count_members(hashes: np.ndarray, others: np.ndarray) -> int:
     is_known = np.zeros(len(hashes), dtype=bool)
     for at in range(0, len(others), _HASHES):
         is_known |= np.isin(hashes, others[at : at + _HASHES], kind="sort")
     return int(is_known.sum())
 
 
-def _flat(examples: object, name: str) -> np.ndarray | None:
+def _flat_array(examples: object, name: str) -> np.ndarray | None:
     """Return the flat array of a name, also if only some examples are selected.
 
     None if there is none.
@@ -195,7 +195,7 @@ def _flat(examples: object, name: str) -> np.ndarray | None:
     return array
 
 
-def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
+def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
     sides = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
     for side, limit in zip(sides, task.limits, strict=False):
         lost = getattr(side, "lost", None)
@@ -209,10 +209,10 @@ def _cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
             )
 
 
-def _known_unknown(
+def _cached_unknown_share(
     examples: ExampleSource, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase
 ) -> float | None:
-    """Compute `_unknown` once for the same examples.
+    """Compute `_unknown_share` once for the same examples.
 
     To look through all takes as long as they are large.
     """
@@ -222,10 +222,10 @@ def _known_unknown(
     key = digest(
         "unknown-1", examples.fingerprint(), str(unknown), str(sorted(tokenizer.all_special_ids))
     )
-    return cached_result(key, lambda: _unknown(ids, tokenizer))
+    return cached_result(key, lambda: _unknown_share(ids, tokenizer))
 
 
-def _unknown(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
+def _unknown_share(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
     unknown = tokenizer.unk_token_id
     looked_at = ids[:: max(1, len(ids) // _LOOKED_AT)]
     special = np.array(sorted({*tokenizer.all_special_ids} - {unknown}), dtype=ids.dtype)
@@ -233,14 +233,14 @@ def _unknown(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
     return int((looked_at == unknown).sum()) / ordinary if ordinary else 0.0
 
 
-def _labels(task: Task, examples: object) -> dict[str, int]:
+def _label_counts(task: Task, examples: object) -> dict[str, int]:
     """Count each label; empty if there are no classes."""
     classes = task.labels
     values = getattr(examples, "labels", None)
     if isinstance(examples, Examples) and task.unit == "examples":
         values = examples.scalars.get("labels")
     elif classes and values is None:
-        values = _flat(examples, "labels")
+        values = _flat_array(examples, "labels")
     if values is None or not len(values) or not classes:
         return {}
     if values.ndim == 2:  # of any number of labels, 0 or 1 each
@@ -249,12 +249,12 @@ def _labels(task: Task, examples: object) -> dict[str, int]:
         None if task.unit == "examples" else getattr(examples, "origin", None)
     )  # else of every token
     counts = cached_result(
-        key_of("labels-1", origin, str(len(classes))), lambda: _counts(values, len(classes))
+        key_of("labels-1", origin, str(len(classes))), lambda: _count_labels(values, len(classes))
     )
     return dict(zip(classes, counts, strict=True))
 
 
-def _counts(labels: np.ndarray, classes: int) -> list[int]:
+def _count_labels(labels: np.ndarray, classes: int) -> list[int]:
     total = np.zeros(classes, dtype=np.int64)
     for at in range(0, len(labels), _LABELS):
         piece = labels[at : at + _LABELS]

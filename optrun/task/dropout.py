@@ -33,17 +33,17 @@ def disable_dropout(model: nn.Module) -> None:
             continue
         if isinstance(module, _DROPOUTS):
             module.p = 0.0
-        _zero(module)
+        _zero_probabilities(module)
         config = getattr(module, "config", None)
         if module is model or not hasattr(config, "to_dict"):
             continue
         if id(config) not in configs:
             configs[id(config)] = copy.deepcopy(config)
-            _zero(configs[id(config)])
+            _zero_probabilities(configs[id(config)])
         module.config = configs[id(config)]
 
 
-def _zero(owner: object) -> None:
+def _zero_probabilities(owner: object) -> None:
     """Set every probability of dropout among the attributes of an object to 0."""
     for name, value in vars(owner).items():
         is_probability = isinstance(value, float) and 0.0 < value < 1.0

@@ -25,7 +25,7 @@ from optrun.task.evaluation import MetricAccumulator
 from optrun.task.labels import numbers
 from optrun.task.pooling import folder_pooling
 from optrun.task.retrieval import RetrievalMetrics
-from optrun.task.tokens import NO_TOKEN, encode_rows, interleaved
+from optrun.task.tokens import NO_TOKEN, encode_rows, interleave_columns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ class Embedding(Task):
             for name, feature in split.rows.features.items()
             if getattr(feature, "dtype", None) in ("string", "large_string")
         ]
-        return interleaved(split, text_columns)
+        return interleave_columns(split, text_columns)
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns, look at the scores, and let the tokenizer pad on the right."""
@@ -124,7 +124,7 @@ class Embedding(Task):
         columns = self.names[split]
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
-        texts = partial(interleaved, part, columns)
+        texts = partial(interleave_columns, part, columns)
         examples = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
         bare = np.flatnonzero(examples.lengths == 0)
         if len(bare):

@@ -58,7 +58,7 @@ def compared_columns(
     negatives = negative_columns(columns, split)
     pair = pair_columns(columns, split, (*negatives, score))
     if score is None:
-        _refuse_scores(columns, split, loss)
+        _refuse_unused_scores(columns, split, loss)
     elif negatives:
         raise ConfigError(
             f"{loss} reads pairs with a score, and no negatives: {split.key} has"
@@ -80,7 +80,7 @@ def _first_usual_name(names: Sequence[str], split: Split) -> list[str]:
     return [name for name in names if name in split.rows.column_names][:1]
 
 
-def _refuse_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
+def _refuse_unused_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
     """Refuse scores the loss would ignore, unless the text columns are named."""
     score_column = columns.label_column if columns is not None else None
     score_columns = (

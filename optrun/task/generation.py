@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def continued(
+def continue_prompt(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     ids: Sequence[int],

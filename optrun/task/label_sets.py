@@ -20,7 +20,7 @@ from optrun.task.labels import (
     ClassNumbers,
     LabelLists,
     class_names,
-    note_doubtful_labels,
+    note_minus_one_labels,
     present_values,
     row_label_lists,
 )
@@ -69,14 +69,14 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
             fewer than two labels.
     """
     if source.columns is not None and source.columns.label_columns is not None:
-        return _of_columns(source)
+        return _sets_of_columns(source)
     lists = {
         split: row_label_lists(split, label_column(source, split), _EXPECTED)
         for split in source.splits
     }
     for split, row_lists in lists.items():
         column = label_column(source, split)
-        note_doubtful_labels(source, split, column, row_lists.names, row_lists.places)
+        note_minus_one_labels(source, split, column, row_lists.names, row_lists.places)
     train = label_column(source, source.train)
     _refuse_indicators(source.train, train, lists[source.train])
     names = class_names(
@@ -84,7 +84,8 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     )
     numbered = ClassNumbers(names, source)
     return names, {
-        split: _indicators(split, row_lists, numbered) for split, row_lists in lists.items()
+        split: _indicators_of_lists(split, row_lists, numbered)
+        for split, row_lists in lists.items()
     }
 
 
@@ -109,14 +110,14 @@ def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
         )
 
 
-def _indicators(split: Split, lists: LabelLists, numbered: ClassNumbers) -> np.ndarray:
+def _indicators_of_lists(split: Split, lists: LabelLists, numbered: ClassNumbers) -> np.ndarray:
     indicators = np.zeros((len(lists.borders) - 1, len(numbered.names)), dtype=np.float32)
     rows = np.repeat(np.arange(len(indicators)), np.diff(lists.borders))
     indicators[rows, numbered.table(split, *lists)[lists.places]] = 1
     return indicators
 
 
-def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
+def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     names = label_columns(source, source.train)
     if len(set(names)) < len(names) or len(names) < 2:
         raise ConfigError(
@@ -134,11 +135,11 @@ def _of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     indicators = {}
     for split in source.splits:
         label_columns(source, split)
-        indicators[split] = np.stack([_indicator(split, name) for name in names], axis=1)
+        indicators[split] = np.stack([_indicator_column(split, name) for name in names], axis=1)
     return names, indicators
 
 
-def _indicator(split: Split, name: str) -> np.ndarray:
+def _indicator_column(split: Split, name: str) -> np.ndarray:
     """Return 1 for each row with the label of a column, else 0; shape (rows,), float32."""
 
     def find() -> dict[str, np.ndarray]:

@@ -54,18 +54,16 @@ def declared_names(feature: object) -> list[str]:
 
 
 def _label_indices(
-    split: Split, name: str, met: dict[str, int], expected: str | None = None
+    split: Split, name: str, index_of: dict[str, int], expected: str | None = None
 ) -> Iterator[list[int]]:
-    """Yield for each row the places of its labels, and note new ones in `met`.
-
-    Places are in the order in which labels are met.
+    """Yield the indices of each row's labels, in the order in which labels first appear.
 
     Args:
         split: The rows.
         name: The column.
-        met: Label to place.
-        expected: What a task expects there, for the message, if rows have lists of labels; None:
-            each has one.
+        index_of: Label to its index; new labels are added to it.
+        expected: If rows have lists of labels: what the task expects, for the message. None: each
+            row has one label.
 
     Raises:
         ConfigError: The first row without a label, or without a list of labels; too many labels in
@@ -80,19 +78,19 @@ def _label_indices(
             )
         labels = [value] if expected is None else value
         if declared and -1 in labels:
-            raise _no_label(split, name, "-1", _count_of(split, name, -1))
+            raise _unlabelled_error(split, name, "-1", _count_of(split, name, -1))
         yield [
-            met.setdefault(
+            index_of.setdefault(
                 (
                     label
                     if isinstance(label, str)
                     else named_label(label, declared, name, split.where(row))
                 ),
-                len(met),
+                len(index_of),
             )
             for label in labels
         ]
-        if streamed and len(met) > MOST_LABELS:
+        if streamed and len(index_of) > MOST_LABELS:
             raise ConfigError(
                 f"data.label_column={name}: {split.key} has more than {MOST_LABELS:,} different"
                 " labels there: no classes. For numbers use task.problem_type=regression."
@@ -102,9 +100,9 @@ def _label_indices(
 def _cache_labels(
     split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Cache the labels of a column for the same rows.
+    """Compute the labels of a column once, and map them from the cache.
 
-    Of a stream as labels.npy and names.json.
+    The labels of a stream are kept in labels.npy and names.json.
     """
     declared = declared_names(split.rows.features[name])
     rows = split.rows
@@ -134,23 +132,23 @@ def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
     """Find the label of each row, once for the same rows, with a few rows in memory at a time.
 
     Returns:
-        The labels by name, each once, in the order in which rows first have them; and for each row
-        which of them it has, shape (rows,), int32.
+        The distinct labels in the order in which they first appear; and the index of each row's
+        label among them, shape (rows,), int32.
 
     Raises:
         ConfigError: The first row without a label, or with a list; one that says NA among numbers.
     """
 
     def find() -> dict[str, np.ndarray]:
-        met: dict[str, int] = {}
+        index_of: dict[str, int] = {}
         label_indices = np.fromiter(
-            chain.from_iterable(_label_indices(split, name, met)), np.int32, len(split.rows)
+            chain.from_iterable(_label_indices(split, name, index_of)), np.int32, len(split.rows)
         )
         if not declared_names(split.rows.features[name]):
-            _refuse_unlabelled(split, name, list(met), label_indices)
+            _refuse_unlabelled(split, name, list(index_of), label_indices)
             if not isinstance(split.rows, StreamRows):
-                _refuse_missing(split, name, list(met), label_indices)
-        return {"names": texts_to_array(met), "places": label_indices}
+                _refuse_missing(split, name, list(index_of), label_indices)
+        return {"names": texts_to_array(index_of), "places": label_indices}
 
     arrays = _cache_labels(split, "labels-2", name, find)
     return array_to_texts(arrays["names"]), arrays["places"]
@@ -160,7 +158,7 @@ def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.n
     """Refuse a word such as NA among numeric labels."""
     missing = [label for label in labels if label.strip().lower() in _MISSING]
     labelled = [label for label in labels if label not in missing]
-    if missing and labelled and all(_number(label) is not None for label in labelled):
+    if missing and labelled and all(_parse_number(label) is not None for label in labelled):
         row = int(np.argmax(places == labels.index(missing[0])))
         raise ConfigError(
             f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
@@ -171,18 +169,19 @@ def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.n
 def _refuse_unlabelled(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
     """Refuse the usual marks of unlabelled rows: -100, -1 and "-".
 
-    -100 always says so; -1 beside 0, 1, 2 and no other negative number; "-" beside other texts.
+    -100 always means "no label"; -1 only beside 0, 1, 2 and no other negative number; "-" only
+    beside two or more other labels.
 
     Args:
         split: The rows.
         name: The column.
-        labels: Each once.
-        places: Which of these each row, or each item of a list, has.
+        labels: The distinct labels.
+        places: The index in `labels` of each row's label, or of each item of its list.
 
     Raises:
-        ConfigError: With the label and how often it stands there.
+        ConfigError: With the label and how often it appears.
     """
-    numbers = {label: _number(label) for label in labels}
+    numbers = {label: _parse_number(label) for label in labels}
     negative = [label for label, number in numbers.items() if number is not None and number < 0]
     unlabelled = [label for label in labels if numbers[label] == -100]
     if [numbers[label] for label in negative] == [-1.0] and {0.0, 1.0, 2.0} <= set(
@@ -194,10 +193,10 @@ def _refuse_unlabelled(split: Split, name: str, labels: Sequence[str], places: n
     if not unlabelled:
         return
     label = unlabelled[0]
-    raise _no_label(split, name, label, int(np.sum(places == labels.index(label))))
+    raise _unlabelled_error(split, name, label, int(np.sum(places == labels.index(label))))
 
 
-def _no_label(split: Split, name: str, label: str, count: int) -> ConfigError:
+def _unlabelled_error(split: Split, name: str, label: str, count: int) -> ConfigError:
     """Build the error for marks of unlabelled rows."""
     return ConfigError(
         f"{split.key}: {count:,} labels in column {name} are {label!r}, which says that there is no"
@@ -212,11 +211,14 @@ def _count_of(split: Split, name: str, number: int) -> int:
     return sum(cell.count(number) for cell in cells)
 
 
-def note_doubtful_labels(
+def note_minus_one_labels(
     source: Source, split: Split, name: str, labels: Sequence[str], places: np.ndarray
 ) -> None:
-    """Note how many labels are -1 beside 0 and 1: a class, such as a sentiment, or no label."""
-    numbers = {label: _number(label) for label in labels}
+    """Note how many labels are -1 if the others are 0 and 1.
+
+    Such a -1 may be a class, such as a negative sentiment, or mean that the row has no label.
+    """
+    numbers = {label: _parse_number(label) for label in labels}
     if set(numbers.values()) != {-1.0, 0.0, 1.0}:
         return
     label = next(label for label, number in numbers.items() if number == -1)
@@ -231,8 +233,8 @@ class LabelLists(NamedTuple):
     """Several labels of each row.
 
     Attributes:
-        names: The labels, each once, in the order in which rows first have them.
-        places: Which of these the rows have, one row behind the other; int32.
+        names: The distinct labels in the order in which they first appear.
+        places: The index in `names` of each label of each row, rows joined; int32.
         borders: Where each row begins in `places`; shape (rows + 1,), int64.
     """
 
@@ -255,16 +257,16 @@ def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
     """
 
     def find() -> dict[str, np.ndarray]:
-        met: dict[str, int] = {}
+        index_of: dict[str, int] = {}
         label_indices = array("i")
         borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
-        for row, indices in enumerate(_label_indices(split, name, met, expected)):
+        for row, indices in enumerate(_label_indices(split, name, index_of, expected)):
             label_indices.extend(indices)
             borders[row + 1] = len(label_indices)
         if not declared_names(split.rows.features[name]):
-            _refuse_unlabelled(split, name, list(met), np.array(label_indices, dtype=np.int32))
+            _refuse_unlabelled(split, name, list(index_of), np.array(label_indices, dtype=np.int32))
         return {
-            "names": texts_to_array(met),
+            "names": texts_to_array(index_of),
             "places": np.array(label_indices, dtype=np.int32),
             "borders": borders,
         }
@@ -335,22 +337,22 @@ def _classes_of_head(
     strangers = [label for label in names if table.find(label) is None]
     if strangers:
         source.notes.append(
-            f"the model's head tells {_some(head_classes)} apart, and column {name} has"
-            f" {_some(strangers)}: the head is new"
+            f"the model's head tells {_first_names(head_classes)} apart, and column {name} has"
+            f" {_first_names(strangers)}: the head is new"
         )
         return list(names)
     spelt = [label for label in names if label not in head_classes]
     absent = {*range(len(head_classes))} - {table.find(label) for label in names}
     if spelt:
         pairs = [f"{label} is {head_classes[table.find(label) or 0]}" for label in spelt]
-        source.notes.append(f"labels are those of the model's head: {_some(pairs)}")
+        source.notes.append(f"labels are those of the model's head: {_first_names(pairs)}")
     if absent:
-        classes = _some([head_classes[number] for number in sorted(absent)])
+        classes = _first_names([head_classes[number] for number in sorted(absent)])
         source.notes.append(f"classes of the model's head that no row has, and stay: {classes}")
     return head_classes
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """List the first names."""
     return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
 
@@ -371,7 +373,7 @@ def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[
     )
     names = declared
     if not declared:
-        values = {label: _number(label) for label in distinct}
+        values = {label: _parse_number(label) for label in distinct}
         if all(value is not None for value in values.values()):
             if any(value is not None and not value.is_integer() for value in values.values()):
                 raise ConfigError(
@@ -389,7 +391,7 @@ def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[
     return names
 
 
-def _number(label: str) -> float | None:
+def _parse_number(label: str) -> float | None:
     try:
         value = float(label)
     except ValueError:
@@ -423,7 +425,7 @@ class LabelTable:
         self._folded = {
             name: number for number, name in enumerate(folded) if folded.count(name) == 1
         }
-        self._values = {_number(name): number for number, name in enumerate(names)}
+        self._values = {_parse_number(name): number for number, name in enumerate(names)}
         self._values.pop(None, None)
         self._count = len(names)
 
@@ -434,7 +436,7 @@ class LabelTable:
         folded = self._folded.get(label.strip().casefold())
         if folded is not None:
             return folded
-        value = _number(label)
+        value = _parse_number(label)
         if self._values:
             return None if value is None else self._values.get(value)
         position = _BY_NUMBER.fullmatch(label.strip())
@@ -457,7 +459,7 @@ class ClassNumbers:
         is_of_model = source.classes is not None or self.names == source.head_classes
         self._table = LabelTable(names) if is_of_model else None
         self._number = {name: number for number, name in enumerate(names)}
-        self._by_value = {_number(name): number for number, name in enumerate(names)}
+        self._by_value = {_parse_number(name): number for number, name in enumerate(names)}
 
     def of(self, label: str, where: str) -> int:
         """Return the number of a label; `where` names its row in the message."""
@@ -468,14 +470,14 @@ class ClassNumbers:
         hint = f" Did you mean {close[0]}?" if close else ""
         raise ConfigError(
             f"{where} has the label {label!r}, which {self.known_from} does not have. Labels:"
-            f" {_some(self.names)}.{hint}"
+            f" {_first_names(self.names)}.{hint}"
         )
 
     def _find(self, label: str) -> int | None:
         if self._table is not None:
             return self._table.find(label)
         number = self._number.get(label)
-        if number is None and (value := _number(label)) is not None:
+        if number is None and (value := _parse_number(label)) is not None:
             number = self._by_value.get(value)
         return number
 
@@ -490,10 +492,10 @@ class ClassNumbers:
 
         Args:
             split: The rows.
-            labels: Each once, in the order in which rows first have them.
-            places: For each row which of these it has, shape (rows,); where rows have several, one
-                behind the other.
-            borders: Where each row begins in `places`, shape (rows + 1,); None: each has one.
+            labels: The distinct labels in the order in which they first appear.
+            places: The index in `labels` of each row's label, shape (rows,); the joined indices if
+                rows have several labels.
+            borders: Where each row begins in `places`, shape (rows + 1,); None: each has one label.
 
         Raises:
             ConfigError: The first row whose label is no class.
@@ -513,11 +515,12 @@ class ClassNumbers:
 def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """Return the classes, and the class number of each row of every split.
 
-    Of a stream the labels are read once, so that classes are known before the first step; its texts
-    are not.
+    All labels of a stream are read now, so that the classes are known before the first step; its
+    texts are not.
 
     Returns:
-        Names by number; numbers by split, shape (rows,), int64; of a stream int32.
+        The name of each class; the class number of each row by split, shape (rows,), int64 (int32
+        for a stream).
 
     Raises:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
@@ -531,7 +534,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     numbered = ClassNumbers(names, source)
     class_numbers = {}
     for split, (names_of_rows, label_indices) in labels.items():
-        note_doubtful_labels(
+        note_minus_one_labels(
             source, split, label_column(source, split), names_of_rows, label_indices
         )
         table = numbered.table(split, names_of_rows, label_indices)

@@ -20,7 +20,13 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.task.base import Task
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.tokens import begin_of_text, ids_around_text, ids_below, tokenized, tokenizer_key
+from optrun.task.tokens import (
+    begin_of_text,
+    ids_around_text,
+    ids_below,
+    tokenize_rows,
+    tokenizer_key,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,7 +118,7 @@ class LanguageModel(Task):
                     "input_ids": _whole_rows(batch, tokenizer, (before, after), special=special)
                 }
             room = longest - len(start) if cut else None
-            encoding = tokenized(
+            encoding = tokenize_rows(
                 tokenizer, batch, room, add_special_tokens=special, return_token_type_ids=False
             )
             with_start = (start + row for row in encoding["input_ids"])

@@ -30,7 +30,7 @@ class MaskedLm(LanguageModel):
     chunks_loss = True
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
-        """Find the mask, and the possible replacement tokens."""
+        """Set the mask id, the special ids, and the ids that may replace a chosen token."""
         if tokenizer.mask_token_id is None:
             raise ConfigError(
                 "task=masked_lm: the tokenizer has no mask token. Choose a model made for it, such"

@@ -109,7 +109,7 @@ def folder_pooling(
     Raises:
         ConfigError: The folder says what does not exist here, and nothing else is asked for.
     """
-    modules_file = _file(path, "modules.json", revision)
+    modules_file = _find_model_file(path, "modules.json", revision)
     is_asked = mode is not None or normalize is not None
     if modules_file is None or (mode is not None and normalize is not None):
         return Pooling(mode or "mean", normalize is not False), (
@@ -127,7 +127,7 @@ def folder_pooling(
             " and task.normalize to train it with these."
         )
     inside = str(modules[kinds.index("Pooling")].get("path")).rpartition("/")[2]
-    options = _file(path, f"{inside}/config.json", revision)
+    options = _find_model_file(path, f"{inside}/config.json", revision)
     read = {} if options is None else read_json(options, follow=True)
     values = read if isinstance(read, Mapping) else {}
     folder_modes = values.get("pooling_mode") or [
@@ -154,7 +154,7 @@ def folder_pooling(
     )
 
 
-def _file(path: str, name: str, revision: str | None) -> Path | None:
+def _find_model_file(path: str, name: str, revision: str | None) -> Path | None:
     """Find a file of a model; None if it has none."""
     if not path:
         return None

@@ -15,7 +15,7 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.task.base import Task, TextKind
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.tokens import interleaved, rows_key
+from optrun.task.tokens import interleave_columns, rows_key
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ class Seq2SeqLm(Task):
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield texts and targets in turn."""
-        return interleaved(source.train, _columns(source, source.train))
+        return interleave_columns(source.train, _columns(source, source.train))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Look for the padding token, and for rows without a target."""

@@ -23,9 +23,9 @@ from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
 from optrun.task.labels import label_config, numbers, row_classes
 from optrun.task.tokens import (
     NO_TOKEN,
-    as_example,
     encode_rows,
-    interleaved,
+    example_of_one_row,
+    interleave_columns,
     rows_key,
     text_encoder,
 )
@@ -54,7 +54,9 @@ class SequenceClassification(Task):
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield both texts of each row."""
-        return interleaved(source.train, list(filter(None, _text_columns(source, source.train))))
+        return interleave_columns(
+            source.train, list(filter(None, _text_columns(source, source.train)))
+        )
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
         """Find the classes and the number of each row's, or the numbers to predict."""
@@ -92,7 +94,9 @@ class SequenceClassification(Task):
 
             def example(row: Row) -> Example:
                 row_texts = tuple(cell_text(row, name) for name in names)
-                return as_example(encoder([row_texts[0] if pair is None else row_texts], True))
+                return example_of_one_row(
+                    encoder([row_texts[0] if pair is None else row_texts], True)
+                )
 
             return StreamedRows(split.rows.select_columns(names), example, key, {"labels": labels})
 

@@ -35,8 +35,8 @@ from optrun.task.chat_encoder import TARGETS, ChatEncoder, unwritable_row_error
 from optrun.task.chat_task import ChatTask, marked_text, reason_for_no_target, row_kind
 from optrun.task.chat_template import ChatTemplate, TemplateFailed, ending_ids
 from optrun.task.evaluation import IGNORED, MetricAccumulator
-from optrun.task.generation import continued
-from optrun.task.tokens import encoded, prompt_ids
+from optrun.task.generation import continue_prompt
+from optrun.task.tokens import encode_to_inputs, prompt_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -108,20 +108,20 @@ class Sft(ChatTask):
 
     @property
     def _prefix_template(self) -> ChatTemplate | None:
-        """The template if answers are told apart by the text before them.
+        """The template if answers are found as what the text gains by each answer's turn.
 
-        None: it has marks, or they need not be.
+        None if the template has generation marks, or the loss is not on answers alone.
         """
-        return (
-            self.template
-            if self.config.assistant_only_loss and self.template and not self.template.marked
-            else None
-        )
+        template = self.template
+        if template is None or template.marked or not self.config.assistant_only_loss:
+            return None
+        return template
 
     def _examples_of(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield one chat for each example.
 
-        A row, or each of its answers where later turns change how it is written.
+        A row is one example, unless later turns change how the template writes earlier answers:
+        then each answer is an example that ends with it.
 
         Raises:
             ConfigError: With the first row that cannot be written.
@@ -132,7 +132,7 @@ class Sft(ChatTask):
                 yield row
                 continue
             try:
-                parts = template.apart(row.turns, row.tools, row.given or 0)
+                parts = template.split_behind_answers(row.turns, row.tools, row.given or 0)
             except TemplateFailed as error:
                 raise unwritable_row_error(template, split, row, error) from error
             yield from (replace(row, turns=[*turns], last_alone=True) for turns in parts)
@@ -140,15 +140,18 @@ class Sft(ChatTask):
                 yield row
 
     def _keep_single_answer(self, chat: Chat, template: ChatTemplate) -> Chat:
-        """Mark a streamed chat as one example with one trained answer, if needed.
+        """Mark a streamed chat as one example with one trained answer.
 
-        Such a chat is one example.
+        Only if the template has no generation marks and writes an earlier answer differently once
+        another turn follows; any other chat is returned as it is.
 
         Raises:
-            ConfigError: It has several such answers.
+            ConfigError: Such a chat has several answers.
         """
         parts = (
-            template.apart(chat.turns, chat.tools, chat.given or 0) if self._prefix_template else []
+            template.split_behind_answers(chat.turns, chat.tools, chat.given or 0)
+            if self._prefix_template
+            else []
         )
         if len(parts) > 1:
             raise ConfigError(
@@ -197,7 +200,7 @@ class Sft(ChatTask):
     ) -> ExampleSource:
         """Read examples with `input_ids` and `targets`: a row each, or several in a block."""
         if isinstance(split.rows, StreamRows):
-            return self._streamed(split, split.rows, tokenizer)
+            return self._stream(split, split.rows, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})
@@ -219,12 +222,13 @@ class Sft(ChatTask):
         )
         return Packed(learnt, self.max_length) if self.config.packing else learnt
 
-    def _streamed(
+    def _stream(
         self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase
     ) -> StreamedRows:
-        """Stream rows, each checked and encoded when it is read.
+        """Stream a split: each row is checked and encoded when a batch needs it.
 
-        What is wrong with one is told then.
+        A bad row raises ConfigError at that moment. A row without a target is refused, or, if
+        truncation removed its targets and `task.overlong_rows=drop`, marked for its batch to skip.
         """
         columns = self.columns_of[split.key]
         template = self.template
@@ -267,12 +271,12 @@ class Sft(ChatTask):
         return examples
 
     def _note_left_out(self, split: Split, examples: StreamedRows) -> None:
-        """Say how many of the first rows are left out.
+        """Note how many of the first rows have no target and are left out of their batches.
 
-        Of all of them it is known when they are read.
+        The other rows are only read during training.
 
         Raises:
-            ConfigError: All rows there are.
+            ConfigError: All rows of the split are left out.
         """
         first = min(len(examples), _LOOKED_AT)
         count = sum(LEFT_OUT in examples[index] for index in range(first))
@@ -288,12 +292,11 @@ class Sft(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids` and `labels` (batch, longest), with `attention_mask`.
+        """Collate `input_ids` and `labels`, shape (batch, longest), with `attention_mask`.
 
-        Packed, with `position_ids`.
-
-        Positions begin anew with each document, by which models of transformers keep documents
-        apart; a document's first token has no label, and what is padded is documents of one token.
+        Packed blocks have `position_ids` instead of a mask. They start at 0 in each document, by
+        which models of transformers keep documents apart. The first token of a document has no
+        label. Each padding token is a document of its own, at position 0.
         """
         rows = [example["input_ids"] for example in examples]
         marked = [
@@ -312,9 +315,9 @@ class Sft(ChatTask):
         return in_one_row(batch, map(len, rows)) if self.one_row else batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count tokens without padding, and rows.
+        """Count tokens without padding, and rows; in packed blocks documents instead of rows.
 
-        Of blocks the documents in them, each of two tokens at least.
+        A document has at least two tokens, a padding token is at position 0.
         """
         if "position_ids" not in batch:
             return super().sizes(batch)
@@ -330,7 +333,7 @@ class Sft(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def _question(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], str]:
-        """Return ids and text of the first row up to its last answer."""
+        """Return ids and text of the first row up to its last answer, to be sampled from."""
         row = next(self._rows(split))
         if isinstance(row, Plain):
             (ids,) = prompt_ids(tokenizer, [row.prompt])
@@ -340,7 +343,7 @@ class Sft(ChatTask):
             text = self.template.text(row.until_answer(), row.tools, opening=True)
         except TemplateFailed as error:
             raise unwritable_row_error(self.template, split, row, error) from error
-        (ids,) = encoded(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
+        (ids,) = encode_to_inputs(tokenizer, [text], None, add_special_tokens=False)["input_ids"]
         return ids, text
 
     def sample(
@@ -355,12 +358,13 @@ class Sft(ChatTask):
             return None
         ids, text = self.asked
         ends = ending_ids(tokenizer, self.end)
-        return text, continued(model, tokenizer, ids, self.config.sample_tokens, ends=ends)
+        return text, continue_prompt(model, tokenizer, ids, self.config.sample_tokens, ends=ends)
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Show the first training row with its targets between « and ».
+        """Decode the first training row, with its targets between « and ».
 
-        Of a mixture that of its first source.
+        In a mixture, the first row of its first source. None if none of the first rows is trained
+        on.
         """
         examples: Any = self.train
         if isinstance(examples, MixedExamples):

@@ -25,10 +25,10 @@ from optrun.task.labels import (
     ClassNumbers,
     class_names,
     label_config,
-    note_doubtful_labels,
+    note_minus_one_labels,
     row_label_lists,
 )
-from optrun.task.tokens import inputs_in, rows_key, tokenized
+from optrun.task.tokens import model_inputs_of, rows_key, tokenize_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -81,7 +81,7 @@ class TokenClassification(Task):
             split: row_label_lists(split, name, LABEL_OF_EACH_WORD) for split, name in lists.items()
         }
         for split, row_lists in self.lists.items():
-            note_doubtful_labels(source, split, lists[split], row_lists.names, row_lists.places)
+            note_minus_one_labels(source, split, lists[split], row_lists.names, row_lists.places)
         met = {split: row_lists.names for split, row_lists in self.lists.items()}
         self.labels = class_names(source, lists[train], met)
         self.scheme = entities.scheme_of(self.labels)
@@ -154,12 +154,12 @@ class TokenClassification(Task):
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
             texts = [texts for texts, _ in batch]
             longest = self.max_length if cut else None
-            encoding = tokenized(tokenizer, texts, longest, is_split_into_words=True)
+            encoding = tokenize_rows(tokenizer, texts, longest, is_split_into_words=True)
             labels = [
                 _piece_labels(encoding.word_ids(index), numbers)
                 for index, (_, numbers) in enumerate(batch)
             ]
-            return {**inputs_in(encoding), "labels": labels}
+            return {**model_inputs_of(encoding), "labels": labels}
 
         return encoder, rows_key(tokenizer, "words", self.max_length)
 
@@ -254,7 +254,10 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
             zip(_word_lists(split, words), sizes.tolist(), strict=True)
         ):
             if len(texts) != size:
-                raise ConfigError(f"{split.where(row)} has {len(texts)} words and {size} labels.")
+                raise ConfigError(
+                    f"{split.where(row)} has {len(texts)} words and {size} labels. Write one"
+                    " label for each word."
+                )
         return True
 
     cached_result(key_of("words-1", split.content, words, labels), look)

@@ -70,7 +70,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> li
     start, _ = ids_around_text(tokenizer)
     begin = begin_of_text(tokenizer)
     texts_alone = [prompt.removeprefix(begin) for prompt in prompts]
-    rows = encoded(tokenizer, texts_alone, None, add_special_tokens=False)["input_ids"]
+    rows = encode_to_inputs(tokenizer, texts_alone, None, add_special_tokens=False)["input_ids"]
     return [start + ids for ids in rows]
 
 
@@ -89,7 +89,7 @@ def rows_key(tokenizer: PreTrainedTokenizerBase, kind: str, longest: int | str, 
     )
 
 
-def tokenized(
+def tokenize_rows(
     tokenizer: PreTrainedTokenizerBase,
     rows: Sequence[object],
     longest: int | None,
@@ -114,22 +114,22 @@ def tokenized(
     )
 
 
-def encoded(
+def encode_to_inputs(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: object
 ) -> dict[str, list[list[int]]]:
     """Encode rows as `tokenized`, to `input_ids` and.
 
     If the tokenizer makes them, `token_type_ids`.
     """
-    return inputs_in(tokenized(tokenizer, rows, longest, **options))
+    return model_inputs_of(tokenize_rows(tokenizer, rows, longest, **options))
 
 
-def inputs_in(made: PlainMapping) -> PlainDict:
+def model_inputs_of(made: PlainMapping) -> PlainDict:
     """Select the model inputs from a tokenizer's output."""
     return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
 
 
-def interleaved(split: Split, columns: Sequence[str]) -> Iterator[str]:
+def interleave_columns(split: Split, columns: Sequence[str]) -> Iterator[str]:
     """Yield the texts of several columns, row by row."""
     return chain.from_iterable(zip(*(texts(split, name) for name in columns), strict=True))
 
@@ -161,10 +161,10 @@ def encode_rows(
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
     """Return an encoder of batches of texts, or of pairs of texts."""
-    return lambda batch, cut: encoded(tokenizer, batch, longest if cut else None)
+    return lambda batch, cut: encode_to_inputs(tokenizer, batch, longest if cut else None)
 
 
-def as_example(made: Mapping[str, Iterable[object]]) -> Example:
+def example_of_one_row(made: Mapping[str, Iterable[object]]) -> Example:
     """Make the example of a batch of one row.
 
     Raises:

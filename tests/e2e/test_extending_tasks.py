@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from optrun.config import store
-from optrun.config.overrides import checked
+from optrun.config.overrides import parse_checked
 from optrun.config.registry import plugins
 from tests.docs.commands import commands
 from tests.running import TINY_BERT, optrun, records, sentence, summary, write_labelled
@@ -144,7 +144,7 @@ def test_a_search_knows_the_direction() -> None:
             hydra,
             Composer(hydra, "config"),
             options,
-            [Contender("", checked(hydra, "config", given, sweep=True))],
+            [Contender("", parse_checked(hydra, "config", given, sweep=True))],
         )
         assert [study.mode() for study in search.studies] == [mode]
 

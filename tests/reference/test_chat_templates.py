@@ -92,9 +92,9 @@ EXPECTED = {  # one, two, system, thinking, thinking in the text, tools
 def learnt(template: ChatTemplate, turns: list[Turn], tools: Any) -> list[str]:
     """What is learnt of a chat, answer by answer; spans that touch are one."""
     found = []
-    for part, write in [(part, template.last_answer) for part in template.apart(turns, tools)] or [
-        (turns, template.answers)
-    ]:
+    for part, write in [
+        (part, template.find_last_answer) for part in template.split_behind_answers(turns, tools)
+    ] or [(turns, template.find_answers)]:
         text, spans = write(part, tools)
         for number, (begin, end) in enumerate(spans):
             if number and begin == spans[number - 1][1]:
@@ -144,7 +144,7 @@ def test_what_is_learnt_beside_trl(tokenizer: Any) -> None:
         for turns, tools in CHATS.values():
             try:
                 known = all(
-                    own.knows(turns, tools, role) for role in {turn["role"] for turn in turns}
+                    own.writes_role(turns, tools, role) for role in {turn["role"] for turn in turns}
                 )
                 ours = learnt(own, turns, tools) if known else []
             except TemplateFailed:
@@ -171,10 +171,10 @@ def test_an_answer_is_learnt_behind_what_it_is_asked_with(tokenizer: Any) -> Non
         if own.marked:
             continue
         try:
-            parts = own.apart(CHATS["two"][0])
+            parts = own.split_behind_answers(CHATS["two"][0])
         except TemplateFailed:
             continue
         for turns in parts:
-            whole, ((begin, _),) = own.last_answer(turns)
+            whole, ((begin, _),) = own.find_last_answer(turns)
             before = own.text(turns[:-1], opening=True)
             assert not whole.startswith(before) or begin == len(before), path.stem

@@ -185,7 +185,7 @@ def search_of(
     own: tuple[str, ...], common: tuple[str, ...], changed: tuple[tuple[str, Any], ...]
 ) -> Search:
     """A search, of which every start is the first: what it has open is opened anew."""
-    check = functools.partial(overrides.checked, _composer().hydra, "config", sweep=True)
+    check = functools.partial(overrides.parse_checked, _composer().hydra, "config", sweep=True)
     contenders = contenders_of(
         _composer().hydra, check, merged(["training.max_steps=4"], common), own
     )

@@ -37,7 +37,7 @@ def studies(folder: Path) -> dict[str, list[optuna.trial.FrozenTrial]]:
 
 def check(tokens: Sequence[str]) -> list[str]:
     """Check overrides of a sweep by name."""
-    return overrides.checked(open_hydra(), "config", tokens, sweep=True)
+    return overrides.parse_checked(open_hydra(), "config", tokens, sweep=True)
 
 
 def test_what_is_given_for_one_wins_over_what_holds_for_all() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hydra.core.config_store import ConfigStore
 
 from optrun.base.errors import ConfigError
-from optrun.config.overrides import checked
+from optrun.config.overrides import parse_checked
 from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.config.store import compose, open_hydra
@@ -145,7 +145,7 @@ def search(words: list[str]) -> ContenderStudy:
         min_resource=None,
         reduction_factor=2,
     )
-    contender = Contender("", checked(hydra, "config", words, sweep=True))
+    contender = Contender("", parse_checked(hydra, "config", words, sweep=True))
     (study,) = Search(hydra, Composer(hydra, "config"), options, [contender]).studies
     return study
 

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from optrun.config import store
 from optrun.config.hydra_internals import Hydra
-from optrun.config.overrides import checked
+from optrun.config.overrides import parse_checked
 from optrun.report.build import report as made
 from optrun.report.runs import load_runs
 from optrun.report.workloads import split_workloads
@@ -52,7 +52,7 @@ def in_one(hydra: Hydra, name: str, grids: list[list[str]]) -> dict[str, str]:
     known = {}
     for rest, together in alike.items():
         every = [*rest, *(f"{key}={','.join(values)}" for key, values in together.items())]
-        known.update(zip(every, checked(hydra, name, every, sweep=True), strict=True))
+        known.update(zip(every, parse_checked(hydra, name, every, sweep=True), strict=True))
     return known
 
 

@@ -120,7 +120,7 @@ from tests import compose_cache
 compose_cache.install(pathlib.Path(sys.argv[2]))
 hydra = store.open_hydra()
 words = ["task=sequence_classification", "model=bert_tiny", "data=hub", "data.path=x"]
-checked = overrides.checked(hydra, "config", words, sweep=False)
+checked = overrides.parse_checked(hydra, "config", words, sweep=False)
 store.typed(store.without_hydra(store.compose(hydra, "config", checked)))
 gc.freeze()
 for number, words in enumerate(json.loads(sys.argv[1])):

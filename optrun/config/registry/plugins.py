@@ -204,10 +204,7 @@ def _line(error: BaseException, path: Path) -> str:
 
 
 def forget(name: str) -> None:
-    """Remove the rows and modules of a plugin from this process.
-
-    Its file changed, or nothing is to be left.
-    """
+    """Remove the registry rows of a plugin, and its modules from `sys.modules`."""
     registry.remove(LOADED.pop(name)["path"])
     for module in [
         module for module in sys.modules if module == name or module.startswith(f"{name}.")

@@ -41,7 +41,7 @@ SCHEMAS: dict[str, type[ParametrizationConfig]] = {
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Put values over others, key by key, also in mappings within.
+    """Merge two mappings, also nested ones; values of `above` win.
 
     Example:
         >>> merged({"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 3}})

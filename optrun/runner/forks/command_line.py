@@ -93,7 +93,7 @@ class Forks:
         return expanded
 
     def checked(self, tokens: Sequence[str], *, sweep: bool) -> list[str]:
-        """Check overrides as `overrides.checked` does, against the configuration of the trunk.
+        """Check overrides as `overrides.parse_checked`, against the configuration of the trunk.
 
         Returns:
             The typed overrides, each trunk as FOLDER@DIGEST.
@@ -106,7 +106,9 @@ class Forks:
             typed_words = set(typed)
             tokens_below = self._trunk(value).under(typed)
             below = [token for token in tokens_below if token not in typed_words]
-        checked = overrides.checked(self.hydra, self.config_name, [*below, *typed], sweep=sweep)
+        checked = overrides.parse_checked(
+            self.hydra, self.config_name, [*below, *typed], sweep=sweep
+        )
         return checked[len(below) :]
 
     def __call__(self, tokens: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from optrun.config.schema.task_base import TaskConfig
 from optrun.data.columns import USUAL_LABELS, text_column, texts
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
-from optrun.task.tokens import NO_TOKEN, encoded
+from optrun.task.tokens import NO_TOKEN, encode_to_inputs
 from optrun.training.failures import of_memory_in_evaluation
 from optrun.training.step import Precision
 
@@ -111,7 +111,7 @@ class Predictor(ABC):
         """
         sides = [list(texts(self.split, column)) for column in columns]
         rows = sides[0] if len(sides) == 1 else list(zip(*sides, strict=True))
-        arrays = encoded(self.tokenizer, rows, self.max_length, **options)
+        arrays = encode_to_inputs(self.tokenizer, rows, self.max_length, **options)
         inputs = []
         for row in range(len(rows)):
             self.expect_tokens(row, arrays["input_ids"][row])

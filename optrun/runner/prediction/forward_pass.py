@@ -17,7 +17,7 @@ from optrun.task.embedding import pad_texts
 from optrun.task.embedding_columns import USUAL_PAIRS, pair_columns
 from optrun.task.entities import entities, scheme_of
 from optrun.task.pooling import Pooling
-from optrun.task.tokens import inputs_in, tokenized
+from optrun.task.tokens import model_inputs_of, tokenize_rows
 
 TOKENS = 5
 """Likeliest tokens that are written for each mask."""
@@ -92,12 +92,12 @@ class WordLabels(Predictor):
             if words is None or None in words:
                 raise ConfigError(f"{self.split.where(row)} has no words, or a missing word.")
             # A row without words goes through the model with one, whose label is left out.
-            encoding = tokenized(
+            encoding = tokenize_rows(
                 self.tokenizer, [words or ["-"]], self.max_length, is_split_into_words=True
             )
             word_ids = encoding.word_ids(0)
             first = [word_ids.index(at) if at in word_ids else None for at in range(len(words))]
-            arrays = {name: np.asarray(ids[0]) for name, ids in inputs_in(encoding).items()}
+            arrays = {name: np.asarray(ids[0]) for name, ids in model_inputs_of(encoding).items()}
             inputs.append({**arrays, "words": words, "first": first})
         return inputs
 

@@ -13,7 +13,7 @@ from optrun.data.columns import texts
 from optrun.runner.prediction.base import Inputs, Predictor, Values
 from optrun.task.base import pad_inputs
 from optrun.task.chat_encoder import row_name
-from optrun.task.chat_template import TemplateFailed, no_template, use_template
+from optrun.task.chat_template import TemplateFailed, no_template_error, use_template
 from optrun.task.tokens import prompt_ids
 
 DEFAULT_TOKENS = 64
@@ -170,7 +170,7 @@ class ChatAnswers(TextGeneration):
                 prompts += prompt_ids(self.tokenizer, [row])
                 continue
             if template is None:
-                raise no_template(f"{self.split.key} has conversations")
+                raise no_template_error(f"{self.split.key} has conversations")
             try:
                 text = template.text(row.turns, row.tools, opening=True)
             except TemplateFailed as error:

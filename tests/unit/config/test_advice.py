@@ -330,7 +330,7 @@ def check(*words: str) -> None:
     line = CommandLine.of(words, options.overrides, options.config_name, options.config_dir)
     hydra = store.open_hydra(line.config_dir)
     if options.multirun:
-        overrides.checked(hydra, line.config_name, line.overrides, sweep=True)
+        overrides.parse_checked(hydra, line.config_name, line.overrides, sweep=True)
     else:
         compose_request(hydra, line)
 

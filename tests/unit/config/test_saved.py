@@ -8,7 +8,7 @@ import pytest
 
 from optrun.base.errors import ConfigError
 from optrun.config import saved, store
-from optrun.config.overrides import checked
+from optrun.config.overrides import parse_checked
 
 
 def composed(*words: str) -> dict:
@@ -44,13 +44,13 @@ def test_an_element_of_a_list_is_changed_by_its_number(tmp_path: Path) -> None:
         "defaults: [config, _self_]\nparam_groups: {rules: [{pattern: bias, weight_decay: 0.0}]}\n"
     )
     hydra, words = store.open_hydra(str(tmp_path)), ["param_groups.rules.0.weight_decay=0.5"]
-    fresh = store.compose(hydra, "mine", checked(hydra, "mine", words, sweep=False))
+    fresh = store.compose(hydra, "mine", parse_checked(hydra, "mine", words, sweep=False))
     assert fresh.param_groups.rules == [{"pattern": "bias", "weight_decay": 0.5}]
     before = saved.plain(store.without_hydra(store.compose(hydra, "mine", [])))
     after = saved.changed(hydra, saved.with_schemas(before, "here"), words)
     assert after.param_groups.rules == fresh.param_groups.rules
     with pytest.raises(ConfigError, match="no such key"):
-        checked(hydra, "mine", ["param_groups.rules.1.weight_decay=0.5"], sweep=False)
+        parse_checked(hydra, "mine", ["param_groups.rules.1.weight_decay=0.5"], sweep=False)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_mapping_is_laid_over_the_saved_one_as_on_a_fresh_line(word: str, tmp_
     hydra = store.open_hydra(str(tmp_path))
     before = saved.plain(store.without_hydra(store.compose(hydra, "mine", [])))
     after = saved.plain(saved.changed(hydra, saved.with_schemas(before, "here"), [word]))
-    overrides = checked(hydra, "mine", [word], sweep=False)
+    overrides = parse_checked(hydra, "mine", [word], sweep=False)
     fresh = store.without_hydra(store.compose(hydra, "mine", overrides))
     assert after == saved.plain(fresh)
 

@@ -47,7 +47,7 @@ def test_every_text_key_takes_what_was_typed() -> None:
 
 
 def test_several_texts_of_a_sweep() -> None:
-    _, token = overrides.checked(
+    _, token = overrides.parse_checked(
         store.open_hydra(), "config", ["data=files", "data.text_column=1_0,b,1e5"], sweep=True
     )
     (override,) = overrides.parse([token])
@@ -85,7 +85,7 @@ def test_the_program_sees_the_text() -> None:
 )
 def test_a_name_is_no_key(token: str, advice: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        overrides.checked(store.open_hydra(), "config", [token], sweep=False)
+        overrides.parse_checked(store.open_hydra(), "config", [token], sweep=False)
     assert token in str(refused.value)
     assert advice in str(refused.value)
 
@@ -94,7 +94,7 @@ def test_the_name_of_every_group_is_refused() -> None:
     hydra = store.open_hydra()
     for group in GROUPS:
         with pytest.raises(ConfigError, match="is no key"):
-            overrides.checked(hydra, "config", [f"{group}.name=mine"], sweep=False)
+            overrides.parse_checked(hydra, "config", [f"{group}.name=mine"], sweep=False)
 
 
 def test_what_hydra_alone_knows() -> None:

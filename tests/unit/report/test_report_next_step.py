@@ -129,7 +129,7 @@ def test_a_winner_at_the_edge_of_its_grid_gets_a_wider_one(sweep: Path, make_run
     assert (program, flag) == ("optrun", "-m")
     hydra = store.open_hydra(None)
     assert words[-1] == f"hydra.sweep.dir={sweep}", "the jobs that are done are not run again"
-    tokens = overrides.checked(hydra, "config", words, sweep=True)
+    tokens = overrides.parse_checked(hydra, "config", words, sweep=True)
     points = list(
         jobs.combinations(hydra, [token for token in tokens if not overrides.is_hydra(token)])
     )

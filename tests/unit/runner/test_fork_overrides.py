@@ -10,12 +10,12 @@ import pytest
 from optrun.base.errors import ConfigError
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
-from optrun.config.overrides import checked
+from optrun.config.overrides import parse_checked
 from optrun.runner.forks.overrides import as_overrides, refuse_other_data_position, under
 
 
 def composed(hydra: Hydra, *tokens: str) -> dict:
-    whole = checked(hydra, "config", list(tokens), sweep=False)
+    whole = parse_checked(hydra, "config", list(tokens), sweep=False)
     return saved.plain(store.without_hydra(store.compose(hydra, "config", whole)))
 
 

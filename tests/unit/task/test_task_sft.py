@@ -96,7 +96,7 @@ def test_marks_of_our_templates_are_what_is_generated(
         chat_template=name,
         assistant_only_loss=True,
     )
-    text, spans = task.template.answers(chat)
+    text, spans = task.template.find_answers(chat)
     assert [text[begin:end].strip()[:5] for begin, end in spans] == ["the c", "a dog"]
     for turns, (begin, _) in zip((chat[:1], chat[:3]), spans, strict=True):
         assert task.template.text(turns, opening=True) == text[:begin]

@@ -100,7 +100,7 @@ def test_a_task_trains_and_is_evaluated(task: str, tmp_path: Path) -> None:
     small = [] if task == "image_classification" else ["model.vocab_size=300"]
     words = [f"task={task}", *[word.format(tmp_path) for word in CASES[task]], *small]
     hydra = store.open_hydra(None)
-    checked = overrides.checked(hydra, "config", words, sweep=False)
+    checked = overrides.parse_checked(hydra, "config", words, sweep=False)
     prepared = prepare(store.typed(store.without_hydra(store.compose(hydra, "config", checked))))
     model, made = prepared.model, prepared.task
     feed = BatchLoader(made.train, made.transform, made.collate, seed=0, workers=0)
