@@ -293,7 +293,7 @@ def test_a_checkpoint_that_is_a_link_is_not_followed(
     assert names_in(tmp_path / "step-00000004") == sorted(FILES)
 
 
-def test_verify_names_file_tensor_and_stranger(straight: Straight, go: Go, tmp_path: Path) -> None:
+def test_verify_names_file_and_stranger(straight: Straight, go: Go, tmp_path: Path) -> None:
     run = straight.cut(tmp_path / "run", 3)
     (run.checkpoint(3) / "optimizer.pt").write_bytes(b"pickle")
     assert go("verify", str(run.checkpoint(3)))[0] == 0, "it is never read: the checkpoint is whole"
@@ -307,7 +307,6 @@ def test_verify_names_file_tensor_and_stranger(straight: Straight, go: Go, tmp_p
     code, said = go("verify", "run")
     assert code == 4
     assert "step-00000002/model.safetensors" in said
-    assert "tensor " in said
     assert go("verify", str(run.checkpoint(2)))[0] == 4
 
 
