@@ -282,7 +282,9 @@ def open_verified(folder: Path, *, lazy: bool) -> Snapshot:
         for section, files in manifest.sections.items()
     )
     snapshot = Snapshot(manifest.step, model, optimizer, CheckpointMetadata.from_dict(state))
-    return snapshot if lazy else replace(snapshot, model=dict(model), optimizer=dict(optimizer))
+    if lazy:
+        return snapshot
+    return replace(snapshot, model=dict(model), optimizer=dict(optimizer))
 
 
 def slices_of(snapshot: Snapshot, params: Mapping[str, torch.Tensor]) -> Snapshot:

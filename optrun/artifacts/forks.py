@@ -57,7 +57,9 @@ class Trunk:
             True
         """
         match = _PINNED.fullmatch(text)
-        return None if match is None else cls(Path(match["folder"]), match["digest"])
+        if match is None:
+            return None
+        return cls(Path(match["folder"]), match["digest"])
 
     def require(self) -> None:
         """Refuse a missing checkpoint, or one with other content than named.
@@ -108,7 +110,9 @@ class Fork:
     @property
     def run(self) -> Path:
         """Run directory of the trunk; it may be gone."""
-        return self.folder.parents[1] if self.folder.parent.name == CHECKPOINTS else self.folder
+        if self.folder.parent.name == CHECKPOINTS:
+            return self.folder.parents[1]
+        return self.folder
 
     @property
     def name(self) -> str:

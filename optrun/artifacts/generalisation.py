@@ -139,7 +139,9 @@ def sentence_of(summary: Mapping[str, object]) -> str:
     """Write the verdict on an ended run; empty if it is about other weights."""
     fits = lookup(summary, "generalisation", "step") == summary.get("global_step")
     generalisation = generalisation_of(summary) if fits else None
-    return "" if generalisation is None else str(generalisation)
+    if generalisation is None:
+        return ""
+    return str(generalisation)
 
 
 def _verdict(
@@ -152,7 +154,9 @@ def _verdict(
     beats_floor = better if majority is None else majority.beaten
     if not beats_floor:
         by_heart = before is not None and fitted > HALF * abs(before) and not better
-        return Verdict.memorised if by_heart else Verdict.no_better
+        if by_heart:
+            return Verdict.memorised
+        return Verdict.no_better
     if before is None or (majority is None and learnt < ENOUGH * abs(before)):
         return Verdict.better
     if fitted > 0 and learnt < HALF * fitted:

@@ -57,7 +57,9 @@ def _float_to_json(number: float) -> float | str:
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
-        return "Infinity" if number > 0 else "-Infinity"
+        if number > 0:
+            return "Infinity"
+        return "-Infinity"
     return number
 
 
@@ -240,7 +242,9 @@ def truncate_after(path: Path | str, step: int) -> int:
 
     def until(line: bytes) -> bytes | None:
         record = _parse(line)
-        return line if record is not None and record["step"] <= step else None
+        if record is not None and record["step"] <= step:
+            return line
+        return None
 
     return _rewrite(Path(path), until)
 
@@ -348,10 +352,14 @@ def _shown(value: object) -> Any:
     Control characters would move the cursor or break a picture.
     """
     if isinstance(value, str):
-        return value if value.isprintable() else printable(value)
+        if value.isprintable():
+            return value
+        return printable(value)
     if isinstance(value, dict):
         return {_shown(key): _shown(item) for key, item in value.items()}
-    return [_shown(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    return value
 
 
 def _parse(line: bytes) -> PlainDict | None:

@@ -18,7 +18,9 @@ def is_better(value: float, other: float, mode: str) -> bool:
     """
     if other != other:
         return value == value
-    return value < other if mode == "min" else value > other
+    if mode == "min":
+        return value < other
+    return value > other
 
 
 def loss_beside(metric: str) -> str:

@@ -188,4 +188,6 @@ def pointed(pointer: Path) -> Path | None:
     except (OSError, UnicodeDecodeError, UnreadableFileError):
         return None
     folder = pointer.parent / name
-    return folder if parse_step(name) is not None and folder.is_dir() else None
+    if parse_step(name) is not None and folder.is_dir():
+        return folder
+    return None

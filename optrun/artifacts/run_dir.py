@@ -67,7 +67,9 @@ def parse_step(name: str) -> int | None:
         True
     """
     match = _STEP.fullmatch(name)
-    return int(match[1]) if match else None
+    if match:
+        return int(match[1])
+    return None
 
 
 class _Inside:

@@ -179,11 +179,10 @@ class StoredTensors(Mapping[str, torch.Tensor]):
         sharding = parse_json((file.metadata() or {}).get(_OFFSETS, "{}").encode(), path)
         for name in file.keys():  # noqa: SIM118  # no mapping
             shape = tuple(file.get_slice(name).get_shape())
-            offsets = (
-                tuple(map(int, sharding[name]["saved_offsets"]))
-                if name in sharding
-                else (0,) * len(shape)
-            )
+            if name in sharding:
+                offsets = tuple(map(int, sharding[name]["saved_offsets"]))
+            else:
+                offsets = (0,) * len(shape)
             self._pieces.setdefault(name, []).append(_Piece(path, offsets, shape))
 
     def _refuse_gaps(self, files: Sequence[Path]) -> None:

@@ -69,7 +69,9 @@ class Target:
     @property
     def checkpoint(self) -> Path | None:
         """The named checkpoint; None if a run was named."""
-        return self.path if self.kind == "checkpoint" else None
+        if self.kind == "checkpoint":
+            return self.path
+        return None
 
     @property
     def runs_folder(self) -> Path:
@@ -224,7 +226,9 @@ def _latest_run(run_dir: Path | None, outputs: Path) -> Path | None:
     """
     if run_dir is not None:
         run = RunDir(run_dir)
-        return run_dir if run.is_run() and not run.is_unbegun() else None
+        if run.is_run() and not run.is_unbegun():
+            return run_dir
+        return None
     started = []
     for path in find_runs(outputs):
         try:
@@ -232,4 +236,6 @@ def _latest_run(run_dir: Path | None, outputs: Path) -> Path | None:
         except (OSError, ValueError):
             continue  # no summary: the run did not get as far as its first step
         started.append((str(summary.get("started_at", "")), str(path)))
-    return Path(max(started)[1]) if started else None
+    if started:
+        return Path(max(started)[1])
+    return None

@@ -49,7 +49,9 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     That is the whole tensor unless it is a DTensor.
     """
     tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
@@ -58,7 +60,9 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     A contiguous CPU tensor is not copied.
     """
     flat = local_part(tensor).to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+    if flat.numel():
+        return flat.view(torch.uint8).numpy().data
+    return memoryview(b"")
 
 
 def tensor_digest(tensor: torch.Tensor) -> str:

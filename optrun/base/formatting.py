@@ -34,9 +34,13 @@ def rate(value: float) -> str:
     if value == 0:
         return "0"
     if 0.1 <= abs(value) < 1e5:
-        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
+        if abs(value) < 999.5:
+            return f"{value:.3g}"
+        return f"{value:.0f}"
     mantissa, _, exponent = f"{value:.2e}".partition("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else mantissa
+    if exponent:
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return mantissa
 
 
 def span(low: float, high: float) -> str:
@@ -46,7 +50,9 @@ def span(low: float, high: float) -> str:
         >>> span(0.1, 0.1), span(1e-4, 1e-3)
         ('0.1', '1e-4…1e-3')
     """
-    return rate(low) if rate(low) == rate(high) else f"{rate(low)}…{rate(high)}"
+    if rate(low) == rate(high):
+        return rate(low)
+    return f"{rate(low)}…{rate(high)}"
 
 
 def count(value: float) -> str:
@@ -72,7 +78,9 @@ def plural(number_of: int, noun: str) -> str:
         >>> plural(1, "run"), plural(1200, "run")
         ('1 run', '1,200 runs')
     """
-    return f"1 {noun}" if number_of == 1 else f"{number_of:,} {noun}s"
+    if number_of == 1:
+        return f"1 {noun}"
+    return f"{number_of:,} {noun}s"
 
 
 def size(value: float | None) -> str:
@@ -103,7 +111,9 @@ def duration(seconds: float) -> str:
         ('0.42 s', '7.3 s', '1 min 00 s', '1 min 35 s', '2 h 01 min')
     """
     if seconds < 59.95:
-        return f"{seconds:.2f} s" if 0 < seconds < 1 else f"{seconds:.1f} s"
+        if 0 < seconds < 1:
+            return f"{seconds:.2f} s"
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
@@ -139,4 +149,6 @@ def csv_cell(value: object) -> object:
         ("'=1+1", "''=1", '-0.5', -0.5, "'tis")
     """
     is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
-    return f"'{value}" if is_formula else value
+    if is_formula:
+        return f"'{value}"
+    return value

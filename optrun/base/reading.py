@@ -45,7 +45,9 @@ def kind_of(path: Path, *, follow: bool = False) -> str | None:
 
 
 def _kind(mode: int) -> str | None:
-    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    if stat.S_ISREG(mode):
+        return None
+    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
 
 
 def open_file(path: Path, *, limit: int | None = None, follow: bool = False) -> BufferedReader:

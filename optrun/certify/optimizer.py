@@ -373,7 +373,9 @@ def _fit_options(
     ]
     nearest = max(candidates, key=lambda candidate: to_users.agreement(family, candidate))
     changes = _change_one_by_one(to_users, family, nearest)
-    return None if changes is None else {**nearest, **changes}
+    if changes is None:
+        return None
+    return {**nearest, **changes}
 
 
 def family_of(dialect: str) -> str | None:

@@ -149,7 +149,9 @@ class Child:
             if time.monotonic() - start > _LEAVING_SECONDS:
                 raise TrialFailed("a rank is left behind by a run that was killed.")
             time.sleep(0.005)
-        return "the process" if victim == self.process else "a rank"
+        if victim == self.process:
+            return "the process"
+        return "a rank"
 
     def kill(self) -> None:
         """Send SIGKILL to it and to its workers."""
@@ -272,7 +274,9 @@ class Trials:
         if child.ended():
             return None
         victim = child.kill_one(child.ranks(), self.rng)
-        return None if child.code == 0 else victim
+        if child.code == 0:
+            return None
+        return victim
 
     def _add_kill(self, kill: Kill) -> None:
         self.kills.append(kill)
@@ -339,7 +343,9 @@ def _refuse_damage(run: RunDir) -> None:
 def committed(run: RunDir) -> int:
     """Find the step of the newest whole checkpoint; -1 where there is none."""
     folder, _ = latest_whole(run)
-    return -1 if folder is None else step_of(folder)
+    if folder is None:
+        return -1
+    return step_of(folder)
 
 
 def _count_resumes(run: RunDir) -> int:

@@ -69,7 +69,9 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     desk.publish(verdict.to_dict(), always=False)
     for line in describe(verdict):
         desk.say(line)
-    return EXIT_DONE if verdict.equal else EXIT_FAILED
+    if verdict.equal:
+        return EXIT_DONE
+    return EXIT_FAILED
 
 
 def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[str]]:
@@ -146,11 +148,10 @@ def describe(verdict: Verdict) -> list[str]:
         f" {parting.ours:.12g} here, {parting.reference:.12g} there"
     )
     if verdict.overrides:
-        heading = (
-            "equal with"
-            if verdict.choice == verdict.family
-            else f"there, in words of optimizer={verdict.family}"
-        )
+        if verdict.choice == verdict.family:
+            heading = "equal with"
+        else:
+            heading = f"there, in words of optimizer={verdict.family}"
         lines += [f"by: {', '.join(verdict.terms)}", f"{heading}: {' '.join(verdict.overrides)}"]
     else:
         lines.append("by a term that no option tried here closes")

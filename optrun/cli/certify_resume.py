@@ -136,11 +136,10 @@ def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:
     for name in ("compared", "values", "digest of the undisturbed run", "after kill and resume"):
         table.add_column(name, justify="right" if name == "values" else "left")
     for section in paper.sections:
-        verdict = (
-            Text("equal", style="green")
-            if section.difference is None
-            else Text("differs", style="red")
-        )
+        if section.difference is None:
+            verdict = Text("equal", style="green")
+        else:
+            verdict = Text("differs", style="red")
         table.add_row(section.name, f"{section.count:,}", section.digest, verdict)
     desk.console.print(table)
     fell = ", ".join(

@@ -106,9 +106,9 @@ def _meaning(entry: Entry) -> str:
     is_listed = type_values and all(
         re.search(rf"\b{word}\b", entry.meaning) for word in type_values
     )
-    return (
-        entry.meaning if is_listed else f"{entry.meaning} ({entry.type.replace('`', '')})".strip()
-    )
+    if is_listed:
+        return entry.meaning
+    return f"{entry.meaning} ({entry.type.replace('`', '')})".strip()
 
 
 def _columns(name: str, meaning: str, gap: int = 44) -> list[str]:

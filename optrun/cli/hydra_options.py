@@ -148,9 +148,8 @@ def _refuse_bare(token: str, after: str) -> None:
             f"{token!r}: expected key=value. Did you mean optrun start {shell.quote(token)}?"
         )
     close = nearest(token, VERBS)
-    hint = (
-        f"Did you mean the command {close[0]}?"
-        if close
-        else f"Commands: {', '.join(VERBS)}; without one, optrun trains."
-    )
+    if close:
+        hint = f"Did you mean the command {close[0]}?"
+    else:
+        hint = f"Commands: {', '.join(VERBS)}; without one, optrun trains."
     raise ConfigError(f"{token!r}: expected key=value. {hint}")

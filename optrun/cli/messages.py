@@ -89,11 +89,10 @@ def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
     from optrun.config.registry.failures import failure_of_others
 
     refused = storage_error(error) if isinstance(error, OSError) else None
-    of_plugin = (
-        None
-        if isinstance(error, OSError) and error.errno in DISK_CODES
-        else failure_of_others(error)
-    )
+    if isinstance(error, OSError) and error.errno in DISK_CODES:
+        of_plugin = None
+    else:
+        of_plugin = failure_of_others(error)
     message = of_plugin or refused
     if message is None:
         raise error
@@ -135,4 +134,6 @@ def _located(error: OptrunError, argv: list[str]) -> str:
         from optrun.config.registry.failures import position_behind
 
         position = position_behind(error)
-    return message if position is None else f"{position}: {message}"
+    if position is None:
+        return message
+    return f"{position}: {message}"

@@ -36,7 +36,9 @@ class VerbArguments:
     @property
     def out(self) -> Path | None:
         """The value of `out`; None if it is not given."""
-        return Path(self.key_values["out"]).expanduser() if "out" in self.key_values else None
+        if "out" in self.key_values:
+            return Path(self.key_values["out"]).expanduser()
+        return None
 
     def flag(self, key: str) -> bool | None:
         """Read true or false; None if the key is not given.
@@ -48,7 +50,9 @@ class VerbArguments:
         if text not in (None, "true", "false"):
             near = did_you_mean(text, ("true", "false"))
             raise ConfigError(f"optrun {self.verb} {key}={text}: expected true or false. {near}")
-        return None if text is None else text == "true"
+        if text is None:
+            return None
+        return text == "true"
 
     def listed(self, key: str) -> list[str]:
         """Split a value at its commas."""
@@ -210,9 +214,9 @@ class VerbParser(argparse.ArgumentParser):
     def _as_path(self, token: str) -> str:
         """Prefix an existing path with `./` if it looks like an option or override."""
         is_key = is_override(token) and token.partition("=")[0] not in self.keys
-        return (
-            f"./{token}" if (token.startswith("-") or is_key) and os.path.lexists(token) else token
-        )
+        if (token.startswith("-") or is_key) and os.path.lexists(token):
+            return f"./{token}"
+        return token
 
     def _expect_places(self, positional: list[str]) -> None:
         if not len(self.places) <= len(positional) <= self.most_places:

@@ -167,7 +167,9 @@ class _Draft:
 def _quote(text: str) -> str:
     """Quote a text for Hydra, where it needs that."""
     is_plain = re.fullmatch(r"[A-Za-z_./]([\w./ -]*[\w./-])?", text, re.ASCII)
-    return text if is_plain and text.lower() not in _NOT_TEXT else quote_path(text)
+    if is_plain and text.lower() not in _NOT_TEXT:
+        return text
+    return quote_path(text)
 
 
 # The rows

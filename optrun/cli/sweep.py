@@ -92,7 +92,9 @@ class _Plan:
     @property
     def judged(self) -> list[jobs_of.Job]:
         """Jobs to check before the start, as examples of all jobs."""
-        return self.jobs if self.search is None else self.search.examples()
+        if self.search is None:
+            return self.jobs
+        return self.search.examples()
 
 
 def sweep(
@@ -429,11 +431,10 @@ def _opening(driver: Driver, folder: Path) -> str:
     ]
     failed = count("failed")
     if failed:
-        again = (
-            "tried again"
-            if driver.options.retry_failed
-            else "left (hydra.sweeper.retry_failed=true tries again)"
-        )
+        if driver.options.retry_failed:
+            again = "tried again"
+        else:
+            again = "left (hydra.sweeper.retry_failed=true tries again)"
         pieces.append(f"{failed} failed before, {again}")
     return " · ".join(pieces)
 

@@ -104,9 +104,9 @@ def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
     name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
     if name not in now:
         return f"{name} is gone"
-    return (
-        f"{name} changed: {then[name]} then, {now[name]} now" if name in then else f"{name} is new"
-    )
+    if name in then:
+        return f"{name} changed: {then[name]} then, {now[name]} now"
+    return f"{name} is new"
 
 
 def _trained_on(directory: SweepDir, text: str) -> str | None:

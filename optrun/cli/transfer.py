@@ -90,4 +90,6 @@ def _write_law(answer: Answer) -> str:
         if exponent.is_bounded:
             power += f" ({exponent.low:+.2f} to {exponent.high:+.2f})"
         powers.append(power)
-    return f", if lr* ~ {' '.join(powers)} holds" if powers else ""
+    if powers:
+        return f", if lr* ~ {' '.join(powers)} holds"
+    return ""

@@ -84,7 +84,9 @@ def _verify(path: str) -> int:
     console.print(table)
     for problem in problems:
         sys.stderr.write(f"optrun: {printable(problem)}\n")
-    return EXIT_NO_CHECKPOINT if problems else EXIT_DONE
+    if problems:
+        return EXIT_NO_CHECKPOINT
+    return EXIT_DONE
 
 
 @dataclass
@@ -196,4 +198,6 @@ def examine_saved(folder: Path) -> Report:
 
 
 def _bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
+    if path.is_file():
+        return path.stat().st_size
+    return 0

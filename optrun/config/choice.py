@@ -101,7 +101,9 @@ def _of_its_type(key: str, schema: type[object], name: str, value: object) -> ob
         raise TypeError(
             f"{key}={value!r}: expected {expected_type(error)}, got {type(value).__name__}."
         ) from error
-    return fields[name] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return fields[name]
+    return value
 
 
 def _enum_member(key: str, hint: object, value: object) -> object:

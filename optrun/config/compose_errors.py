@@ -66,7 +66,9 @@ def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> C
 def _last_file() -> str:
     """Name the last file read from the user, for the start of a message."""
     files = list(users_files().values())
-    return f"{shown(files[-1])}: " if files else ""
+    if files:
+        return f"{shown(files[-1])}: "
+    return ""
 
 
 def first_line(error: BaseException) -> str:
@@ -80,7 +82,9 @@ def first_line(error: BaseException) -> str:
     if isinstance(cause, ConfigError):
         return str(cause)
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if lines:
+        return lines[0]
+    return type(error).__name__
 
 
 def _missing_file_error(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
@@ -174,6 +178,8 @@ def _describe_interpolation(
         reason = template.format(*match.groups())
         if "no key" in reason and cfg is not None:
             near = did_you_mean(match[1], all_keys(cfg))
-            return f"{reason} {near}" if near.startswith("Did") else reason
+            if near.startswith("Did"):
+                return f"{reason} {near}"
+            return reason
         return reason
     return f"expected {expected_type(error)}."

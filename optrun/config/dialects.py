@@ -96,11 +96,10 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
     optimizers = [
         f"optimizer={optimizer}" for optimizer, presets in DIALECTS.items() if dialect in presets
     ]
-    near = (
-        f"{' and '.join(optimizers)} has it."
-        if optimizers
-        else did_you_mean(dialect, presets_of_choice)
-    )
+    if optimizers:
+        near = f"{' and '.join(optimizers)} has it."
+    else:
+        near = did_you_mean(dialect, presets_of_choice)
     raise ConfigError(
         f"optimizer.dialect={dialect}: no such dialect of {choice}. {near} Expected null or one of"
         f" {', '.join(presets_of_choice)}."
@@ -144,7 +143,9 @@ def own_default(value: object) -> object:
         (1e-06, None, '${lr}')
     """
     written = _WRITTEN.match(value) if isinstance(value, str) else None
-    return value if written is None else OmegaConf.create(f"value: {written[1]}").value
+    if written is None:
+        return value
+    return OmegaConf.create(f"value: {written[1]}").value
 
 
 def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
@@ -156,4 +157,6 @@ def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
     key = _node_._key()
     dialect = _parent_.get("dialect")
     value = presets.get(dialect, {}).get(key, default)
-    return _parent_.get(value.option) if isinstance(value, SameAs) else value
+    if isinstance(value, SameAs):
+        return _parent_.get(value.option)
+    return value

@@ -51,7 +51,9 @@ def as_key(option: str, verb_keys: Iterable[str] = (), *, value: str = "") -> st
         sentence = explained(answer, as_option=True)
         return f" {sentence.replace('=VALUE.', f'={value}.')}"
     keys = keys_called(name)
-    return f" Here it is written {' or '.join(f'{key}={value}' for key in keys)}." if keys else ""
+    if keys:
+        return f" Here it is written {' or '.join(f'{key}={value}' for key in keys)}."
+    return ""
 
 
 def word_after(option: str, argv: Sequence[str]) -> str:

@@ -67,7 +67,9 @@ def with_kind(
         ConfigError: As `kind_of`.
     """
     kind = kind_of(group, schemas, node)
-    return dict(values) if kind == values.get("name") else {KIND: kind, **values}
+    if kind == values.get("name"):
+        return dict(values)
+    return {KIND: kind, **values}
 
 
 def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> str:

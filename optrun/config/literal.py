@@ -59,7 +59,9 @@ def _with_literal_text(token: str) -> str:
     if not takes_text(key.lstrip("+")):
         return token
     texts = ",".join(quote_path(piece) if changes_text(piece) else piece for piece in pieces)
-    return f"{key}=[{texts}]" if is_list else f"{key}={texts}"
+    if is_list:
+        return f"{key}=[{texts}]"
+    return f"{key}={texts}"
 
 
 def changes_text(piece: str) -> bool:
@@ -134,7 +136,9 @@ def _with_literal_path(token: str) -> str:
         literal = exists and (override.is_sweep_override() or override.value() != value)
     except HydraException:
         literal = exists or value[0] not in "[{('\""
-    return f"{key}={quote_path(value)}" if literal else token
+    if literal:
+        return f"{key}={quote_path(value)}"
+    return token
 
 
 def _path_exists(value: str) -> bool:

@@ -115,9 +115,10 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     settled = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
     composed = store.compose(hydra, config_name, settled)
     base = store.without_hydra(composed)
-    with_hydra = (
-        _writable_copy(composed) if any(item.is_hydra_override() for item in overrides) else base
-    )
+    if any(item.is_hydra_override() for item in overrides):
+        with_hydra = _writable_copy(composed)
+    else:
+        with_hydra = base
     tokens = []
     for override in overrides:
         token = str(override.input_line)
@@ -266,9 +267,10 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
         raise unknown_hydra_key(all_keys(full), key)
     if override.is_sweep_override():
         text = str(override.input_line).partition("=")[2]
-        single_value = (
-            f"{key}='{text}'" if key.startswith("hydra.sweeper.params") else f"{key}=[{text}]"
-        )
+        if key.startswith("hydra.sweeper.params"):
+            single_value = f"{key}='{text}'"
+        else:
+            single_value = f"{key}=[{text}]"
         raise ConfigError(
             f"{override.input_line}: {key} is not swept over. Expected one value; a list is"
             f" {single_value}."
@@ -297,7 +299,9 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
     prefix = open_prefix(base, key)
     if prefix is not None:
         has_sign = override.is_add() or override.is_force_add() or override.is_delete()
-        return token if has_sign else f"++{token}"
+        if has_sign:
+            return token
+        return f"++{token}"
     if node_at(base, key) is None:
         raise unknown_key(base, key)
     if override.is_delete():

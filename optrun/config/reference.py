@@ -107,7 +107,9 @@ def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, object]) 
 
 def _written(value: object) -> str:
     """Write a default as its YAML would."""
-    return str(value) if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return str(value)
+    return json.dumps(value)
 
 
 def _text(name: str) -> str:

@@ -106,7 +106,9 @@ class CommandLine:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: one run at a time can be resumed.")
         value = override.value()
-        return None if value is None else str(value)
+        if value is None:
+            return None
+        return str(value)
 
     def without(self, *keys: str) -> Self:
         """Return the command line without the overrides of these keys."""

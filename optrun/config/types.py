@@ -42,4 +42,6 @@ def in_yaml(value: object) -> object:
     """
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value

@@ -162,7 +162,9 @@ def shown(path: Path, line: int | None = None) -> str:
     """Write a file, as seen from here, with a line of it."""
     near = path.resolve()
     near = near.relative_to(Path.cwd()) if near.is_relative_to(Path.cwd()) else near
-    return f"{near}" if line is None else f"{near}, line {line}"
+    if line is None:
+        return f"{near}"
+    return f"{near}, line {line}"
 
 
 # Where things stand

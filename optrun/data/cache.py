@@ -346,7 +346,9 @@ def folder_for(kind: str, key: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return _make_temporary_folder()
-    return folder if os.access(folder, os.W_OK) else _make_temporary_folder()
+    if os.access(folder, os.W_OK):
+        return folder
+    return _make_temporary_folder()
 
 
 def pop_discard_messages() -> list[str]:

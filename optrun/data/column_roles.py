@@ -226,7 +226,9 @@ def _label_column(columns: Columns, declared: Sequence[str]) -> str | None:
         if _are_few(columns[name]) or _are_numbers(columns[name]):
             return name
     few = [name for name, values in columns.items() if _are_few(values)]
-    return few[0] if len(few) == 1 else None
+    if len(few) == 1:
+        return few[0]
+    return None
 
 
 def _text_column(names: Sequence[str], columns: Columns) -> str:

@@ -181,7 +181,9 @@ def _width(text: str, delimiter: str, usual: Dialect) -> int:
     except csv.Error:
         return 0
     complete = widths[: max(1, len(widths) - 1)]  # the last one may be cut
-    return widths[0] if len(set(complete)) == 1 else 0
+    if len(set(complete)) == 1:
+        return widths[0]
+    return 0
 
 
 def _convert(reading: Reading, dialects: list[Dialect], folder: Path) -> None:

@@ -30,9 +30,9 @@ def why_cache_only(name: str) -> str | None:
     Args:
         name: A hub name, or a local path.
     """
-    return (
-        None if Path(name).expanduser().exists() or not may_be_name(name) else why_hub_is_silent()
-    )
+    if Path(name).expanduser().exists() or not may_be_name(name):
+        return None
+    return why_hub_is_silent()
 
 
 def describe_missing(missing: str | None) -> str:

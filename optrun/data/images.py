@@ -82,7 +82,9 @@ def content_of(value: object) -> bytes | str | None:
     """Return the bytes of an image cell, or the path of its file; None or empty: no image."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
-    return value if isinstance(value, bytes | str) else None
+    if isinstance(value, bytes | str):
+        return value
+    return None
 
 
 class Images:

@@ -47,7 +47,9 @@ class NestedCell(datasets.Json):
 
     def encode_example(self, example_data: object) -> str | None:
         """Write a cell as JSON."""
-        return None if example_data is None else json.dumps(example_data)
+        if example_data is None:
+            return None
+        return json.dumps(example_data)
 
     def decode_example(
         self,
@@ -55,7 +57,9 @@ class NestedCell(datasets.Json):
         token_per_repo_id: object = None,  # noqa: ARG002
     ) -> Any:
         """Read a cell."""
-        return None if example_data is None else parse_row(example_data)
+        if example_data is None:
+            return None
+        return parse_row(example_data)
 
 
 with warnings.catch_warnings():
@@ -136,7 +140,9 @@ def _cell_type(cell: object) -> str:
         for item in cell:
             kind = _cell_type(item)
             items = _MIXED if kind.startswith("[") else _common_type(items, kind)
-        return _MIXED if items == _MIXED else f"[{items}]"
+        if items == _MIXED:
+            return _MIXED
+        return f"[{items}]"
     return _SCALARS.get(type(cell), _MIXED)
 
 
@@ -148,7 +154,9 @@ def _common_type(first: str, second: str) -> str:
         return second
     if first[0] == "[" == second[0]:
         items = _common_type(first[1:-1], second[1:-1])
-        return _MIXED if items == _MIXED else f"[{items}]"
+        if items == _MIXED:
+            return _MIXED
+        return f"[{items}]"
     if {first, second} == {"int64", "float64"}:
         return "float64"
     return _MIXED

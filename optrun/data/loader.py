@@ -101,7 +101,9 @@ class EpochPlan:
     @property
     def ordering(self) -> str:
         """How the order of an epoch is made, in words; another order has other words."""
-        return "permutation" if self.arrangement is None else self.arrangement.name
+        if self.arrangement is None:
+            return "permutation"
+        return self.arrangement.name
 
     def order(self, epoch: int) -> Order:
         """Return the permutation of one epoch, shape (examples,), int64, or an `Order`.
@@ -236,7 +238,9 @@ class _Keyed(Dataset[Example]):
             OptrunError
         ) as error:  # a worker process would send its traceback in place of the message
             return {_REFUSED: error}
-        return {**changed, SOURCE: example[SOURCE]} if SOURCE in example else changed
+        if SOURCE in example:
+            return {**changed, SOURCE: example[SOURCE]}
+        return changed
 
 
 @dataclass

@@ -76,7 +76,9 @@ def columns_in_words(rows: Dataset) -> str:
             )
         advice = advice or _advise_on_cell(name, cell)
     sentence = f"Columns: {', '.join(described)}."
-    return f"{sentence} {advice}" if advice else sentence
+    if advice:
+        return f"{sentence} {advice}"
+    return sentence
 
 
 def _describe_cell(value: object) -> str:
@@ -87,7 +89,9 @@ def _describe_cell(value: object) -> str:
         inner = value[0] if value else None
         if isinstance(inner, dict):
             return f"lists of objects with {_first_names(inner)}"
-        return "lists of texts" if isinstance(inner, str) else "lists"
+        if isinstance(inner, str):
+            return "lists of texts"
+        return "lists"
     return "empty objects or lists"
 
 
@@ -156,7 +160,9 @@ def looks_like(rows: Dataset) -> str | None:
     for mark in "\t,;|":
         counts = {line.count(mark) for line in lines}
         if len(counts) == 1 and counts != {0}:
-            return "tsv" if mark == "\t" else "csv"
+            if mark == "\t":
+                return "tsv"
+            return "csv"
     return None
 
 

@@ -101,4 +101,6 @@ def _parameters(node: Function) -> list[str]:
 
 def _join_names(names: Sequence[str]) -> str:
     """Name several, such as `a, b and c`."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -81,7 +81,9 @@ class StreamRows:
         count = len(first) or min(
             FIRST_ROWS, self.shards[0].rows
         )  # without columns it has no length either
-        return with_empty_columns(first, count, types) if types else first
+        if types:
+            return with_empty_columns(first, count, types)
+        return first
 
     @cached_property
     def _first_with(self) -> dict[str, int]:

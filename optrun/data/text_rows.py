@@ -58,7 +58,9 @@ class TextRows:
 
     def select_columns(self, names: Sequence[str]) -> TextRows | Dataset:
         """Return the same rows; an unknown column is refused as by a Dataset."""
-        return self if list(names) == [_COLUMN] else self.dataset.select_columns(names)
+        if list(names) == [_COLUMN]:
+            return self
+        return self.dataset.select_columns(names)
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[str]]]:
         """Yield rows in batches."""

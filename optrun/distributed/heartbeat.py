@@ -62,11 +62,9 @@ class Heartbeat:
 
     def __str__(self) -> str:
         """Name the phase and the step, for messages."""
-        return (
-            f"{self.phase.name} after step {self.step}"
-            if self.phase > Phase.preparing
-            else self.phase.name
-        )
+        if self.phase > Phase.preparing:
+            return f"{self.phase.name} after step {self.step}"
+        return self.phase.name
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,9 @@ def _count_local_tasks(env: Mapping[str, str]) -> int | None:
     for count, times in entries:
         counts += [int(count)] * int(times or 1)
     node = env.get("SLURM_NODEID", "0")
-    return counts[int(node)] if node.isdecimal() and int(node) < len(counts) else None
+    if node.isdecimal() and int(node) < len(counts):
+        return counts[int(node)]
+    return None
 
 
 def _read_number(env: Mapping[str, str], name: str, launcher: str, others: str = "") -> int:
@@ -170,7 +172,9 @@ def _rank_0_address(launched: Launched) -> str:
     """Return the address of rank 0."""
     if launched.launcher == "srun":
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
-        return first_node(nodes) if nodes else "127.0.0.1"
+        if nodes:
+            return first_node(nodes)
+        return "127.0.0.1"
     if launched.launcher == "mpirun" and launched.local_size == launched.size:
         return "127.0.0.1"
     raise ConfigError(

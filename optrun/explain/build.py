@@ -183,7 +183,9 @@ def _shapes(
 def weight_dtype(config: RunConfig) -> str:
     """Name the dtype of the weights."""
     dtype, bits = config.model.dtype.value, getattr(config.model, "quantization", None)
-    return dtype if bits is None else f"{bits.removesuffix('bit')} bits and {dtype}"
+    if bits is None:
+        return dtype
+    return f"{bits.removesuffix('bit')} bits and {dtype}"
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
@@ -212,11 +214,9 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
     tokenizer = None if trains_tokenizer else load_tokenizer(config.model)
     max_length = task.positions(config.data.max_length)
     spec = ModelSpec.of_tokenizer(task.AUTO_CLASS, task.model_values(), max_length, tokenizer)
-    return (
-        replace(spec, vocab_size=getattr(config.model, "vocab_size", None))
-        if trains_tokenizer
-        else spec
-    )
+    if trains_tokenizer:
+        return replace(spec, vocab_size=getattr(config.model, "vocab_size", None))
+    return spec
 
 
 def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:

@@ -154,7 +154,9 @@ def _left_to_the_run(config: RunConfig) -> str | None:
         for name, paths in data.eval_files():
             files += resolve(eval_key(name), paths)
     else:
-        return None if isinstance(data, StdlibConfig) else ""
+        if isinstance(data, StdlibConfig):
+            return None
+        return ""
     size = sum(path.stat().st_size for path in files)
     needed = config.training.max_steps is None and not getattr(config.task, "packing", False)
     if needed or size <= MOST_BYTES:
@@ -191,7 +193,9 @@ def _sample_rows(split: Split) -> Split:
 def _characters(value: object) -> int:
     if isinstance(value, list):
         return sum(map(_characters, value))
-    return len(value) if isinstance(value, str) else 0
+    if isinstance(value, str):
+        return len(value)
+    return 0
 
 
 def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:

@@ -261,7 +261,9 @@ def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
 def total(sizes: Iterable[int | None]) -> int | None:
     """Add up sizes; None if one is unknown."""
     amounts = [*sizes]
-    return None if None in amounts else sum(filter(None, amounts))
+    if None in amounts:
+        return None
+    return sum(filter(None, amounts))
 
 
 def listed(names: Sequence[str], most: int) -> str:

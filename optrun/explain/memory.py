@@ -76,4 +76,6 @@ def rank_memory(
 def _piece(param: Tensor, size: int, shards: int) -> int:
     """Count the bytes of the largest shard: FSDP2 chunks dimension 0 as torch.chunk does."""
     rows = param.shape[0] if param.dim() else 1
-    return size if not rows else size * -(-rows // shards) // rows
+    if not rows:
+        return size
+    return size * -(-rows // shards) // rows

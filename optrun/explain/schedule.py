@@ -25,11 +25,9 @@ def _listed(config: SchedulerConfig) -> list[int]:
 
 def _values(config: SchedulerConfig) -> int:
     """Count the multipliers of a schedule that lists one per step; else 0."""
-    return (
-        len(config.values)
-        if isinstance(config, PiecewiseConfig) and config.boundaries is None
-        else 0
-    )
+    if isinstance(config, PiecewiseConfig) and config.boundaries is None:
+        return len(config.values)
+    return 0
 
 
 def named_steps(config: SchedulerConfig) -> list[int]:

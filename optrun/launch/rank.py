@@ -177,11 +177,10 @@ def take_part(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
 def _describe_end(rank: Rank, error: BaseException, code: int) -> RankEnd:
     """Describe how this rank ended, from its error."""
     text = str(error) or type(error).__name__
-    message = (
-        text
-        if isinstance(error, OptrunError)
-        else f"{type(error).__name__}: {' '.join(text.split())}"
-    )
+    if isinstance(error, OptrunError):
+        message = text
+    else:
+        message = f"{type(error).__name__}: {' '.join(text.split())}"
     return RankEnd(rank.launched.rank, code, message, lost_rank=is_lost_rank(error))
 
 
@@ -429,7 +428,9 @@ def _code_for_torch(exit_code: int) -> int:
     torchrun ends the other ranks as soon as one exits with another code than 0. If the ranks have
     agreed on an end, each comes to it by itself; `_write_end` has left its code.
     """
-    return EXIT_FAILED if exit_code == EXIT_FAILED else EXIT_DONE
+    if exit_code == EXIT_FAILED:
+        return EXIT_FAILED
+    return EXIT_DONE
 
 
 def _write_end(rank: Rank, end: RankEnd) -> None:

@@ -23,7 +23,9 @@ OF_STARTER = ("training.nproc_per_node", "distributed.max_restarts")
 def nproc(config: RunConfig) -> int:
     """Count the ranks of this machine."""
     nproc_per_node = config.training.nproc_per_node
-    return int(nproc_per_node) if nproc_per_node != "auto" else device_count(config) or 1
+    if nproc_per_node != "auto":
+        return int(nproc_per_node)
+    return device_count(config) or 1
 
 
 def device_count(config: RunConfig) -> int | None:
@@ -93,11 +95,10 @@ def refuse_unfit(
     if devices is not None and local_ranks > devices and not own_device:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         seen = "CUDA devices" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
-        key = (
-            f"training.nproc_per_node={nproc_per_node}"
-            if launched is None
-            else f"{launched.launcher}: {local_ranks} ranks"
-        )
+        if launched is None:
+            key = f"training.nproc_per_node={nproc_per_node}"
+        else:
+            key = f"{launched.launcher}: {local_ranks} ranks"
         raise ConfigError(
             f"{key}: more ranks than devices: this machine has {devices} ({seen}). Expected at most"
             f" {devices}, or training.device=cpu."

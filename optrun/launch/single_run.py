@@ -49,7 +49,9 @@ class Caller:
     @property
     def launched(self) -> Launched | None:
         """The launch as its launcher describes it; None if optrun was started by itself."""
-        return None if self.leader is None else self.leader.launched
+        if self.leader is None:
+            return None
+        return self.leader.launched
 
 
 def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Caller) -> Outcome:

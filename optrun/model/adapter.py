@@ -75,7 +75,9 @@ class Injected:
 def injected(model: nn.Module) -> Injected | None:
     """Return the adapter of a model; None if it has none."""
     mark = getattr(model, _MARK, None)
-    return mark if isinstance(mark, Injected) else None
+    if isinstance(mark, Injected):
+        return mark
+    return None
 
 
 def require_adapter(config: AdapterConfig) -> None:
@@ -163,11 +165,10 @@ def inject(
     places = _find_adapter_modules(model)
     _refuse_other_places(places, AdapterModules(targets, saved))
     setattr(model, _MARK, Injected(_adapter_names(model, places), places, base))
-    unread = (
-        "; so does what its weights lack, which are not read here"
-        if meta and base is not None
-        else ""
-    )
+    if meta and base is not None:
+        unread = "; so does what its weights lack, which are not read here"
+    else:
+        unread = ""
     return [_note(config, model, places) + unread, *notes]
 
 

@@ -29,7 +29,9 @@ def device_type(name: str) -> str:
         return name.partition(":")[0]
     if torch.cuda.is_available():
         return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
 
 
 def refuse_attention(config: ModelConfig, device: str, precision: str) -> None:

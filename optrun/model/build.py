@@ -201,7 +201,9 @@ def _renew_head(
             else:
                 param.zero_()
     new += names
-    return [f"new, since its classes are others: {_some(sorted(names))}"] if names else []
+    if names:
+        return [f"new, since its classes are others: {_some(sorted(names))}"]
+    return []
 
 
 def _grow_vocabulary(
@@ -275,7 +277,9 @@ def _origin(config: ModelConfig) -> str | None:
     if not isinstance(config, PretrainedConfig):
         return None
     folder = Path(config.path).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else config.path
+    if folder.is_dir():
+        return str(folder.resolve())
+    return config.path
 
 
 def _parameters(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
@@ -359,11 +363,10 @@ def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
     first, second = logits.float()
     rounding = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
     if float((first - second).abs().max()) > rounding * max(1.0, float(first.abs().max())):
-        knowingly = (
-            ""
-            if getattr(model.config, "is_decoder", None) is not False
-            else " or model.config.is_decoder=true,"
-        )
+        if getattr(model.config, "is_decoder", None) is not False:
+            knowingly = ""
+        else:
+            knowingly = " or model.config.is_decoder=true,"
         raise ConfigError(
             f"model={config.name}: {type(model).__name__} sees the tokens after the one it"
             " predicts, so task=causal_lm would teach it nothing. Take a decoder such as gpt2 or"
@@ -381,11 +384,10 @@ def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Repor
     names = [name for name, _ in model.named_parameters()]
     new = [name for name in names if name in fresh]
     if 2 * len(new) > len(names):
-        why = (
-            "have another shape than its config.json says"
-            if len(mismatched) > len(new) / 2
-            else "are called otherwise"
-        )
+        if len(mismatched) > len(new) / 2:
+            why = "have another shape than its config.json says"
+        else:
+            why = "are called otherwise"
         raise ConfigError(
             f"{name_of_model(config)}: {len(new)} of the model's {len(names)} tensors are not in"
             " its"

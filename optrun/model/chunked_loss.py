@@ -67,9 +67,9 @@ class ChunkedForward:
         vars(self.head)["forward"] = self._head
 
     def _head(self, states: Tensor) -> Tensor:
-        return (
-            states if self.hands_on else functional.linear(states, self.head.weight, self.head.bias)
-        )
+        if self.hands_on:
+            return states
+        return functional.linear(states, self.head.weight, self.head.bias)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(self, *args: object, labels: Tensor | None = None, **inputs: object) -> object:
@@ -212,8 +212,6 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
         vars(model).pop("forward", None)
         vars(model).update({name: value for name, value in before.items() if name == "forward"})
         model.train(training)
-    return (
-        None
-        if abs(model_loss - chunked) <= near * abs(model_loss)
-        else "its own loss is not the mean cross-entropy of its logits"
-    )
+    if abs(model_loss - chunked) <= near * abs(model_loss):
+        return None
+    return "its own loss is not the mean cross-entropy of its logits"

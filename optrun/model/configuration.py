@@ -139,11 +139,9 @@ def stored_vocab_size(config: PretrainedConfig) -> int | None:
 
 def name_of_model(config: ModelConfig) -> str:
     """Name the model in a message, by its key."""
-    return (
-        f"model.path={config.path}"
-        if isinstance(config, PretrainedConfig)
-        else f"model={config.name}"
-    )
+    if isinstance(config, PretrainedConfig):
+        return f"model.path={config.path}"
+    return f"model={config.name}"
 
 
 def refuse_unknown(
@@ -160,9 +158,10 @@ def refuse_unknown(
         ConfigError: An architecture that does not exist, or one without a head for the task; a path
             that is no model; a name that the architecture's configuration does not have.
     """
-    values = (
-        _defaults(config) if isinstance(config, FromConfigConfig) else _load_configuration(config)
-    )
+    if isinstance(config, FromConfigConfig):
+        values = _defaults(config)
+    else:
+        values = _load_configuration(config)
     _refuse_unknown_names(values, config.config, "model.config")
     _refuse_unknown_names(values, base, "parametrization.base")
     _refuse_no_head(config, values, auto_class)
@@ -177,11 +176,10 @@ def _defaults(config: FromConfigConfig) -> TransformersConfig:
 
     if config.model_type not in CONFIG_MAPPING:
         close = nearest(config.model_type, list(CONFIG_MAPPING))
-        hint = (
-            f"Did you mean {' or '.join(close)}?"
-            if close
-            else "Such as gpt2, bert, llama, t5, vit."
-        )
+        if close:
+            hint = f"Did you mean {' or '.join(close)}?"
+        else:
+            hint = "Such as gpt2, bert, llama, t5, vit."
         raise ConfigError(
             f"model.model_type={config.model_type}: transformers has no such architecture. {hint}"
         )
@@ -355,11 +353,9 @@ def _refuse_unknown_names(
 
 
 def _few(name: str, known: list[str]) -> str:
-    return (
-        did_you_mean(name, known)
-        if nearest(name, known)
-        else f"Such as {', '.join(known[:12])}, ..."
-    )
+    if nearest(name, known):
+        return did_you_mean(name, known)
+    return f"Such as {', '.join(known[:12])}, ..."
 
 
 def _set(values: TransformersConfig, name: str, value: object) -> None:
@@ -411,11 +407,10 @@ def _refuse_other_direction(
     both_ways = type(values) in transformers.AutoModelForMaskedLM._model_mapping
     halves = bool(getattr(values, "is_encoder_decoder", False))
     if auto_class == "AutoModelForCausalLM" and decodes is False and (both_ways or halves):
-        kind = (
-            "an encoder-decoder, and its decoder alone would train"
-            if halves
-            else "an encoder, which reads both ways"
-        )
+        if halves:
+            kind = "an encoder-decoder, and its decoder alone would train"
+        else:
+            kind = "an encoder, which reads both ways"
         other_task = "task=seq2seq_lm" if halves else "task=masked_lm"
     elif auto_class == "AutoModelForMaskedLM" and decodes and both_ways:
         kind = "made a decoder by is_decoder=true, and sees nothing behind a mask"
@@ -439,11 +434,10 @@ def refuse_long(config: ModelConfig, room: int, spec: ModelSpec) -> None:
     """
     if spec.max_length is None or spec.max_length <= room:
         return
-    grow = (
-        " or a larger model.config.max_position_embeddings"
-        if isinstance(config, FromConfigConfig)
-        else ""
-    )
+    if isinstance(config, FromConfigConfig):
+        grow = " or a larger model.config.max_position_embeddings"
+    else:
+        grow = ""
     targets = " and task.max_target_length" if spec.auto_class == "AutoModelForSeq2SeqLM" else ""
     raise ConfigError(
         f"data.max_length={spec.max_length}: the model has positions for {room} tokens. "

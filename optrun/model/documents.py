@@ -64,9 +64,10 @@ def expect_apart(
         ) from error
     finally:
         model.train(training)
-    instead = (
-        "Leave it false." if "packing" in key else "Leave it false, or take task.packing=false."
-    )
+    if "packing" in key:
+        instead = "Leave it false."
+    else:
+        instead = "Leave it false, or take task.packing=false."
     name = f"{name} with {KEY}={attention_of(model)}"
     near = _NEAR if first.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
     first = first.double()

@@ -47,11 +47,12 @@ def refuse_broken_weights(path: str) -> None:
         ConfigError: No safetensors; a file that is cut, missing or a pointer of Git LFS.
     """
     folder = Path(path).expanduser()
-    message = (
-        _no_weights(folder) or next(filter(None, map(_broken, weight_files(folder))), None)
-        if folder.is_dir()
-        else None
-    )
+    if folder.is_dir():
+        message = _no_weights(folder) or next(
+            filter(None, map(_broken, weight_files(folder))), None
+        )
+    else:
+        message = None
     if message is not None:
         raise ConfigError(f"model.path={path}: {message}")
 

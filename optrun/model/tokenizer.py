@@ -140,9 +140,10 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
     file_names = sorted(set(tokenizer.vocab_files_names.values()))
     folder = Path(name).expanduser()
     present = [file for file in file_names if (folder / file).is_file()]
-    beside = (
-        f", of which the folder has {' and '.join(present) or 'none'}" if folder.is_dir() else ""
-    )
+    if folder.is_dir():
+        beside = f", of which the folder has {' and '.join(present) or 'none'}"
+    else:
+        beside = ""
     raise ConfigError(
         f"{key}={name}: there is no tokenizer: {type(tokenizer).__name__} found {len(tokenizer)}"
         " entries, all of them special tokens, so every text would be lost. It is read from"
@@ -183,7 +184,9 @@ def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
 def in_one_line(error: BaseException) -> str:
     """Shorten an error of a library to one readable line."""
     message = " ".join(str(error).split()) or type(error).__name__
-    return message if len(message) <= 300 else f"{message[:300]} ..."
+    if len(message) <= 300:
+        return message
+    return f"{message[:300]} ..."
 
 
 def train_tokenizer(
@@ -259,11 +262,10 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
     if templates:
         used = [(token, ids[token]) for token in special if token in templates["single"].split()]
         tokenizer.post_processor = processors.TemplateProcessing(**templates, special_tokens=used)
-    inputs = (
-        ["input_ids", "token_type_ids", "attention_mask"]
-        if kind == "pair"
-        else ["input_ids", "attention_mask"]
-    )
+    if kind == "pair":
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    else:
+        inputs = ["input_ids", "attention_mask"]
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=inputs,

@@ -24,11 +24,9 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """
     tensors = all_tensors(model)
     adapter = injected(model)
-    return (
-        tensors
-        if adapter is None
-        else {name: tensors[name] for name in tensors if name in adapter.names}
-    )
+    if adapter is None:
+        return tensors
+    return {name: tensors[name] for name in tensors if name in adapter.names}
 
 
 def all_tensors(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -57,7 +57,9 @@ def prepared(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Te
     """
     if loss_scale != 1.0:
         grad = grad / loss_scale
-    return grad + param * l2 if l2 else grad
+    if l2:
+        return grad + param * l2
+    return grad
 
 
 def _multi_tensor_adam(batch: Batch) -> None:

@@ -145,7 +145,9 @@ class AdamWDL(BatchOptimizer):
         return {name: self._ratio(name) for name in self.named_params()}
 
     def _ratio(self, name: str) -> float:
-        return self._lr_ratios[name] if self._lr_ratios else 1.0
+        if self._lr_ratios:
+            return self._lr_ratios[name]
+        return 1.0
 
     def get_config(self) -> PlainDict:
         """Return the keywords as in `NamedOptimizer`.
@@ -233,7 +235,9 @@ class AdamWDL(BatchOptimizer):
         return {"lr": lr, "keep": keep}
 
     def _sparse(self, group: Group) -> str:
-        return "rows" if group["lazy_mode"] else "refuse"
+        if group["lazy_mode"]:
+            return "rows"
+        return "refuse"
 
 
 def _refuse_other_names(name_dict: Mapping[str, str], names: list[str]) -> None:

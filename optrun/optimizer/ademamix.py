@@ -60,7 +60,9 @@ def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
         >>> [warm_alpha(step, alpha=5.0, warmup_steps=4) for step in (1, 2, 4, 9)]
         [1.25, 2.5, 5.0, 5.0]
     """
-    return alpha * min(1.0, step / warmup_steps) if warmup_steps else alpha
+    if warmup_steps:
+        return alpha * min(1.0, step / warmup_steps)
+    return alpha
 
 
 def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:

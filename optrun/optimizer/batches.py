@@ -169,7 +169,9 @@ class Batch:
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of moments and updates: float32 for 16-bit parameters, else their own."""
-    return torch.float32 if dtype in LOW_PRECISION else dtype
+    if dtype in LOW_PRECISION:
+        return torch.float32
+    return dtype
 
 
 def is_plain(param: Tensor, grad: Tensor, states: Sequence[Tensor]) -> bool:

@@ -88,7 +88,9 @@ class SlopeLine:
     def noise(self) -> float:
         """Standard error of the slope over seeds; 0 for one seed."""
         slopes = self.slopes
-        return float(np.std(slopes, ddof=1) / math.sqrt(len(slopes))) if len(slopes) > 1 else 0.0
+        if len(slopes) > 1:
+            return float(np.std(slopes, ddof=1) / math.sqrt(len(slopes)))
+        return 0.0
 
     @property
     def fails(self) -> bool:
@@ -109,13 +111,17 @@ class SlopeLine:
     @property
     def spread(self) -> str:
         """Two standard errors, as text; nothing for one seed, which has none."""
-        return f" ±{2 * self.noise:.2f}" if self.noise else ""
+        if self.noise:
+            return f" ±{2 * self.noise:.2f}"
+        return ""
 
     @property
     def right(self) -> str:
         """Range of right slopes, as text."""
         highest = self.expected or 0.0
-        return f"{highest - self.below:+.1f} to {highest:+.1f}" if self.below else f"{highest:+.1f}"
+        if self.below:
+            return f"{highest - self.below:+.1f} to {highest:+.1f}"
+        return f"{highest:+.1f}"
 
     def in_words(self) -> str:
         """Describe the failure and its likely cause."""
@@ -150,7 +156,9 @@ class CoordinateCheck:
     @property
     def sizes(self) -> list[float]:
         """Sizes over that of the base."""
-        return list(self.lines[0].values) if self.lines else []
+        if self.lines:
+            return list(self.lines[0].values)
+        return []
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to numbers, strings and lists for JSON and pictures."""
@@ -206,11 +214,10 @@ def coordinate_check(
     grown = _add_tied_names(
         largest.model, largest.sizes or growth_of(largest.model, smallest.model)
     )
-    shared = (
-        _params_shared_by_units(largest, smallest, grown)
-        if by_gradient and along == "width"
-        else set()
-    )
+    if by_gradient and along == "width":
+        shared = _params_shared_by_units(largest, smallest, grown)
+    else:
+        shared = set()
     lines: dict[tuple[str, str], SlopeLine] = {}
     for size in sizes:
         for seed in seeds:
@@ -318,8 +325,12 @@ def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) 
 def _expected_along_depth(name: str, measure: str, size: Growth) -> float | None:
     if measure == "change":
         is_in_block = "*" in name
-        return None if is_in_block else 0.0
-    return -1.0 if size.ends_branch else 0.0
+        if is_in_block:
+            return None
+        return 0.0
+    if size.ends_branch:
+        return -1.0
+    return 0.0
 
 
 def measure(trial: SizedModel) -> dict[tuple[str, str], float]:

@@ -44,7 +44,9 @@ def decay_scale(group: Group) -> float:
         return lr
     peak = float(group["base_lr"] if mode == "corrected" else group.get("initial_lr", lr))
     of_peak = lr / peak if peak else 1.0
-    return of_peak if mode == "scheduled" else lr * of_peak
+    if mode == "scheduled":
+        return of_peak
+    return lr * of_peak
 
 
 def note_peak(group: ParamGroup, functions: Collection[str], base_lr: float) -> None:

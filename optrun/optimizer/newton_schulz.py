@@ -57,7 +57,9 @@ def by_float32(
             torch.addmm(x, _rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a)
         )
     x = x.to(torch.bfloat16)
-    return x.T if tall else x
+    if tall:
+        return x.T
+    return x
 
 
 def _without_bfloat16(tensor: Tensor) -> bool:

@@ -54,7 +54,9 @@ def local(tensor: Tensor) -> Tensor:
 
     The same storage, so that an update in place reaches the whole.
     """
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor
 
 
 def has_own_numbers(tensor: Tensor) -> bool:

@@ -202,7 +202,9 @@ def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
         if not same_bits(of_first[name], of_second[name]):
             return name
     counters_agree = named_state(first.optimizer)[1] == named_state(second.optimizer)[1]
-    return None if counters_agree else "what it counts"
+    if counters_agree:
+        return None
+    return "what it counts"
 
 
 def _reason(error: Exception) -> str:

@@ -367,7 +367,9 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         Second moments of rows and columns, or of a vector's entries.
         """
         del group
-        return {"row_var", "col_var"} if param.dim() > 1 else {"variance"}
+        if param.dim() > 1:
+            return {"row_var", "col_var"}
+        return {"variance"}
 
 
 class Muon(NamedOptimizer, torch.optim.Muon):

@@ -50,7 +50,9 @@ def _lamb(size: Growth, options: Options) -> float:
     A matrix of width m has norm width_init sqrt(fan_in fan_out), and may move by sqrt(fan_out /
     fan_in).
     """
-    return 1 / (size.fan_in * size.width_init) if options["adapted"] else _adam(size, options)
+    if options["adapted"]:
+        return 1 / (size.fan_in * size.width_init)
+    return _adam(size, options)
 
 
 def _muon(size: Growth, options: Options) -> float:
@@ -247,7 +249,9 @@ def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
     mode = options.get("weight_decay_mode", "decoupled")
     if rule == "lamb" and mode == "adapted":
         # Within the trust ratio it counts by the size of the weight.
-        return 1 / (scale * size.init) if options["adapted"] else 1 / scale
+        if options["adapted"]:
+            return 1 / (scale * size.init)
+        return 1 / scale
     return float(scale ** -_DECAYS_BY_LR.get(mode, 1))
 
 

@@ -271,4 +271,6 @@ def _explain_claim(
     """Say in a few words why the parameters are in this group."""
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"
-    return config.name if place is None else place.why
+    if place is None:
+        return config.name
+    return place.why

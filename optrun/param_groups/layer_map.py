@@ -67,7 +67,9 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
         return HEAD
     width = max(2, len(str(n_layers - 1)))
     name = EMBEDDINGS if layer_id == 0 else f"layer_{layer_id - 1:0{width}d}"
-    return f"{tower}/{name}" if tower else name
+    if tower:
+        return f"{tower}/{name}"
+    return name
 
 
 def place_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Place:
@@ -216,7 +218,9 @@ class Layers:
             return _head_place(own_tower or self.towers)
         if id(self.params[name]) in self.inputs:
             return _embedding_place(own_tower or self.towers)
-        return _embedding_place(near) if self._lies_below(name, own_tower) else _head_place(near)
+        if self._lies_below(name, own_tower):
+            return _embedding_place(near)
+        return _head_place(near)
 
     def _lies_below(self, name: str, own_tower: list[_Tower]) -> bool:
         """Tell whether a parameter beside the blocks lies below them."""

@@ -121,7 +121,9 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
             batch[main] = torch.zeros(1, 16_000)
         if main == "input_features":
             batch[main] = torch.zeros(1, getattr(config, "num_mel_bins", 80), 3_000)
-    return [batch, tokens] if 0 < len(tokens) < len(batch) else [batch]
+    if 0 < len(tokens) < len(batch):
+        return [batch, tokens]
+    return [batch]
 
 
 def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[Uses, str]:

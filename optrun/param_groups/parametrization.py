@@ -196,4 +196,6 @@ def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str,
 
 
 def _standard_deviation(tensor: Tensor) -> float:
-    return float(tensor.double().std(correction=0)) if tensor.numel() > 1 else 0.0
+    if tensor.numel() > 1:
+        return float(tensor.double().std(correction=0))
+    return 0.0

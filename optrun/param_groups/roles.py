@@ -129,7 +129,9 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
         embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
     else:
         embeds = _EMBEDDING_CLASS.search(type(module).__name__) is not None
-    return EMBEDDING if embeds or (leaf != "weight" and _EMBEDDING_NAME.search(leaf)) else MATRIX
+    if embeds or (leaf != "weight" and _EMBEDDING_NAME.search(leaf)):
+        return EMBEDDING
+    return MATRIX
 
 
 def is_norm(module: nn.Module) -> bool:

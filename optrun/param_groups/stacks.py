@@ -160,7 +160,9 @@ def _stages(node: Node) -> list[Node | None] | None:
     for inner in found_lists:
         kinds.update(_kind(block) for block in inner.children.values())
     blocks = sum(kinds.values())
-    return inners if blocks > len(kinds) or nested else None
+    if blocks > len(kinds) or nested:
+        return inners
+    return None
 
 
 def _inner_list(stage: Node) -> Node | None:

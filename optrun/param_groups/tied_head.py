@@ -39,11 +39,10 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
         try:
             norms = run_on_shapes(model, batch, _LastNorm).norms
             path = norms[-1] if norms else ""
-            factor = (
-                run_on_shapes(model, batch, partial(_LastNorm, replaced=path)).factor
-                if path
-                else None
-            )
+            if path:
+                factor = run_on_shapes(model, batch, partial(_LastNorm, replaced=path)).factor
+            else:
+                factor = None
         except Exception as error:  # whatever a model's own code raises
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             continue
@@ -77,11 +76,9 @@ class _LastNorm(Watch):
             del args
             if out.shape[-1] == head.in_features:
                 self.norms.append(path)
-            return (
-                (1.0 + torch.arange(out.shape[-1], device="cpu") % 2).expand(out.shape)
-                if path == replaced
-                else None
-            )
+            if path == replaced:
+                return (1.0 + torch.arange(out.shape[-1], device="cpu") % 2).expand(out.shape)
+            return None
 
         def arrives(_: nn.Module, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
             self.arrived = args[0]

@@ -15,7 +15,9 @@ from optrun.param_groups.roles import BIAS, EMBEDDING, LORA, MATRIX, NORM, VECTO
 
 def pieces_of(path: str) -> list[str]:
     """Split a dotted name; nothing for the model itself."""
-    return path.split(".") if path else []
+    if path:
+        return path.split(".")
+    return []
 
 
 def upwards(path: str) -> Iterator[str]:

@@ -80,7 +80,9 @@ def _name_files(value: str, folder: Path | None) -> object | None:
         except (ValueError, SyntaxError):
             return None
         names = [_name_files(item, folder) for item in items]
-        return None if None in names else tuple(names)
+        if None in names:
+            return None
+        return tuple(names)
     if folder is None and not Path(value).is_absolute():
         return None
     path = Path(folder or "/", value).expanduser()
@@ -96,7 +98,9 @@ def _started_in(run: Path) -> Path | None:
     except (OSError, ValueError):
         return None
     line = _CWD.search(text)  # to parse this long file takes time
-    return Path(line[1].strip("'\"")) if line else None
+    if line:
+        return Path(line[1].strip("'\""))
+    return None
 
 
 def shorten_paths(values: Iterable[object]) -> dict[object, str]:

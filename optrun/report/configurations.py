@@ -65,18 +65,24 @@ class Configuration:
     @property
     def mean(self) -> float:
         """Mean score; NaN without one."""
-        return float(np.mean(list(self.scores.values()))) if self.scores else math.nan
+        if self.scores:
+            return float(np.mean(list(self.scores.values())))
+        return math.nan
 
     def cost(self, mode: str) -> float:
         """Return the mean score, less is better; infinite without one."""
-        return (self.mean if mode == "min" else -self.mean) if self.scores else math.inf
+        if self.scores:
+            if mode == "min":
+                return self.mean
+            return -self.mean
+        return math.inf
 
     @property
     def sd(self) -> float:
         """Standard deviation over seeds; NaN below two."""
-        return (
-            float(np.std(list(self.scores.values()), ddof=1)) if len(self.scores) > 1 else math.nan
-        )
+        if len(self.scores) > 1:
+            return float(np.std(list(self.scores.values()), ddof=1))
+        return math.nan
 
     @property
     def finished(self) -> list[float]:
@@ -406,7 +412,9 @@ def write_setting(key: str, value: object) -> str:
     """Write a setting for a table: an lr as 3e-3, another number with up to six digits."""
     if not isinstance(value, float):
         return plain(str(value))
-    return rate(value) if key.endswith("lr") else f"{value:g}"
+    if key.endswith("lr"):
+        return rate(value)
+    return f"{value:g}"
 
 
 def describe_settings(settings: Mapping[str, Setting]) -> str:
@@ -423,4 +431,6 @@ def describe_settings(settings: Mapping[str, Setting]) -> str:
             parts.append(leaf if leaves.count(leaf) == 1 else key)
         parts.append(write_setting(key, value))
     line = plain(" ".join(parts))
-    return line if len(line) <= 80 else line[:79] + "…"
+    if len(line) <= 80:
+        return line
+    return line[:79] + "…"

@@ -197,7 +197,9 @@ def find_confirmed_sweep(folder: Path, plan: ConfirmationPlan) -> Path | None:
     if plan.sweep is None:
         return None
     sweep = Path(os.path.normpath(folder / plan.sweep))
-    return sweep if sweep.is_dir() else None
+    if sweep.is_dir():
+        return sweep
+    return None
 
 
 _OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
@@ -286,7 +288,9 @@ def _widen(findings: Findings, sweep: Path) -> str:
 
 def _as_typed(path: Path) -> str:
     """Quote a path if it has characters of Hydra's grammar."""
-    return quote_path(path) if re.search(r"[,'\"\[\](){}$\\]", str(path)) else str(path)
+    if re.search(r"[,'\"\[\](){}$\\]", str(path)):
+        return quote_path(path)
+    return str(path)
 
 
 def _kept_overrides(run: Run) -> list[str]:
@@ -307,7 +311,9 @@ def _confirm_again(confirmed: ConfirmationResult) -> str:
     plugins = plugins_of(confirmed.comparison.runs)
     for folder, plan in confirmed.waiting.items():
         sweep = find_confirmed_sweep(folder, plan)
-        return _confirm(sweep, folder, ConfirmationRequest(), plugins) if sweep else ""
+        if sweep:
+            return _confirm(sweep, folder, ConfirmationRequest(), plugins)
+        return ""
     folder, plan = list(confirmed.plans.items())[-1]
     sweep = find_confirmed_sweep(folder, plan)
     judged = confirmed.comparison.judgement

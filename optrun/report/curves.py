@@ -225,7 +225,9 @@ def data_name(run: Run) -> str:
 def _last_part(path: object) -> str:
     """Return the last part of a path; empty if it is no single path."""
     text = str(path or "").rstrip("/")
-    return "" if text.startswith("[") else text.rpartition("/")[2]
+    if text.startswith("["):
+        return ""
+    return text.rpartition("/")[2]
 
 
 def run_title(run: Run) -> str:

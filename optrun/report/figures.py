@@ -63,11 +63,10 @@ def pictures(findings: Findings) -> list[Picture]:
     rows = drawn_rows(findings.rows)
     metric = findings.metric
     mode = findings.mode
-    note = (
-        f" The best {len(rows)} of {len(findings.rows)} are drawn."
-        if len(rows) < len(findings.rows)
-        else ""
-    )
+    if len(rows) < len(findings.rows):
+        note = f" The best {len(rows)} of {len(findings.rows)} are drawn."
+    else:
+        note = ""
     drawn = verdict_picture(Comparison.of(findings))
 
     def add(name: str, title: str, caption: str, draw: Callable[[], Chart]) -> None:

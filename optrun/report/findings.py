@@ -217,7 +217,9 @@ def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
         if name and mode in ("min", "max"):
             declared[name, mode] += 1
     if metric is None:
-        return declared.most_common(1)[0][0] if declared else (DEFAULT_METRIC, "min")
+        if declared:
+            return declared.most_common(1)[0][0]
+        return (DEFAULT_METRIC, "min")
     logged_metrics = set[str]().union(*(run.log.names() for run in runs))
     if metric not in logged_metrics:
         raise ConfigError(
@@ -237,7 +239,9 @@ def read_matters(runs: Sequence[Run]) -> float | None:
     """Read the smallest relevant difference from the configurations, if all agree."""
     values = [to_number(run.config.get("matters")) for run in runs]
     distinct = {value for value in values if value is not None}
-    return distinct.pop() if len(distinct) == 1 else None
+    if len(distinct) == 1:
+        return distinct.pop()
+    return None
 
 
 def _name_trunks(runs: Sequence[Run]) -> None:

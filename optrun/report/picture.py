@@ -50,7 +50,9 @@ def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
 
 def short_name(text: str) -> str:
     """Shorten a contender's name for a legend."""
-    return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "…"
+    if len(text) <= _NAME_LENGTH:
+        return text
+    return text[: _NAME_LENGTH - 1] + "…"
 
 
 def style_of(series: int, **more: object) -> dict[str, Any]:

@@ -92,7 +92,9 @@ class Run:
     def seed(self) -> int | None:
         """The seed of the configuration."""
         value = self.config.get("seed")
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        return None
 
     @property
     def optimizer(self) -> str:
@@ -155,7 +157,9 @@ class Run:
         logged = [value for value in self.log.series(metric)[1] if math.isfinite(value)]
         if not logged:
             return None
-        return max(logged) if mode == "min" else min(logged)
+        if mode == "min":
+            return max(logged)
+        return min(logged)
 
     def between(self, name: str, steps: Array) -> Array:
         """Interpolate a metric at steps; NaN beyond the logged range. Shape (n,)."""
@@ -170,7 +174,9 @@ class Run:
         if value is not None:
             return value
         logged = self.log.series(name)[1]
-        return logged[-1] if logged else None
+        if logged:
+            return logged[-1]
+        return None
 
     def best(self, name: str, mode: str) -> tuple[float, int] | None:
         """Find the best finite value of a metric and its step."""
@@ -205,12 +211,16 @@ class Run:
         if not self.finished or self.diverged:
             return None
         value = self.last(metric)
-        return value if value is not None and math.isfinite(value) else None
+        if value is not None and math.isfinite(value):
+            return value
+        return None
 
     def perf(self, name: str) -> float | None:
         """Return a number of the section `perf` of the summary."""
         value = to_number(self.at("perf", name))
-        return value if value is not None and math.isfinite(value) else None
+        if value is not None and math.isfinite(value):
+            return value
+        return None
 
     @property
     def device(self) -> str:
@@ -239,7 +249,9 @@ class Run:
     @property
     def samples(self) -> int | None:
         """Training examples the whole schedule sees, as far as the configuration tells."""
-        return self.max_steps * self.batch if self.max_steps and self.batch else None
+        if self.max_steps and self.batch:
+            return self.max_steps * self.batch
+        return None
 
     @property
     def typed(self) -> list[str]:
@@ -286,7 +298,9 @@ class Run:
     def config_name(self) -> str | None:
         """The recipe; None: the default."""
         name = self.summary.get("config_name")
-        return str(name) if name and name != "config" else None
+        if name and name != "config":
+            return str(name)
+        return None
 
     @property
     def config_dir(self) -> list[str]:
@@ -331,7 +345,9 @@ def normalise_setting(value: object) -> object:
     """Normalise a setting: 1 and 1.0 become equal, True and 1 stay different."""
     if isinstance(value, bool) or value is None:
         return str(value)
-    return float(value) if isinstance(value, (int, float)) else value
+    if isinstance(value, (int, float)):
+        return float(value)
+    return value
 
 
 def to_number(value: object) -> float | None:
@@ -341,7 +357,9 @@ def to_number(value: object) -> float | None:
     """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
-    return float(value) if isinstance(value, float) or abs(value) < 10**300 else None
+    if isinstance(value, float) or abs(value) < 10**300:
+        return float(value)
+    return None
 
 
 def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run:
@@ -493,7 +511,11 @@ def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:
 
 def _numbers(value: object) -> object:
     if isinstance(value, str):
-        return float(value) if _FLOAT.fullmatch(value) else printable(value)
+        if _FLOAT.fullmatch(value):
+            return float(value)
+        return printable(value)
     if isinstance(value, dict):
         return {printable(str(key)): _numbers(item) for key, item in value.items()}
-    return [_numbers(item) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    return value

@@ -147,5 +147,11 @@ def format_metric(number: float | None) -> str:
     if number is None:
         return NONE
     if not math.isfinite(number):
-        return "NaN" if math.isnan(number) else "inf" if number > 0 else "-inf"
-    return f"{number:.4f}" if 0.01 <= abs(number) < 1000 else f"{number:.4g}"
+        if math.isnan(number):
+            return "NaN"
+        if number > 0:
+            return "inf"
+        return "-inf"
+    if 0.01 <= abs(number) < 1000:
+        return f"{number:.4f}"
+    return f"{number:.4g}"

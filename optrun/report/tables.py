@@ -97,7 +97,9 @@ def scores_table(comparison: Comparison) -> Table:
         return judged.verdict_text(name)
 
     def style(name: str) -> str:
-        return _STYLES.get(comparisons[name].verdict, "") if name in comparisons else "muted"
+        if name in comparisons:
+            return _STYLES.get(comparisons[name].verdict, "")
+        return "muted"
 
     columns: list[Column[str]] = [
         ("contender", False, str),
@@ -145,7 +147,9 @@ def configurations_table(findings: Findings) -> Table:
     def style(configuration: Configuration) -> str:
         if not configuration.scores:
             return "muted"
-        return "best" if id(configuration) in chosen else ""
+        if id(configuration) in chosen:
+            return "best"
+        return ""
 
     columns: list[Column[Configuration]] = []
     for key in findings.keys:
@@ -188,7 +192,9 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
     def style(run: Run) -> str:
         if run.diverged or run.status == "failed":
             return "worse"
-        return "" if run.finished else "muted"
+        if run.finished:
+            return ""
+        return "muted"
 
     return tabulate(runs, columns, style)
 
@@ -199,7 +205,9 @@ def _short_setting(key: str, short: Mapping[object, str], run: Run) -> str:
 
 
 def _status(run: Run) -> str:
-    return "diverged" if run.diverged and run.status != "failed" else run.status
+    if run.diverged and run.status != "failed":
+        return "diverged"
+    return run.status
 
 
 def _note(run: Run) -> str:
@@ -289,7 +297,9 @@ def _runs(row: Contender) -> list[Run]:
 
 def _count_diverged(runs: Sequence[Run]) -> str:
     diverged = [run for run in runs if run.diverged]
-    return f"{len(diverged)} of {len(runs)}" if diverged else "0"
+    if diverged:
+        return f"{len(diverged)} of {len(runs)}"
+    return "0"
 
 
 def _count_begun(row: Contender) -> str:
@@ -306,20 +316,28 @@ def _total(seconds: Sequence[float | None]) -> str:
     if not known_seconds:
         return NONE
     total = duration(sum(known_seconds))
-    return f"≥ {total}" if len(known_seconds) < len(seconds) else total
+    if len(known_seconds) < len(seconds):
+        return f"≥ {total}"
+    return total
 
 
 def _score(scores: Scores, name: str) -> str:
     row = scores.get(name)
-    return f"{mean(row.values()):.3f}" if row else NONE
+    if row:
+        return f"{mean(row.values()):.3f}"
+    return NONE
 
 
 def _show_setting(key: str, setting: object) -> str:
-    return NONE if setting is None else write_setting(key, setting)
+    if setting is None:
+        return NONE
+    return write_setting(key, setting)
 
 
 def _known(number: float) -> str:
-    return NONE if math.isnan(number) else format_metric(number)
+    if math.isnan(number):
+        return NONE
+    return format_metric(number)
 
 
 def format_mean(configuration: Configuration) -> str:
@@ -343,11 +361,9 @@ def count_states(runs: Sequence[Run]) -> str:
 
 def count_seeds(configuration: Configuration) -> str:
     """Say how many seeds have a score, and of how many."""
-    return (
-        str(len(configuration.scores))
-        if len(configuration.scores) == len(configuration.runs)
-        else f"{len(configuration.scores)} of {len(configuration.runs)}"
-    )
+    if len(configuration.scores) == len(configuration.runs):
+        return str(len(configuration.scores))
+    return f"{len(configuration.scores)} of {len(configuration.runs)}"
 
 
 def format_difference(versus: Compared | None, digits: int = 4) -> str:
@@ -369,7 +385,9 @@ def name_verdict(findings: Findings, row: Contender) -> str:
     if versus is None or row.rank is None or findings.judgement is None:
         return "not ranked"
     verdict = findings.judgement.verdict_text(row.name)
-    return f"{verdict}, by {versus.by}" if versus.by not in ("", versus.reference) else verdict
+    if versus.by not in ("", versus.reference):
+        return f"{verdict}, by {versus.by}"
+    return verdict
 
 
 _STYLES = {
@@ -382,18 +400,22 @@ _STYLES = {
 
 def row_style(row: Contender) -> str:
     """Choose the style of a contender's row, by its verdict."""
-    return (
-        "muted" if row.rank is None or row.versus is None else _STYLES.get(row.versus.verdict, "")
-    )
+    if row.rank is None or row.versus is None:
+        return "muted"
+    return _STYLES.get(row.versus.verdict, "")
 
 
 def _middle(name: str, configuration: Configuration) -> str:
     """Format the median of the known speeds or memory sizes."""
     numbers = [number for run in configuration.runs if (number := run.perf(name)) is not None]
-    return _PERF[name][1](median(numbers)) if numbers else NONE
+    if numbers:
+        return _PERF[name][1](median(numbers))
+    return NONE
 
 
 def _trunk_note(run: Run) -> str:
     """Name trunk and step of a fork; empty for any other run."""
     fork = Fork.of(run.summary)
-    return "" if fork is None else f"branch of {fork.name}"
+    if fork is None:
+        return ""
+    return f"branch of {fork.name}"

@@ -63,7 +63,9 @@ def kind_of(comparison: Comparison) -> str:
         return "exploratory"
     if not judged.is_tested:
         return "pilot"
-    return "selected" if any(map(is_selected, ranked)) else "compared"
+    if any(map(is_selected, ranked)):
+        return "selected"
+    return "compared"
 
 
 def is_selected(row: Contender) -> bool:
@@ -243,7 +245,9 @@ def _write_with_lost(name: str, comparison: Comparison) -> str:
                 runs += len(row.configuration.scores)
                 if not comparison.several:
                     text = write_contender(row, workload)
-    return f"{text} ({lost} of {runs} seeds diverged)" if lost else text
+    if lost:
+        return f"{text} ({lost} of {runs} seeds diverged)"
+    return text
 
 
 def write_contender(row: Contender, findings: Findings) -> str:
@@ -268,7 +272,9 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
     if inside is not None and inside.mean == curve.best.mean:
         return None  # as good inside: nothing says that further out is better
     best = curve.best.lr or 0.0
-    return best * 2 if above is None else best / 2
+    if above is None:
+        return best * 2
+    return best / 2
 
 
 def learns_nothing(findings: Findings) -> bool:

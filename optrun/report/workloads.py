@@ -77,7 +77,9 @@ class Comparison:
     @property
     def unit(self) -> str:
         """Name the unit of comparison."""
-        return "score" if self.several else self.findings.metric
+        if self.several:
+            return "score"
+        return self.findings.metric
 
     @property
     def counted(self) -> list[Findings]:
@@ -273,4 +275,6 @@ def _planned_step(trunk: Setting) -> Setting:
         'step-00000100'
     """
     pinned = Trunk.parse(trunk) if isinstance(trunk, str) else None
-    return trunk if pinned is None else pinned.folder.name
+    if pinned is None:
+        return trunk
+    return pinned.folder.name

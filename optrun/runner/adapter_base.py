@@ -185,4 +185,6 @@ def _in_words(quantization: Mapping[str, object] | None) -> str:
 
 
 def _origin(path: str | None, name: str, seed: int) -> str:
-    return f"model={name} with seed={seed}" if path is None else f"model.path={path}"
+    if path is None:
+        return f"model={name} with seed={seed}"
+    return f"model.path={path}"

@@ -499,4 +499,6 @@ def _valid_groups(
         and all(isinstance(group.get(key, None), kind | None) for key, kind in kinds.items())
         for group in groups
     )
-    return groups if is_valid else []
+    if is_valid:
+        return groups
+    return []

@@ -27,9 +27,8 @@ def describe_best(summary: PlainMapping) -> str:
     if best.get("tied", 1) == 1:
         return message
     loss = loss_beside(main["name"])
-    lower = (
-        f"the lower {loss} ({number(best['loss'])}), then "
-        if "loss" in best and loss != main["name"]
-        else ""
-    )
+    if "loss" in best and loss != main["name"]:
+        lower = f"the lower {loss} ({number(best['loss'])}), then "
+    else:
+        lower = ""
     return f"{message}, a tie of {int(best['tied'])} evaluations: {lower}the later step is taken"

@@ -194,7 +194,9 @@ def _origin(config: Mapping[str, object]) -> str:
     path = lookup(config, "model", "path")
     if lookup(config, "model", "name") != "pretrained" or not isinstance(path, str):
         return ""
-    return path if _HUB_NAME.fullmatch(path) else path.rstrip("/").rpartition("/")[2]
+    if _HUB_NAME.fullmatch(path):
+        return path
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
@@ -204,7 +206,9 @@ def _hub_name(config: Mapping[str, object], section: str, choice: str) -> str:
     """
     path = lookup(config, section, "path")
     is_chosen = lookup(config, section, "name") == choice and isinstance(path, str)
-    return str(path) if is_chosen and _HUB_NAME.fullmatch(path) else ""
+    if is_chosen and _HUB_NAME.fullmatch(path):
+        return str(path)
+    return ""
 
 
 def relative_names(command: str) -> str:
@@ -230,7 +234,9 @@ def _dataset(config: Mapping[str, object]) -> str:
             source = f"{source[0]} and {len(source) - 1} more" if len(source) > 1 else source[0]
         if isinstance(source, str) and source:
             is_local = source.startswith(("/", "~", "."))
-            return source.rstrip("/").rpartition("/")[2] if is_local else source
+            if is_local:
+                return source.rstrip("/").rpartition("/")[2]
+            return source
     return data
 
 

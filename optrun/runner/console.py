@@ -148,9 +148,10 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
     optrun = shell.join(["optrun", *options(summary.get("plugins", ()))])
     stopped = summary.get("stopped")  # by a patience of one's own, or a callback
-    longer = (
-        f"{stopped['by']}=..." if stopped else f"training.max_steps={2 * int(summary['max_steps'])}"
-    )
+    if stopped:
+        longer = f"{stopped['by']}=..."
+    else:
+        longer = f"training.max_steps={2 * int(summary['max_steps'])}"
     held_out = bool(summary.get("main_metric"))  # else all rows of its source were trained on
     rows_of = "" if held_out else data.EVALUATION_ROWS
     rows = [

@@ -71,11 +71,10 @@ def write_model(
     adapter = injected(model)
     if adapter is not None and adapter.base is not None:
         write_adapter(folder, model)
-        arguments = (
-            {"num_labels": model.config.num_labels}
-            if facts is not None and facts.classifies
-            else {}
-        )
+        if facts is not None and facts.classifies:
+            arguments = {"num_labels": model.config.num_labels}
+        else:
+            arguments = {}
         facts = replace(facts or TaskCard(), base=adapter.base, arguments=arguments)
     else:
         if adapter is not None:  # nobody else has its base

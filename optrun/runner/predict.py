@@ -202,7 +202,9 @@ def _tokenizer(config: RunConfig, run: RunDir) -> Any:
         ConfigError: It cannot be loaded.
     """
     if config.task.PROCESSOR != "AutoImageProcessor":
-        return saved_tokenizer(run.tokenizer) if run.tokenizer.is_dir() else None
+        if run.tokenizer.is_dir():
+            return saved_tokenizer(run.tokenizer)
+        return None
     if isinstance(config.model, FromConfigConfig):
         return load_image_preparation(config.model)
     return saved_preparation(run.tokenizer)
@@ -294,4 +296,6 @@ def _write_table(table: Any, path: Path) -> None:
 def _cell(value: object) -> object:
     """Convert a value for a CSV cell: lists and objects to JSON, a formula to text."""
     is_nested = isinstance(value, dict | list)
-    return json.dumps(value, ensure_ascii=False) if is_nested else csv_cell(value)
+    if is_nested:
+        return json.dumps(value, ensure_ascii=False)
+    return csv_cell(value)

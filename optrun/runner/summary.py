@@ -325,7 +325,9 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 def device_name(device: torch.device) -> str:
     """Name the kind of a device, such as `NVIDIA H100 80GB HBM3` or `cpu`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type
 
 
 def _device(device: torch.device) -> dict[str, str]:

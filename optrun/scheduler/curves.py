@@ -36,7 +36,9 @@ def warmup(global_step: int, num_warmup_steps: int) -> float:
         >>> [warmup(step, 4) for step in range(6)]
         [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     """
-    return 1.0 if global_step >= num_warmup_steps else global_step / num_warmup_steps
+    if global_step >= num_warmup_steps:
+        return 1.0
+    return global_step / num_warmup_steps
 
 
 def linear(global_step: int, *, decay_steps: int, final: float = 0.0) -> float:
@@ -397,7 +399,9 @@ def _product(global_step: int, *, curves: Sequence[Curve]) -> float:
 
 
 def _floored(global_step: int, *, curve: Curve, final: float, since: int) -> float:
-    return max(curve(global_step), final) if global_step >= since else curve(global_step)
+    if global_step >= since:
+        return max(curve(global_step), final)
+    return curve(global_step)
 
 
 def _after_warmup(global_step: int, *, curve: Curve, num_warmup_steps: int) -> float:
@@ -408,11 +412,15 @@ def _after_warmup(global_step: int, *, curve: Curve, num_warmup_steps: int) -> f
 
 def _progress(global_step: int, decay_steps: int) -> float:
     """Return the finished share of `decay_steps`, at most 1; 1 without decay steps."""
-    return min(global_step, decay_steps) / decay_steps if decay_steps > 0 else 1.0
+    if decay_steps > 0:
+        return min(global_step, decay_steps) / decay_steps
+    return 1.0
 
 
 def _turns(global_step: int, decay_steps: int, staircase: bool) -> float:
-    return global_step // decay_steps if staircase else global_step / decay_steps
+    if staircase:
+        return global_step // decay_steps
+    return global_step / decay_steps
 
 
 def _passed(global_step: int, boundaries: Sequence[int], boundary: str) -> int:

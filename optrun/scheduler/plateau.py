@@ -76,7 +76,9 @@ class Plateau:
         if self.threshold_mode == "rel":
             # as torch: the sign of the best value decides on which side of it the share lies
             bound = self.best * (1 - self.threshold if self.mode == "min" else 1 + self.threshold)
-            return metric < bound if self.mode == "min" else metric > bound
+            if self.mode == "min":
+                return metric < bound
+            return metric > bound
         return gain > self.threshold
 
     def state_dict(self) -> StateDict:

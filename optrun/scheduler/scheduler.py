@@ -72,7 +72,9 @@ class Scheduler(LRScheduler):
     @property
     def metric(self) -> str | None:
         """Name of the metric that `observe` wants; None where none is watched."""
-        return None if self.plateau is None else self.plateau.metric
+        if self.plateau is None:
+            return None
+        return self.plateau.metric
 
     @property
     def global_step(self) -> int:
@@ -238,7 +240,9 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     Accelerate's `prepare` puts one around it, which has no hooks.
     """
     inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer
+    if isinstance(inner, Optimizer):
+        return inner
+    return optimizer
 
 
 def _set_lr(group: ParamGroup, lr: float | Tensor) -> None:

@@ -266,7 +266,9 @@ class ContenderStudy:
                 driver.stop_at_rung(trial.jobs, rung)
                 return []
         goals = [Goal(job) for job in trial.jobs]
-        return goals if any(map(driver.is_short_of, goals)) else []
+        if any(map(driver.is_short_of, goals)):
+            return goals
+        return []
 
     def _values_at(self, rung: int) -> list[float]:
         """List the values of all trials at a rung."""

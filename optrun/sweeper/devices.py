@@ -63,7 +63,9 @@ def job_devices(values: PlainMapping, devices: int) -> int:
     if values["distributed"]["name"] == "none":
         return 1
     ranks = values["training"]["nproc_per_node"]
-    return devices if ranks == "auto" else int(ranks)
+    if ranks == "auto":
+        return devices
+    return int(ranks)
 
 
 def refuse_misplaced(values: PlainMapping, label: str, devices: int) -> None:

@@ -237,11 +237,10 @@ class Driver:
             return
         self._told_of_stop = True
         unsaved = len(self._unsaved())
-        jobs = (
-            "the job at work saves and ends"
-            if unsaved == 1
-            else f"{unsaved} jobs at work save and end"
-        )
+        if unsaved == 1:
+            jobs = "the job at work saves and ends"
+        else:
+            jobs = f"{unsaved} jobs at work save and end"
         self.view.note(
             f"{self.stop.why}{f': {jobs} after this step' if unsaved else ''}; a second Ctrl-C ends"
             " all at once"
@@ -439,7 +438,9 @@ class Driver:
             return EXIT_STORAGE
         if self.stop.requested or any(not state.ended for state in states):
             return EXIT_STOPPED_EARLY
-        return EXIT_FAILED if any(state.status == "failed" for state in states) else EXIT_DONE
+        if any(state.status == "failed" for state in states):
+            return EXIT_FAILED
+        return EXIT_DONE
 
     def write_result(self) -> None:
         """Write the state of every job to `sweep.json`."""

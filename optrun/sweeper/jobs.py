@@ -197,11 +197,10 @@ def build_jobs(compose: Composer, points: Iterable[Sequence[str]]) -> list[Job]:
         difference = label_of([token for token in overrides_of_point if token not in first])
         if difference and values != first_values:
             left_out.setdefault(digest, {})[difference] = None
-    common = (
-        set.intersection(*(set(overrides) for overrides, _ in points_by_digest.values()))
-        if points_by_digest
-        else set()
-    )
+    if points_by_digest:
+        common = set.intersection(*(set(overrides) for overrides, _ in points_by_digest.values()))
+    else:
+        common = set()
     jobs = []
     for digest, (overrides, values) in points_by_digest.items():
         name = job_name(values, digest)

@@ -93,7 +93,9 @@ class Server:
         Negative if a signal ended the process.
         """
         ended = self._process.poll()  # asked first: what is written before the end is seen after it
-        return int(read_json(self._answer)["code"]) if self._answer.is_file() else ended
+        if self._answer.is_file():
+            return int(read_json(self._answer)["code"])
+        return ended
 
     def finish(self) -> None:
         """Let the process end after its current launch, without waiting for it."""

@@ -106,7 +106,9 @@ def _value_of_job(
             return math.nan
         before = untrained(driver.sweep, job, state.metric or "")
         worst = stand_in(other_values, [before], state.mode)
-        return math.nan if worst is None else worst
+        if worst is None:
+            return math.nan
+        return worst
     rungs = driver.sweep.read_record(job.name).rungs
     if str(rung) in rungs:
         return rungs[str(rung)]

@@ -135,7 +135,9 @@ def any_value(distribution: BaseDistribution) -> object:
     """Pick the first choice or the low end of a distribution, whole if possible."""
     if isinstance(distribution, CategoricalDistribution):
         return distribution.choices[0]
-    return int(distribution.low) if distribution.low == int(distribution.low) else distribution.low
+    if distribution.low == int(distribution.low):
+        return int(distribution.low)
+    return distribution.low
 
 
 def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
@@ -158,4 +160,6 @@ def ends(space: Mapping[str, BaseDistribution]) -> list[PlainDict]:
 
 def written(key: str, value: object) -> str:
     """Write a value of a trial as an override."""
-    return f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}"
+    if isinstance(value, float):
+        return f"{key}={value!r}"
+    return f"{key}={value}"

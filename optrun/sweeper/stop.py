@@ -56,7 +56,9 @@ class Stop:
     @property
     def seconds_left(self) -> float | None:
         """Seconds left of `hydra.sweeper.timeout`; None without a timeout."""
-        return None if self._end is None else max(0.0, self._end - self.clock())
+        if self._end is None:
+            return None
+        return max(0.0, self._end - self.clock())
 
     @property
     def patience(self) -> float | None:
@@ -64,7 +66,9 @@ class Stop:
 
         None if they are never killed.
         """
-        return None if self._end is None else self._end + GRACE_SECONDS - self.clock()
+        if self._end is None:
+            return None
+        return self._end + GRACE_SECONDS - self.clock()
 
     @property
     def requested(self) -> bool:
@@ -76,9 +80,9 @@ class Stop:
         """The reason for the stop, as the beginning of a line."""
         if self._signalled:
             return "stopping"
-        return (
-            f"{self.refused} Stopping" if self.refused else "hydra.sweeper.timeout is up: stopping"
-        )
+        if self.refused:
+            return f"{self.refused} Stopping"
+        return "hydra.sweeper.timeout is up: stopping"
 
     def __enter__(self) -> Self:
         main = threading.current_thread() is threading.main_thread()
@@ -104,11 +108,10 @@ class Stop:
                     os.killpg(group, signal.SIGKILL)
             if not self.owns_process:
                 raise KeyboardInterrupt
-            saved = (
-                f"nothing new was saved of {cut} job{'s' * (cut > 1)}"
-                if cut
-                else "every job was saved before"
-            )
+            if cut:
+                saved = f"nothing new was saved of {cut} job{'s' * (cut > 1)}"
+            else:
+                saved = "every job was saved before"
             show_cursor()
             sys.stderr.write(f"\nstopped at once: {saved}. The same command goes on.\n")
             sys.stderr.flush()

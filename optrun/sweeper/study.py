@@ -151,7 +151,9 @@ def described(distribution: BaseDistribution) -> str:
     text = f"interval({distribution.low}, {distribution.high})"
     if isinstance(distribution, optuna.distributions.IntDistribution):
         text = f"int({text})"
-    return f"tag(log, {text})" if distribution.log else text
+    if distribution.log:
+        return f"tag(log, {text})"
+    return text
 
 
 def add_late_result(study: optuna.Study, trial: FrozenTrial, value: float) -> None:

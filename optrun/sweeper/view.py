@@ -42,7 +42,9 @@ class JobRow:
     @property
     def on_devices(self) -> str:
         """The CUDA devices that the job last had; empty if it was not pinned."""
-        return f"on {','.join(self.record.devices)}" if self.record.devices else ""
+        if self.record.devices:
+            return f"on {','.join(self.record.devices)}"
+        return ""
 
 
 @dataclass
@@ -115,11 +117,9 @@ class Board:
                 best is None or row.state.better(value, best.state.best or 0.0)
             ):
                 best = row
-        return (
-            ""
-            if best is None
-            else f"best {best.state.metric} {best.state.best:.5g}: {best.job.label}"
-        )
+        if best is None:
+            return ""
+        return f"best {best.state.metric} {best.state.best:.5g}: {best.job.label}"
 
 
 @dataclass
@@ -216,4 +216,6 @@ def short(message: str, limit: int = 160) -> str:
     if len(message) <= limit:
         return message
     cut = message[:limit].rfind(". ")
-    return message[: cut + 1] if cut > 0 else message[: limit - 3] + "..."
+    if cut > 0:
+        return message[: cut + 1]
+    return message[: limit - 3] + "..."

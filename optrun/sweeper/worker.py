@@ -284,7 +284,9 @@ def describe_failure(error: BaseException) -> str:
     first = lines[0] if lines else ""
     if is_out_of_memory(error):
         return f"out of memory{': ' if first else ''}{first}"
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    if first:
+        return f"{type(error).__name__}: {first}"
+    return type(error).__name__
 
 
 @contextlib.contextmanager

@@ -40,7 +40,9 @@ class Workers:
 
         `auto` means all devices of the sweep.
         """
-        return job_devices(values, self._count) if self.one_job_each else 0
+        if self.one_job_each:
+            return job_devices(values, self._count)
+        return 0
 
     def take(self, count: int, *, busy: Collection[str]) -> launching.Server | None:
         """Take an idle process, or start one on free devices.

@@ -242,7 +242,9 @@ class Task(ABC):
 
     def targets(self, batch: Batch) -> torch.Tensor:
         """Return the labels of the loss; `IGNORED` marks positions without one."""
-        return batch["labels"][:, 1:] if self.shift else batch["labels"]
+        if self.shift:
+            return batch["labels"][:, 1:]
+        return batch["labels"]
 
     def count(self, batch: Batch) -> int:
         """Count the targets of a batch, the denominator of the model's own mean loss."""
@@ -417,7 +419,9 @@ def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False)
     """
 
     def fill(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
-        return pad((row[::-1] for row in rows), value).flip(1) if left else pad(rows, value)
+        if left:
+            return pad((row[::-1] for row in rows), value).flip(1)
+        return pad(rows, value)
 
     rows = [example["input_ids"] for example in examples]
     masks = (np.ones_like(row) for row in rows)

@@ -40,9 +40,10 @@ class CausalLm(LanguageModel):
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set the ids of the document separator and of padding, and the prompt to sample from."""
-        separator = (
-            tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-        )
+        if tokenizer.eos_token_id is not None:
+            separator = tokenizer.eos_token_id
+        else:
+            separator = tokenizer.sep_token_id
         if separator is None:
             raise ConfigError(
                 "task=causal_lm: the tokenizer has no end-of-text token to put between documents."

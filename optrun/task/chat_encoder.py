@@ -156,4 +156,6 @@ def unwritable_row_error(
 
 def row_name(split: Split, row: Chat | Plain) -> str:
     """Name a row in a message; the reader of a stream adds file and row itself."""
-    return "this row" if row.row is None else f"row {split.number(row.row)} of {split.key}"
+    if row.row is None:
+        return "this row"
+    return f"row {split.number(row.row)} of {split.key}"

@@ -69,7 +69,9 @@ class ChatTask(Task):
     @property
     def roles(self) -> frozenset[str]:
         """Roles allowed in rows."""
-        return ROLES if self.template is None else self.template.roles
+        if self.template is None:
+            return ROLES
+        return self.template.roles
 
     def check_alike(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
         """Yield rows, checking that all are of one kind with roles known to the template.
@@ -284,9 +286,10 @@ class ChatTask(Task):
             axis=0,
         )
         if self.config.overlong_rows is OverlongRows.refuse:
-            longest = (
-                f" The longest has {int(full_lengths.max()):,} tokens." if len(empty) > 1 else ""
-            )
+            if len(empty) > 1:
+                longest = f" The longest has {int(full_lengths.max()):,} tokens."
+            else:
+                longest = ""
             who = f"row {number(row)} of {split.key}"
             raise self.overlong(
                 who, int(full_lengths[0]), f"{_count_similar_rows(len(empty), rows)}{longest}"
@@ -333,12 +336,16 @@ def _rows_without_targets(examples: Examples) -> np.ndarray:
 
 def row_kind(row: Chat | Plain | None) -> str:
     """Name the kind of a row for a message."""
-    return "texts" if isinstance(row, Plain) else "turns"
+    if isinstance(row, Plain):
+        return "texts"
+    return "turns"
 
 
 def reason_for_no_target(tokens: int) -> str:
     """Explain why no token of an uncut row carries loss."""
-    return "too short" if tokens < 2 else "the template writes nothing of its answer"
+    if tokens < 2:
+        return "too short"
+    return "the template writes nothing of its answer"
 
 
 def _count_similar_rows(count: int, rows: int) -> str:
@@ -362,4 +369,6 @@ def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
         text = tokenizer.decode([int(number) for _, number in group])
         pieces.append(f"«{text}»" if target else text)
     text = "".join(pieces)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]} ..."
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    return f"{text[:_LONGEST_SHOWN]} ..."

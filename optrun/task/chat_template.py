@@ -196,7 +196,9 @@ class ChatTemplate:
         if not behind:
             return None
         ids = self.tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"]
-        return int(ids[0]) if len(ids) == 1 else None
+        if len(ids) == 1:
+            return int(ids[0])
+        return None
 
     def writes_role(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
         """Tell whether the template writes the content of a role's turns, by trying it."""
@@ -291,9 +293,10 @@ def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
     def call(one: Any) -> Any:
         function = one.get("function", {})
         arguments = function.get("arguments")
-        as_text = (
-            json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
-        )
+        if isinstance(arguments, dict):
+            as_text = json.dumps(arguments, ensure_ascii=False)
+        else:
+            as_text = arguments
         return {**one, "function": {**function, "arguments": as_text}}
 
     return [
@@ -316,11 +319,9 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
         ConfigError: No such name or file, or no template in it.
     """
     if wanted is None:
-        return (
-            ChatTemplate(tokenizer, "the tokenizer's chat template", is_own=True)
-            if tokenizer.chat_template
-            else None
-        )
+        if tokenizer.chat_template:
+            return ChatTemplate(tokenizer, "the tokenizer's chat template", is_own=True)
+        return None
     from jinja2 import TemplateSyntaxError
 
     tokenizer.chat_template = _read_template(wanted)
@@ -339,16 +340,17 @@ def _read_template(wanted: str) -> str:
     try:
         text = read_text(path, follow=True)
     except (OSError, ValueError) as error:
-        file = (
-            "no such file"
-            if isinstance(error, FileNotFoundError)
-            else f"no text can be read from it ({error})"
-        )
+        if isinstance(error, FileNotFoundError):
+            file = "no such file"
+        else:
+            file = f"no text can be read from it ({error})"
         raise ConfigError(
             f"{KEY}={wanted}: no template of this name, and {file}. {did_you_mean(wanted, NAMES)}"
             " Or give a jinja file."
         ) from error
-    return text.removesuffix("\n") if wanted in NAMES else text
+    if wanted in NAMES:
+        return text.removesuffix("\n")
+    return text
 
 
 def ending_ids(tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:

@@ -44,7 +44,9 @@ def multiple_negatives_ranking(
     logits = logits.masked_fill(false_negatives(texts), -torch.inf)
     right = torch.arange(rows, device=logits.device)
     loss = functional.cross_entropy(logits, right)
-    return (loss + functional.cross_entropy(logits[:, :rows].T, right)) / 2 if symmetric else loss
+    if symmetric:
+        return (loss + functional.cross_entropy(logits[:, :rows].T, right)) / 2
+    return loss
 
 
 def false_negatives(texts: Tensor) -> Tensor:

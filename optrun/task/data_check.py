@@ -67,11 +67,15 @@ def percent(share: float) -> str:
     """
     if 0 < share < 0.0005:
         return "below 0.1 %"
-    return f"{100 * share:.1f} %" if share else "0 %"
+    if share:
+        return f"{100 * share:.1f} %"
+    return "0 %"
 
 
 def _describe_tokens(split: SplitFacts) -> str:
-    return "" if split.tokens is None else f"{split.tokens:,} tokens"
+    if split.tokens is None:
+        return ""
+    return f"{split.tokens:,} tokens"
 
 
 def _describe_labels(split: SplitFacts) -> str:

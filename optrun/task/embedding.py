@@ -280,7 +280,9 @@ class ComparedTexts:
     @property
     def lost(self) -> np.ndarray | None:
         """Tokens cut off each row; shape (rows,), int64."""
-        return None if self.examples.lost is None else self._sum_by_row(self.examples.lost)
+        if self.examples.lost is None:
+            return None
+        return self._sum_by_row(self.examples.lost)
 
     def _sum_by_row(self, values: np.ndarray) -> np.ndarray:
         sums: np.ndarray = values.reshape(-1, self.width).sum(1)

@@ -50,11 +50,10 @@ def compared_columns(
     split = split if len(split.rows) else source.train
     columns = source.columns
     loss = f"task.loss={config.loss.value}"
-    score = (
-        label_column(source, split, _first_usual_name(USUAL_SCORES, split) or USUAL_SCORES)
-        if config.of_numbers
-        else None
-    )
+    if config.of_numbers:
+        score = label_column(source, split, _first_usual_name(USUAL_SCORES, split) or USUAL_SCORES)
+    else:
+        score = None
     negatives = negative_columns(columns, split)
     pair = pair_columns(columns, split, (*negatives, score))
     if score is None:
@@ -83,9 +82,10 @@ def _first_usual_name(names: Sequence[str], split: Split) -> list[str]:
 def _refuse_unused_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
     """Refuse scores the loss would ignore, unless the text columns are named."""
     score_column = columns.label_column if columns is not None else None
-    score_columns = (
-        [score_column] if score_column is not None else _first_usual_name(USUAL_SCORES[:3], split)
-    )
+    if score_column is not None:
+        score_columns = [score_column]
+    else:
+        score_columns = _first_usual_name(USUAL_SCORES[:3], split)
     if score_columns and (
         score_column is not None
         or columns is None
@@ -153,11 +153,10 @@ def pair_columns(
         missing = " and ".join(
             f"data.{key}" for key, name in zip(keys, (first, second), strict=True) if name is None
         )
-        why = (
-            f"several pairs of usual names ({fitting})"
-            if fitting
-            else "no two columns that are known for a pair"
-        )
+        if fitting:
+            why = f"several pairs of usual names ({fitting})"
+        else:
+            why = "no two columns that are known for a pair"
         raise ConfigError(
             f"{missing} {'is' if ' and ' not in missing else 'are'} needed: {split.key} has {why},"
             f" such as anchor and positive. {columns_in_words(split.rows)}"

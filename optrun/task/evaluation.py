@@ -96,9 +96,10 @@ def _expect_scalar(loss: object) -> object:
     """
     if isinstance(loss, float) or getattr(loss, "shape", None) == ():
         return loss
-    shown_type = (
-        f"a tensor of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else type(loss).__name__
-    )
+    if hasattr(loss, "shape"):
+        shown_type = f"a tensor of shape {tuple(loss.shape)}"
+    else:
+        shown_type = type(loss).__name__
     raise OptrunError(
         f"the loss of the task is {shown_type}: expected a tensor of shape () with a gradient."
     )
@@ -195,7 +196,9 @@ class TokenMetrics(SummedMetrics):
         self.router_loss = router_loss
 
     def _targets(self, batch: Batch) -> torch.Tensor:
-        return batch["labels"][:, 1:] if self.shift else batch["labels"]
+        if self.shift:
+            return batch["labels"][:, 1:]
+        return batch["labels"]
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[float]:
         """Count the right tokens, and sum the loss of the experts over all tokens."""

@@ -36,9 +36,10 @@ def continue_prompt(
     training = model.training
     device = next(model.parameters()).device
     room = getattr(model.config, "max_position_embeddings", None)
-    padding = (
-        tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    )
+    if tokenizer.pad_token_id is not None:
+        padding = tokenizer.pad_token_id
+    else:
+        padding = tokenizer.eos_token_id
     ids = list(ids) or [padding or 0]
     if room is not None:
         ids = ids[-max(room - 1, 1) :]

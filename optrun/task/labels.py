@@ -50,7 +50,9 @@ def present_values(split: Split, name: str) -> Iterator[Any]:
 def declared_names(feature: object) -> list[str]:
     """List the class names of a `ClassLabel` feature, or a list of them; empty if it has none."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
-    return [str(label) for label in names] if names else []
+    if names:
+        return [str(label) for label in names]
+    return []
 
 
 def _label_indices(
@@ -396,7 +398,9 @@ def _parse_number(label: str) -> float | None:
         value = float(label)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    if math.isfinite(value):
+        return value
+    return None
 
 
 _BY_NUMBER = re.compile(r"(?:LABEL_)?(\d+)")
@@ -438,7 +442,9 @@ class LabelTable:
             return folded
         value = _parse_number(label)
         if self._values:
-            return None if value is None else self._values.get(value)
+            if value is None:
+                return None
+            return self._values.get(value)
         position = _BY_NUMBER.fullmatch(label.strip())
         if position is not None and int(position[1]) < self._count:
             return int(position[1])
@@ -505,9 +511,10 @@ class ClassNumbers:
             row = 0
             if self._find(label) is None:
                 row = int(np.argmax(places == index))
-                row = (
-                    row if borders is None else int(np.searchsorted(borders, row, side="right")) - 1
-                )
+                if borders is None:
+                    row = row
+                else:
+                    row = int(np.searchsorted(borders, row, side="right")) - 1
             numbers[index] = self.of(label, split.where(row))
         return numbers
 

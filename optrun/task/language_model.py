@@ -58,9 +58,10 @@ class LanguageModel(Task):
         packing = self.config.packing
         encoder, key = self._encoder(tokenizer)
         if isinstance(split.rows, StreamRows):
-            filler = (
-                self.separator if self.separator is not None else int(tokenizer.pad_token_id or 0)
-            )
+            if self.separator is not None:
+                filler = self.separator
+            else:
+                filler = int(tokenizer.pad_token_id or 0)
             return self._streamed(split.rows.select_columns([column]), column, encoder, key, filler)
 
         def rows() -> Iterator[str]:
@@ -142,7 +143,9 @@ class LanguageModel(Task):
 
         def block(rows: list[Row]) -> dict[str, list[Any]]:
             row_texts = list(filter(None, (cell_text(row, column) for row in rows)))
-            return {"input_ids": list(encoder(row_texts, True)["input_ids"])} if row_texts else {}
+            if row_texts:
+                return {"input_ids": list(encoder(row_texts, True)["input_ids"])}
+            return {}
 
         def example(row: Row) -> PlainDict:
             (ids,) = encoder([cell_text(row, column)], True)["input_ids"]
@@ -157,7 +160,9 @@ class LanguageModel(Task):
 
 def _without_ends(text: str, begin: str, end: str) -> str:
     """Strip begin and end tokens from a text, so that they are not doubled."""
-    return text.removeprefix(begin).removesuffix(end) if end else text.removeprefix(begin)
+    if end:
+        return text.removeprefix(begin).removesuffix(end)
+    return text.removeprefix(begin)
 
 
 def _whole_rows(

@@ -72,7 +72,9 @@ class Pairs(Joined):
         first = self.first[index]
         second = self.second[index]
         pair = {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
-        return pair if self.reference is None else pair | {REFERENCE: self.reference[index]}
+        if self.reference is None:
+            return pair
+        return pair | {REFERENCE: self.reference[index]}
 
 
 class Preference(ChatTask):
@@ -237,11 +239,10 @@ class Preference(ChatTask):
         chosen, rejected = (
             self.config.beta * value.detach() for value in (scores.chosen, scores.rejected)
         )
-        logps = (
-            outputs.logps.detach().chunk(2)
-            if self.has_reference
-            else (scores.chosen, scores.rejected)
-        )
+        if self.has_reference:
+            logps = outputs.logps.detach().chunk(2)
+        else:
+            logps = (scores.chosen, scores.rejected)
         by_pair = [chosen, rejected, (chosen > rejected).float(), chosen - rejected, *logps]
         return torch.stack([value.float().sum() for value in by_pair])
 

@@ -141,9 +141,10 @@ def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> P
     Log-ratios, or without a reference means over tokens.
     """
     tokens = (batch["labels"] != IGNORED).sum(1)
-    scores = (
-        outputs.logps - batch[REFERENCE].T.flatten() if has_reference else outputs.logps / tokens
-    )
+    if has_reference:
+        scores = outputs.logps - batch[REFERENCE].T.flatten()
+    else:
+        scores = outputs.logps / tokens
     chosen, rejected = scores.chunk(2)
     first, second = tokens.chunk(2)
     return PairScores(chosen, rejected, first, second, outputs.nll.chunk(2)[0])

@@ -102,7 +102,9 @@ class SequenceClassification(Task):
 
         def rows() -> Iterator[Any]:
             columns = (texts(part, name) for name in names)
-            return next(columns) if pair is None else zip(*columns, strict=True)
+            if pair is None:
+                return next(columns)
+            return zip(*columns, strict=True)
 
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
@@ -146,7 +148,9 @@ class SequenceClassification(Task):
 
     def weight(self, batch: Batch) -> float:
         """Count the examples if there is any number of labels: `pos_weight` changes no mean."""
-        return self.count(batch) if self.several else super().weight(batch)
+        if self.several:
+            return self.count(batch)
+        return super().weight(batch)
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
         """Compute the loss.
@@ -162,7 +166,9 @@ class SequenceClassification(Task):
 
     def running_metrics(self) -> MetricAccumulator:
         """Make the loss; for any number of labels f1 and exact matches, too."""
-        return LabelSetMetrics(self.labels) if self.several else super().running_metrics()
+        if self.several:
+            return LabelSetMetrics(self.labels)
+        return super().running_metrics()
 
     def loss_by_example(
         self, outputs: ModelOutput, batch: Batch

@@ -148,11 +148,10 @@ class Sft(ChatTask):
         Raises:
             ConfigError: Such a chat has several answers.
         """
-        parts = (
-            template.split_behind_answers(chat.turns, chat.tools, chat.given or 0)
-            if self._prefix_template
-            else []
-        )
+        if self._prefix_template:
+            parts = template.split_behind_answers(chat.turns, chat.tools, chat.given or 0)
+        else:
+            parts = []
         if len(parts) > 1:
             raise ConfigError(
                 f"it has {len(parts)} answers, and {template.origin}, without generation marks,"
@@ -160,7 +159,9 @@ class Sft(ChatTask):
                 " its own, and a row of a stream is one. Take data.streaming=false, or a template"
                 " with marks, such as task.chat_template=chatml."
             )
-        return replace(chat, turns=[*parts[0]], last_alone=True) if parts else chat
+        if parts:
+            return replace(chat, turns=[*parts[0]], last_alone=True)
+        return chat
 
     def _note_answer_spans(self, split: Split) -> None:
         """Note how answers are found, and warn if the template drops a part of them."""
@@ -220,7 +221,9 @@ class Sft(ChatTask):
         (learnt,) = self.with_targets(
             [examples], part, lambda: [row.row or 0 for row in self._examples_of(part)]
         )
-        return Packed(learnt, self.max_length) if self.config.packing else learnt
+        if self.config.packing:
+            return Packed(learnt, self.max_length)
+        return learnt
 
     def _stream(
         self, split: Split, rows: StreamRows, tokenizer: PreTrainedTokenizerBase
@@ -312,7 +315,9 @@ class Sft(ChatTask):
         )
         labels[positions == 0] = IGNORED
         batch = {"input_ids": pad(rows, self.padding), "labels": labels, "position_ids": positions}
-        return in_one_row(batch, map(len, rows)) if self.one_row else batch
+        if self.one_row:
+            return in_one_row(batch, map(len, rows))
+        return batch
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
         """Count tokens without padding, and rows; in packed blocks documents instead of rows.

@@ -122,9 +122,10 @@ class TokenClassification(Task):
             raise ConfigError(f"{split.key}: no row has a word.")
         indices = chosen(len(full), limit, seed=seed)
         chosen_rows = full if indices is None else full[indices]
-        part = (
-            split if len(chosen_rows) == len(sizes) and indices is None else split.take(chosen_rows)
-        )
+        if len(chosen_rows) == len(sizes) and indices is None:
+            part = split
+        else:
+            part = split.take(chosen_rows)
 
         def rows() -> Iterator[Row]:
             for row, texts in zip(chosen_rows.tolist(), _word_lists(part, words_name), strict=True):

@@ -45,7 +45,9 @@ def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> str:
     """
     ids = tokenizer("a", verbose=False)["input_ids"]
     puts_begin = tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
-    return str(tokenizer.bos_token) if puts_begin else ""
+    if puts_begin:
+        return str(tokenizer.bos_token)
+    return ""
 
 
 def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

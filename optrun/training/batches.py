@@ -69,10 +69,14 @@ class Batches:
         return state.global_step + self._next_position() - state.position
 
     def _next_position(self) -> int:
-        return self.setup.state.position if self._steps is None else self._position
+        if self._steps is None:
+            return self.setup.state.position
+        return self._position
 
     def _next_examples(self) -> str:
         micro_batches = next(self.setup.plan.steps(self._next_position()))
         indices = [index for _, index in chain.from_iterable(micro_batches)]
         text = ", ".join(map(str, indices[:16]))
-        return f"{text}, ..." if len(indices) > 16 else text
+        if len(indices) > 16:
+            return f"{text}, ..."
+        return text

@@ -94,7 +94,9 @@ class CheckpointManager:
 
     def last_scheduled(self, step: int) -> int:
         """Find the last scheduled checkpoint up to a step; 0 is the start."""
-        return step - step % self.config.save_steps if self.config.save_steps else 0
+        if self.config.save_steps:
+            return step - step % self.config.save_steps
+        return 0
 
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:
         """Take a copy now and write it beside training.

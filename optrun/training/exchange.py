@@ -54,7 +54,9 @@ class GlobalStep:
 
     def weight_of(self, number: int) -> float:
         """Weight of a micro-batch; 0 where the number stands for none."""
-        return self.facts[number].weight if number < len(self.facts) else 0.0
+        if number < len(self.facts):
+            return self.facts[number].weight
+        return 0.0
 
 
 def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:

@@ -86,7 +86,9 @@ class Loop:
     def end(self) -> int:
         """The last step of this start, as far as is known."""
         stop = self.training.stop
-        return self.planned_end if stop is None else min(self.planned_end, stop.step)
+        if stop is None:
+            return self.planned_end
+        return min(self.planned_end, stop.step)
 
     def __call__(self) -> None:
         """Train to the end.

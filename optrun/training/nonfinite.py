@@ -89,7 +89,9 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values of this rank; of a sparse tensor those of its rows."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
-    return tensor.coalesce().values() if tensor.is_sparse else tensor
+    if tensor.is_sparse:
+        return tensor.coalesce().values()
+    return tensor
 
 
 def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> Path:

@@ -131,7 +131,9 @@ def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
             )
             layers[name] = max(layers.get(name, 0.0), float(group["lr"]))
     peak = {"train/lr": max(float(group["lr"]) for group in groups)}
-    return {**peak, **layers} if len(set(layers.values())) > 1 else peak
+    if len(set(layers.values())) > 1:
+        return {**peak, **layers}
+    return peak
 
 
 def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:

@@ -39,7 +39,9 @@ def best_mode(name: str, ranking: Ranking) -> str:
     That of the ranking metric counts for each evaluation set.
     """
     same = name.rpartition("/")[2] == ranking.metric.rpartition("/")[2]
-    return ranking.mode if same else metric_mode(name)
+    if same:
+        return ranking.mode
+    return metric_mode(name)
 
 
 def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, float]) -> None:

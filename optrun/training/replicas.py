@@ -84,4 +84,6 @@ def _sums(tensors: list[torch.Tensor]) -> list[int]:
         if local.is_complex():
             local = torch.view_as_real(local).reshape(-1)
         sums.append(local.view(_WORDS[local.element_size()]).sum(dtype=torch.int64))
-    return [int(value) for value in torch.stack(sums).tolist()] if sums else []
+    if sums:
+        return [int(value) for value in torch.stack(sums).tolist()]
+    return []

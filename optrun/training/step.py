@@ -63,7 +63,9 @@ class Precision:
     def autocast(self) -> AbstractContextManager[object]:
         """Return `torch.autocast`, or nothing for fp32."""
         dtype = _AUTOCAST.get(self.precision)
-        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+        if dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=dtype)
 
     def to_device(self, batch: Batch) -> Batch:
         """Move a batch to the model."""
@@ -138,7 +140,9 @@ class Sums:
         """Return the sums of this rank since the last call, and begin at 0 again."""
         sums = self._sums
         self._sums = None
-        return torch.zeros(self._size) if sums is None else sums
+        if sums is None:
+            return torch.zeros(self._size)
+        return sums
 
 
 def by_rank(values: list[float], ranks: int) -> list[list[float]]:

@@ -76,7 +76,9 @@ class Choice:
 
     def load(self) -> Any:
         """Import the target."""
-        return _imported(self.target) if isinstance(self.target, str) else self.target
+        if isinstance(self.target, str):
+            return _imported(self.target)
+        return self.target
 
     def values(self) -> PlainDict:
         """Return the values of a choice without a YAML."""
@@ -94,7 +96,9 @@ def _default(field: Any, hint: Any) -> Any:
         return field.default
     if field.default_factory is not MISSING:
         return field.default_factory()
-    return None if NoneType in get_args(hint) else "???"
+    if NoneType in get_args(hint):
+        return None
+    return "???"
 
 
 def _imported(target: str) -> Any:
@@ -153,7 +157,9 @@ def add(choice: Choice) -> None:
 
 def _by(origin: str | None) -> str:
     """Name the origin of a row for a message; empty inside `origin`."""
-    return "" if _origin else f"{origin or 'optrun'}: "
+    if _origin:
+        return ""
+    return f"{origin or 'optrun'}: "
 
 
 def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> Mapping[str, type[Any]]:
@@ -335,11 +341,10 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
         or (base is not None and not issubclass(schema, base))
     ):
         schema_name = schema.__name__ if isinstance(schema, type) else repr(schema)
-        hint = (
-            f" from {base.__module__}, decorated with @dataclass(kw_only=True)"
-            if base is not None
-            else ""
-        )
+        if base is not None:
+            hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)"
+        else:
+            hint = ""
         raise ConfigError(f"{prefix}: schema={schema_name}: expected {expected}{hint}.")
     if "__dataclass_fields__" not in vars(schema):
         raise ConfigError(

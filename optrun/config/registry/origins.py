@@ -184,4 +184,6 @@ def _texts(value: object) -> set[str]:
         return {value}
     if isinstance(value, Mapping):
         return {str(key) for key in value}.union(*map(_texts, value.values()))
-    return set().union(*map(_texts, value)) if isinstance(value, list | tuple) else set()
+    if isinstance(value, list | tuple):
+        return set().union(*map(_texts, value))
+    return set()

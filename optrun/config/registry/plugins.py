@@ -166,11 +166,10 @@ def _module(plugin: str) -> tuple[str, Path]:
     except BaseException as error:  # of the package that it lies in
         raise _failure(plugin, error) from error
     if spec is None or spec.origin is None or not spec.has_location:
-        hint = (
-            f" There is a file of that name: {OPTION} {plugin}.py."
-            if Path(f"{plugin}.py").is_file()
-            else ""
-        )
+        if Path(f"{plugin}.py").is_file():
+            hint = f" There is a file of that name: {OPTION} {plugin}.py."
+        else:
+            hint = ""
         raise ConfigError(f"{OPTION} {plugin}: no such module, or none with a file.{hint}")
     return plugin, Path(spec.origin).resolve()
 
@@ -200,7 +199,9 @@ def _line(error: BaseException, path: Path) -> str:
     ]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         lines = [error.lineno]
-    return f", line {lines[-1]}" if lines else ""
+    if lines:
+        return f", line {lines[-1]}"
+    return ""
 
 
 def forget(name: str) -> None:

@@ -90,9 +90,10 @@ class LoraConfig(AdapterConfig):
         _expect_names("adapter.modules_to_save", self.modules_to_save, pattern=False)
         _expect_names("adapter.exclude_modules", self.exclude_modules, pattern=True)
         layers, beginning = self.layers_to_transform, self.init_lora_weights
-        layer_numbers = (
-            [layers] if isinstance(layers, int) and not isinstance(layers, bool) else layers
-        )
+        if isinstance(layers, int) and not isinstance(layers, bool):
+            layer_numbers = [layers]
+        else:
+            layer_numbers = layers
         numbers = isinstance(layer_numbers, list | tuple) and bool(layer_numbers)
         self.expect(
             layers is None
@@ -138,11 +139,10 @@ def _expect_names(key: str, value: object, *, pattern: bool) -> None:
         expect(bool(value), key, "''", "module names, or null")
         expect_pattern(key, value)
         return
-    either = (
-        "a list of module names, a regular expression, or null"
-        if pattern
-        else "a list of module names, or null"
-    )
+    if pattern:
+        either = "a list of module names, a regular expression, or null"
+    else:
+        either = "a list of module names, or null"
     names = isinstance(value, list | tuple) and all(
         isinstance(name, str) and name for name in value
     )

@@ -60,4 +60,6 @@ def _typed(name: str, values: object) -> Any:
 
 def _example(schema: type[Any]) -> str:
     names = [field.name for field in fields(schema)]
-    return f"{{{names[0]}: VALUE}}" if names else "{}"
+    if names:
+        return f"{{{names[0]}: VALUE}}"
+    return "{}"

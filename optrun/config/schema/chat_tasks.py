@@ -58,7 +58,9 @@ class SftConfig(TaskConfig):
     @property
     def keeps_apart(self) -> str | None:
         """The key, if positions begin anew with each document."""
-        return "task.packing=true" if self.packing else None
+        if self.packing:
+            return "task.packing=true"
+        return None
 
 
 class PreferenceLoss(Enum):

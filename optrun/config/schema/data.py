@@ -54,7 +54,9 @@ class DataConfig(Checked):
     @property
     def streamed_by(self) -> str | None:
         """The key for streamed training rows; None: they are not streamed."""
-        return "data.streaming" if getattr(self, "streaming", False) else None
+        if getattr(self, "streaming", False):
+            return "data.streaming"
+        return None
 
 
 @dataclass(kw_only=True)
@@ -420,7 +422,9 @@ def eval_key(name: str) -> str:
         >>> eval_key("dev"), eval_key("")
         ('data.eval.dev', 'data.eval')
     """
-    return f"data.eval.{name}" if name else "data.eval"
+    if name:
+        return f"data.eval.{name}"
+    return "data.eval"
 
 
 def eval_set_names(names: Iterable[object]) -> list[str]:
@@ -463,7 +467,9 @@ def mixed_eval_name(source: str, set_name: str) -> str:
         >>> mixed_eval_name("code", ""), mixed_eval_name("code", "py")
         ('code', 'code_py')
     """
-    return f"{source}_{set_name}" if set_name else source
+    if set_name:
+        return f"{source}_{set_name}"
+    return source
 
 
 SCHEMAS: Mapping[str, type[DataConfig]] = registry.own(

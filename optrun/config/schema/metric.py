@@ -88,7 +88,9 @@ def metric_mode(name: str) -> str:
     ]
     if modes:
         return modes[0]
-    return "min" if _LESS_IS_BETTER.search(leaf) else "max"
+    if _LESS_IS_BETTER.search(leaf):
+        return "min"
+    return "max"
 
 
 def chosen_metrics(names: Iterable[str], task: str, *, of_numbers: bool) -> list[registry.Choice]:

@@ -96,11 +96,10 @@ def _check_rule(key: str, rule: Any) -> None:
     expect(isinstance(rule, dict), key, rule, "a mapping with `pattern` and overrides")
     if "pattern" not in rule:
         near = difflib.get_close_matches("pattern", [str(name) for name in rule], n=1)
-        hint = (
-            f"`{near[0]}` may be it."
-            if near
-            else "It is a regular expression searched in parameter names."
-        )
+        if near:
+            hint = f"`{near[0]}` may be it."
+        else:
+            hint = "It is a regular expression searched in parameter names."
         raise ConfigError(f"{key}: has no `pattern`. {hint}")
     expect_pattern(f"{key}.pattern", rule["pattern"])
     overrides = [str(name) for name in rule if name != "pattern"]

@@ -89,7 +89,9 @@ inner_share = number("a number in (0, 1)", lambda x: 0 < x < 1)
 
 def seconds(name: str, value: float) -> float:
     """Check for a time above 0; `inf` stands for one without end."""
-    return value if value == math.inf else float(positive(name, value))
+    if value == math.inf:
+        return value
+    return float(positive(name, value))
 
 
 def at_least(least: int, why: str = "") -> Check:
@@ -187,7 +189,9 @@ def optional(check: Check, said: str = "") -> Check:
 
     def checked(name: str, value: object) -> Any:
         try:
-            return None if value is None else check(name, value)
+            if value is None:
+                return None
+            return check(name, value)
         except ValueError as error:
             raise ValueError(f"{str(error).removesuffix('.')}{said}.") from error
 
@@ -247,7 +251,9 @@ def _of_hint(hint: object) -> Check | None:
         return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
     inner = [argument for argument in get_args(hint) if argument is not NoneType]
     check = _of_hint(inner[0]) if len(inner) == 1 and NoneType in get_args(hint) else None
-    return optional(check, ", or null") if check else None
+    if check:
+        return optional(check, ", or null")
+    return None
 
 
 def checks(schema: type) -> dict[str, Check]:

@@ -76,7 +76,9 @@ class CausalLmConfig(TaskConfig):
     @property
     def keeps_apart(self) -> str | None:
         """The key, if positions begin anew with each document."""
-        return "task.document_masking=true" if self.document_masking else None
+        if self.document_masking:
+            return "task.document_masking=true"
+        return None
 
 
 @dataclass(kw_only=True)
@@ -160,18 +162,20 @@ class SequenceClassificationConfig(ClassesConfig):
     @property
     def main_metric(self) -> str:
         """Accuracy, the linear correlation, or f1 over all labels of all examples."""
-        return "pearson" if self.of_numbers else "f1_micro" if self.of_sets else self.MAIN_METRIC
+        if self.of_numbers:
+            return "pearson"
+        if self.of_sets:
+            return "f1_micro"
+        return self.MAIN_METRIC
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
         """Of the problem type."""
-        return (
-            ("mse", "mae", "pearson", "spearman")
-            if self.of_numbers
-            else ()
-            if self.of_sets
-            else self.METRICS
-        )
+        if self.of_numbers:
+            return ("mse", "mae", "pearson", "spearman")
+        if self.of_sets:
+            return ()
+        return self.METRICS
 
 
 @dataclass(kw_only=True)
@@ -252,12 +256,16 @@ class EmbeddingConfig(TaskConfig):
         """Name the metric of the loss: spearman, accuracy of triplets, or ndcg_at_10."""
         if self.of_numbers:
             return "spearman"
-        return "accuracy" if self.loss is EmbeddingLoss.triplet else "ndcg_at_10"
+        if self.loss is EmbeddingLoss.triplet:
+            return "accuracy"
+        return "ndcg_at_10"
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
         """Of the scores."""
-        return ("spearman", "pearson") if self.of_numbers else ()
+        if self.of_numbers:
+            return ("spearman", "pearson")
+        return ()
 
 
 @dataclass(kw_only=True)
@@ -305,7 +313,9 @@ class ImageClassificationConfig(ClassesConfig):
 
     def model_values(self) -> dict[str, Any]:
         """Return the size of the images, if it is given."""
-        return {} if self.image_size is None else {"image_size": self.image_size}
+        if self.image_size is None:
+            return {}
+        return {"image_size": self.image_size}
 
 
 SCHEMAS: Mapping[str, type[TaskConfig]] = registry.own(

@@ -61,7 +61,9 @@ class TaskConfig(Checked):
     def kind(self) -> str:
         """The registered choice, even under a name of the user's own."""
         names = [name for name, schema in registry.schemas("task").items() if schema is type(self)]
-        return self.name if self.name in names or not names else names[0]
+        if self.name in names or not names:
+            return self.name
+        return names[0]
 
     @classmethod
     def usage(cls, config: Mapping[str, object]) -> tuple[str, ...]:  # noqa: ARG003

@@ -40,7 +40,9 @@ def compiler() -> list[str] | None:
     """Find a C compiler: `$CC`, else cc, gcc or clang; None if there is none."""
     chosen = shlex.split(os.environ.get("CC", ""))
     if chosen:
-        return chosen if shutil.which(chosen[0]) else None
+        if shutil.which(chosen[0]):
+            return chosen
+        return None
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]

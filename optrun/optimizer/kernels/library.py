@@ -108,7 +108,9 @@ class Table:
         )
         if failed:
             raise MemoryError(f"no memory for the queue of a step over {count} tensors.")
-        return self._ratios.to(self._dtype, copy=True) if self._formula == "lamb" else None
+        if self._formula == "lamb":
+            return self._ratios.to(self._dtype, copy=True)
+        return None
 
 
 def _pointer(numbers: array[Any]) -> ctypes.c_void_p:

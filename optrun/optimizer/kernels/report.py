@@ -76,7 +76,9 @@ def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool)
     has_step_of_torch = any(cls.__module__.startswith("torch.") for cls in below_torch)
     if NamedOptimizer not in below_torch or has_step_of_torch:
         return "torch"
-    return "foreach" if group.get("foreach") else "loop"
+    if group.get("foreach"):
+        return "foreach"
+    return "loop"
 
 
 def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:

@@ -211,7 +211,9 @@ def _find_contenders(
 def _size_of(run: Run, key: str) -> float:
     """Read a setting as a positive number; NaN if it is not one."""
     value = to_number(run.setting(key))
-    return value if value is not None and value > 0 else math.nan
+    if value is not None and value > 0:
+        return value
+    return math.nan
 
 
 def _is_size(key: str, runs: Sequence[Run]) -> bool:
@@ -311,7 +313,9 @@ def _follow(
     if float(np.abs(design @ powers - rows[:, -1]).max()) > ROUNDING:
         return None
     value = math.exp(float(powers @ [1.0, *(math.log(target[name]) for name in axes)]))
-    return float(round(value)) if abs(value - round(value)) < ROUNDING * value else value
+    if abs(value - round(value)) < ROUNDING * value:
+        return float(round(value))
+    return value
 
 
 def _fit_lr_curve(items: Sequence[grouping.Configuration], mode: str) -> fit.FittedCurve:

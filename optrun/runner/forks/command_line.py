@@ -118,7 +118,9 @@ class Forks:
             tokens: Overrides of the run, each trunk as FOLDER@DIGEST.
         """
         value = trunk_of(tokens)
-        return list(tokens) if value is None else self._trunk(value).under(tokens)
+        if value is None:
+            return list(tokens)
+        return self._trunk(value).under(tokens)
 
     def require_place(self, values: PlainMapping) -> None:
         """Refuse a branch with another model, data or position in the data.
@@ -184,7 +186,9 @@ def trunk_of(tokens: Sequence[str]) -> str | None:
     """
     for override in overrides.parse([token for token in tokens if names_fork(token)]):
         first = _values(override)[0]
-        return None if first is None else str(first)
+        if first is None:
+            return None
+        return str(first)
     return None
 
 

@@ -79,11 +79,10 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         for key, value in differing:
             follows = bool(_interpolated(composed, key))
             if not follows or step == "all" or (step == "top" and "." not in key):
-                plus = (
-                    "++"
-                    if open_prefix(composed, key) is not None or _is_open(composed, key)
-                    else ""
-                )
+                if open_prefix(composed, key) is not None or _is_open(composed, key):
+                    plus = "++"
+                else:
+                    plus = ""
                 tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={in_grammar(value)}")
     key, value = differing[0]
     raise ConfigError(
@@ -212,4 +211,6 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
 
 
 def _shown(value: object) -> str:
-    return "null" if value is None else str(value)
+    if value is None:
+        return "null"
+    return str(value)

@@ -32,7 +32,9 @@ class TextClasses(Predictor):
         """Encode as in training."""
         pair = named_column(self.source.columns, "text_pair_column", self.split)
         text = self.text_column(pair)
-        return self.encode_texts(text) if pair is None else self.encode_texts(text, pair)
+        if pair is None:
+            return self.encode_texts(text)
+        return self.encode_texts(text, pair)
 
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Predict in one forward pass; multi-label rows get all labels above 0.5."""

@@ -53,7 +53,9 @@ class TextGeneration(Predictor):
     def positions(self) -> int | None:
         """Largest number of tokens of prompt and continuation together; None: no limit."""
         positions = getattr(self.model.config, "max_position_embeddings", None)
-        return positions if self.is_decoder else None
+        if self.is_decoder:
+            return positions
+        return None
 
     def _options(self, options: Any) -> Any:
         """Override the model's generation options by `generation.KEY`, and add defaults.

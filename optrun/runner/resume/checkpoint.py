@@ -66,7 +66,9 @@ class OpenedCheckpoint:
     @property
     def saved(self) -> CheckpointMetadata | None:
         """Metadata of the snapshot."""
-        return None if self.snapshot is None else self.snapshot.metadata
+        if self.snapshot is None:
+            return None
+        return self.snapshot.metadata
 
     def set_aside_skipped(self) -> list[str]:
         """Rename the skipped damaged checkpoints, once the run is certain to continue.

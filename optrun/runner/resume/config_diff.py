@@ -201,4 +201,6 @@ def table(
 
 
 def _shown(value: object) -> str:
-    return "null" if value is None else str(value)
+    if value is None:
+        return "null"
+    return str(value)

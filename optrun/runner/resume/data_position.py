@@ -123,11 +123,10 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
             " or name other rows with another data.train."
         )
     if saved.tokenizer not in (None, now.tokenizer):
-        why = (
-            f"{differences}: with this change"
-            if differences
-            else "RUN_DIR/tokenizer is missing or damaged, and from this data"
-        )
+        if differences:
+            why = f"{differences}: with this change"
+        else:
+            why = "RUN_DIR/tokenizer is missing or damaged, and from this data"
         raise ConfigError(
             f"{why} the tokenizer is another one: the trained weights would read other words. "
             f"{'Start' if differences else 'Restore it, or start'} a new run."
@@ -143,11 +142,10 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     before = saved.plan["fingerprint"]
     fingerprint = now.plan["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
-        why = (
-            " (seed decides here which examples are kept for evaluation)"
-            if "seed" in changes
-            else ""
-        )
+        if "seed" in changes:
+            why = " (seed decides here which examples are kept for evaluation)"
+        else:
+            why = ""
         raise ConfigError(
             f"the data is not what the run was started with (fingerprint {before} then,"
             f" {fingerprint} now): rows, their order or their content changed{why}. Restore it, or"

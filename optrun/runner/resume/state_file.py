@@ -69,7 +69,9 @@ def _wrong_origin(metadata: CheckpointMetadata) -> str | None:
         names = unrecorded(metadata.config, metadata.plugins or ())
     except (TypeError, KeyError):
         return "plugins: no list of records"
-    return f"plugins: no record of {names[0]}, which its config chooses" if names else None
+    if names:
+        return f"plugins: no record of {names[0]}, which its config chooses"
+    return None
 
 
 def _wrong_random(metadata: CheckpointMetadata) -> str | None:

@@ -97,7 +97,9 @@ def _decay(number, REAL: tl.constexpr):
 def _load(
     pointer, at, size, TAIL: tl.constexpr
 ):  # with a mask a whole block would not be loaded as vectors
-    return tl.load(pointer + at, mask=at < size, other=0.0) if TAIL else tl.load(pointer + at)
+    if TAIL:
+        return tl.load(pointer + at, mask=at < size, other=0.0)
+    return tl.load(pointer + at)
 
 
 @triton.jit
@@ -110,12 +112,16 @@ def _store(pointer, at, value, size, TAIL: tl.constexpr):
 
 @triton.jit
 def _sqrt(x):  # rounded correctly, as on a CPU; in float64 it always is
-    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    return tl.sqrt(x)
 
 
 @triton.jit
 def _quotient(x, y):
-    return tl.div_rn(x, y) if x.dtype == tl.float32 else x / y
+    if x.dtype == tl.float32:
+        return tl.div_rn(x, y)
+    return x / y
 
 
 @triton.jit

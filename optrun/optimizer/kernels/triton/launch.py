@@ -84,7 +84,9 @@ class Table:
             )
         if not self._chunk_count:  # no device launches nothing
             ones = torch.ones(self._count, dtype=self._dtype, device=device)
-            return ones if self._formula == "lamb" else None
+            if self._formula == "lamb":
+                return ones
+            return None
         # The kernels read the flag in front of the numbers.
         numbers = array("d", chain([0.0], *(row.values() for row in rows)))
         message = array("q", chain(grads, row_of))
@@ -122,7 +124,9 @@ class Table:
         getattr(kernels, first)[grid](*tables, self._chunks, sums, **constants)
         kernels.set_ratios[(count,)](self._places, rows, numbers, sums, ratios, **of_ratios)
         getattr(kernels, second)[grid](*tables, self._chunks, ratios, **constants)
-        return ratios if self._formula == "lamb" else None
+        if self._formula == "lamb":
+            return ratios
+        return None
 
     def _send(self, message: array[int]) -> Tensor:
         """Copy a message to the device, from memory pinned once."""
@@ -160,7 +164,9 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
 
 def _current(where: torch.device) -> AbstractContextManager[object]:
     """Select the device of a tensor: Triton launches on the current one."""
-    return torch.cuda.device(where) if where.type == "cuda" else nullcontext()
+    if where.type == "cuda":
+        return torch.cuda.device(where)
+    return nullcontext()
 
 
 @lru_cache(maxsize=32)
