@@ -22,7 +22,8 @@ Runs the configuration that a sweep chose for each contender on seeds that took 
 choice, and gives the verdict from these alone. The same line goes on where it was stopped. A
 confirmation is planned once.
 
-  seeds       fresh ones, such as 5-9 or 5,6,7; else as many as find the difference, 20 at most
+  seeds       at least 3 fresh ones, such as 5-9 or 5,6,7; else as many as find the difference,
+              20 at most
   difference  the smallest that matters to you, in units of the metric; else `matters` of the runs,
               or what another seed changes (one standard deviation)
   power       the chance with which it is found, 0.8 unless told

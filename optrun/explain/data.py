@@ -125,7 +125,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
             )
         if config.task.COUNTED_FROM_DATA:
             notes.append(
-                f"The number of {config.task.COUNTED_FROM_DATA} is that of a sample of the data."
+                f"The number of {config.task.COUNTED_FROM_DATA} comes from a sample of the data."
             )
         if isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None:
             spec = replace(

@@ -60,7 +60,7 @@ def data_lines(facts: Facts) -> list[str]:
     if data.facts is None:
         return ["", line]
     if data.looked_at != sizes:
-        line += "; of {:,} and {:,} of them:".format(*data.looked_at)
+        line += "; a sample of {:,} and {:,} of them:".format(*data.looked_at)
     lines = ["", line, *data_check(data.facts)]
     if data.example is not None:
         lines += ["", "the first training row; what carries loss stands between « and »:"]

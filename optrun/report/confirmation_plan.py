@@ -408,7 +408,7 @@ def refuse_stale(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
         )
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(
-            f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: no test is made of fewer."
+            f"seeds: expected at least {MIN_SEEDS}, got {len(seeds)}: fewer cannot be tested."
         )
 
 

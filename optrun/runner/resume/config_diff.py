@@ -160,7 +160,7 @@ def refuse_idle(changes: Changes, done: int) -> None:
 
 def table(
     changes: Changes,
-    title: str = "changed since this checkpoint was saved:",
+    title: str = "changed since this checkpoint was saved, and what each key affects:",
     *,
     derived: Mapping[str, str] = MappingProxyType({}),
     examples: tuple[int, int] | None = None,
@@ -178,7 +178,7 @@ def table(
 
     Example:
         >>> print(table({"lr": (0.1, 0.2)}))
-        changed since this checkpoint was saved:
+        changed since this checkpoint was saved, and what each key affects:
           lr  0.1 -> 0.2  what is computed from here on
     """
     if not changes:
