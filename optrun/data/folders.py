@@ -162,10 +162,10 @@ def content_of_folder(folder: Path) -> str:
 
 
 def read_saved(reading: Reading) -> Dataset:
-    """Read folders of `Dataset.save_to_disk`.
+    """Read folders of `Dataset.save_to_disk`, one table after the other.
 
     Raises:
-        ConfigError: One cannot be read.
+        ConfigError: One cannot be read, or their columns differ in type.
     """
     import datasets
 
@@ -176,7 +176,8 @@ def read_saved(reading: Reading) -> Dataset:
             silence_datasets(),
         ):
             parts.append(datasets.load_from_disk(str(folder)))
-    return datasets.concatenate_datasets(parts)
+    with user_data_errors(f"{reading.key}: its folders cannot be put together"):
+        return datasets.concatenate_datasets(parts)
 
 
 def read_classes(reading: Reading) -> Dataset:

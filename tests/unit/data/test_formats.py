@@ -696,6 +696,16 @@ def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
     assert read(saved(tmp_path / "mine") / "train", {})[0] == ROWS
 
 
+def test_saved_folders_with_different_columns(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    folders = [str(tmp_path / "first"), str(tmp_path / "second")]
+    for folder, cell in zip(folders, ("a", 1), strict=True):
+        Dataset.from_dict({"text": [cell]}).save_to_disk(folder)
+    with pytest.raises(ConfigError, match=r"data.train: its folders cannot be put together: \w"):
+        read_files("data.train", folders, ReadOptions(), [], documents=False)
+
+
 # What is said
 # --------------------------------------------------------------------------------------------------
 
