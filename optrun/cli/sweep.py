@@ -121,7 +121,7 @@ def sweep(
     compose = jobs_of.Composer(
         hydra,
         command.config_name,
-        complete=forks,
+        complete=forks.complete,
         require=forks.require_place,
     )
     grids = options.grids if isinstance(options, GridConfig) else []

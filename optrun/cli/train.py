@@ -229,7 +229,7 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
             raise ConfigError(
                 f"{token}: has no effect on a sweep; hydra.sweep.dir=DIR says where its jobs lie."
             )
-    cfg = store.compose(hydra, command_line.config_name, forks(checked), RunMode.MULTIRUN)
+    cfg = store.compose(hydra, command_line.config_name, forks.complete(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or command_line.resume is not None:
         raise ConfigError(
             "resume goes on with one run; a sweep is taken up by repeating its own command."

@@ -36,7 +36,7 @@ from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
 from optrun.report.runs import NOT_STARTED, Run, require_runs
 from optrun.report.statistics import Judgement
-from optrun.report.sweep_folder import count_looks, dated_folder, tuned_keys
+from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import INK, SOFTWARE, to_png
@@ -222,7 +222,7 @@ def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
         for row in workload.ranked
     )
     sweeps = [directory for directory in dirs if not RunDir(directory).is_run()]
-    return count_looks(sweeps, comparison.unit, seeds)
+    return record_look(sweeps, comparison.unit, seeds)
 
 
 def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:

@@ -90,16 +90,18 @@ def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
         return []
 
 
-def count_looks(folders: Sequence[Path], metric: str, seeds: int) -> int:
-    """Count how often these sweeps were tested, and record this time in each folder.
+def record_look(folders: Sequence[Path], metric: str, seeds: int) -> int:
+    """Record this test in the folder of each sweep, and return its place among all tests.
 
     Args:
         folders: Directories of the sweeps.
         metric: Metric of the test; each metric is counted separately.
-        seeds: Largest number of seeds of a contender.
+        seeds: Largest number of seeds of a contender. A test is known by this number alone: a
+            repeated test keeps its place.
 
     Returns:
-        1 for the first time; a repeated test of the same number of seeds does not count again.
+        1 for the first test. After tests of 3 and 5 seeds, 1 for 3 and 3 for 8. Of several folders
+        the largest place. A folder that cannot be written is counted, not recorded.
     """
     numbers = [1]
     for folder in folders:

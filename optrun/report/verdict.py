@@ -173,7 +173,7 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     edges = []
     for row in rows:
         is_out = judged is not None and row.name not in judged.possible
-        if is_out and _learnt([row]):
+        if is_out and _name_unlearnt([row]):
             continue
         lr = next_lr(row, findings)
         if lr is not None:
@@ -229,7 +229,7 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
         "edges": [(row.name, rate(lr), row.name not in possible) for row, lr in edges[:_EDGES]],
         "more_edges": len(edges[_EDGES:]),
         "learns_nothing": not comparison.several and learns_nothing(findings),
-        "learnt": _learnt([row for row in rows if row.name in named_contenders]),
+        "learnt": _name_unlearnt([row for row in rows if row.name in named_contenders]),
     }
 
 
@@ -278,16 +278,19 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
 
 
 def learns_nothing(findings: Findings) -> bool:
-    """Tell whether no contender that could be the best generalises in most of its runs."""
+    """Tell whether no contender that could be the best generalises in most of its runs.
+
+    False without a judgement, and if no contender could be the best.
+    """
     judged = findings.judgement
     if judged is None:
         return False
     rows = [row for row in findings.ranked if row.name in judged.possible]
-    return bool(rows) and all(_learnt([row]) for row in rows)
+    return bool(rows) and all(_name_unlearnt([row]) for row in rows)
 
 
-def _learnt(rows: Sequence[Contender]) -> str:
-    """Name the contenders that did not generalise in most of their runs."""
+def _name_unlearnt(rows: Sequence[Contender]) -> str:
+    """Name the contenders that did not generalise in most of their runs; empty if all did."""
     clauses = []
     for row in rows:
         finished = [run for run in row.configuration.runs if run.finished]

@@ -111,7 +111,7 @@ class Forks:
         )
         return checked[len(below) :]
 
-    def __call__(self, tokens: Sequence[str]) -> list[str]:
+    def complete(self, tokens: Sequence[str]) -> list[str]:
         """Put the configuration of the trunk under the overrides of one run.
 
         Args:
@@ -203,11 +203,12 @@ def _values(override: Override) -> list[object]:
 def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
     """Put the configuration of the trunk under the overrides of one branch.
 
-    Any other command line stays as it is.
+    A command line without `branch_from`, or with `branch_from=null`, stays as it is.
 
     Raises:
-        ConfigError: As `Forks.checked`; also for another model or another position in the data.
-        CheckpointError: As `find_trunk`.
+        ConfigError: An override is wrong, `branch_from` has several values or names no trunk, or
+            the branch has another model or another position in the data than its trunk.
+        CheckpointError: The checkpoint is damaged, uncommitted or gone, or has another digest.
     """
     override = command_line.override(KEY)
     if override is None or _values(override)[0] is None:
@@ -217,7 +218,7 @@ def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:
             f"{override.input_line}: several trunks are a sweep. Add -m to run one job for each."
         )
     forks = Forks(hydra, command_line)
-    composed = forks(forks.checked(command_line.overrides, sweep=False))
+    composed = forks.complete(forks.checked(command_line.overrides, sweep=False))
     forks.require_place(
         saved.plain(store.without_hydra(store.compose(hydra, command_line.config_name, composed)))
     )
