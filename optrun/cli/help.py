@@ -117,9 +117,12 @@ def _columns(name: str, meaning: str, gap: int = 44) -> list[str]:
     A long name has a line of its own.
     """
     lines = textwrap.wrap(meaning, _width() - gap, break_on_hyphens=False) or [""]
-    first = [f"  {name}"] if len(name) > gap - 4 else []
-    lines = [f"{'' if first or n else f'  {name}':{gap}}{line}" for n, line in enumerate(lines)]
-    return [line.rstrip() for line in [*first, *lines] if line.strip()]
+    head = f"  {name}"
+    indented = [f"{'':{gap}}{line}" for line in lines]
+    rows = [head, *indented]
+    if len(name) <= gap - 4:
+        rows = [f"{head:{gap}}{lines[0]}", *indented[1:]]
+    return [row.rstrip() for row in rows if row.strip()]
 
 
 def _width() -> int:

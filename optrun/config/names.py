@@ -11,7 +11,7 @@ SHOWN = 6
 
 
 def near_names(pattern: str, names: Iterable[str]) -> str:
-    """Suggest names close to a pattern, or some examples.
+    """Suggest names close to a pattern, or show examples spread over the model.
 
     Args:
         pattern: A regular expression that was found in no name.
@@ -32,7 +32,9 @@ def near_names(pattern: str, names: Iterable[str]) -> str:
     close = nearest(plain, stems)
     if close:
         return f"Did you mean {' or '.join(close)}?"
-    by_branch = {name.rsplit(".", 1)[0]: name for name in reversed(every)}
-    examples = list(reversed(by_branch.values()))
+    first_of_module: dict[str, str] = {}
+    for name in every:
+        first_of_module.setdefault(name.rsplit(".", 1)[0], name)
+    examples = list(first_of_module.values())
     step = max(1, len(examples) // SHOWN)
     return f"Names are such as {', '.join(examples[::step][:SHOWN])}."

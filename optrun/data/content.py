@@ -6,7 +6,7 @@ import json
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from optrun.base.errors import UnreadableFileError
 from optrun.base.reading import open_file
@@ -80,7 +80,8 @@ def chunks_of(path: Path) -> Iterator[bytes]:
     """Yield the bytes of a file, unpacked.
 
     Raises:
-        UnreadableFileError: It unpacks to a hundred times its size, as no text does.
+        UnreadableFileError: It unpacks to more than a hundred times its size, as no text does, and
+            to more than 256 MiB.
     """
     packed_size = path.stat().st_size
     unpacked = 0
@@ -116,8 +117,23 @@ def compression_of(path: Path) -> str | None:
     return next((name for magic, name in _MAGIC.items() if raw.startswith(magic)), None)
 
 
-def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
+class TextEncoding(NamedTuple):
+    """How a text is decoded."""
+
+    name: str
+    sample: str
+    """A piece with characters beyond ASCII, for people to check a guessed encoding; else empty."""
+
+
+def check_text(path: Path, kind: str, encoding: str | None) -> TextEncoding:
     """Find the encoding of a text, and refuse an unreadable one.
+
+    If the file itself cannot be opened or unpacked, UTF-8: its reader then raises.
+
+    Args:
+        path: The file; it may be packed.
+        kind: Name of its format, for messages.
+        encoding: The encoding that the user named; None: by its mark, else UTF-8, else cp1252.
 
     Raises:
         UnreadableFileError: With what is wrong.
@@ -145,8 +161,8 @@ def check_text(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:
             message = f"cannot be read as {kind}: {message}"
         raise UnreadableFileError(message) from error
     except (pa.ArrowException, OSError, EOFError, lzma.LZMAError):
-        return UTF8, ""  # the reader says it, in its own words
-    return name, sample
+        return TextEncoding(UTF8, "")  # the reader says it, in its own words
+    return TextEncoding(name, sample)
 
 
 def _refuse_content(path: Path, kind: str, encoding: str) -> None:

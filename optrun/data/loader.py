@@ -234,9 +234,7 @@ class _Keyed(Dataset[Example]):
             if self.transform is None:
                 return example
             changed = self.transform(example, generator(self.seed, self.stream, epoch, index))
-        except (
-            OptrunError
-        ) as error:  # a worker process would send its traceback in place of the message
+        except OptrunError as error:  # a worker process would send its traceback, no message
             return {_REFUSED: error}
         if SOURCE in example:
             return {**changed, SOURCE: example[SOURCE]}

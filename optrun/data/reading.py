@@ -135,9 +135,11 @@ def silence_datasets() -> Iterator[None]:
 def user_data_errors(where: str, why: Callable[[Exception], str] | None = None) -> Iterator[None]:
     """Turn any error of a library inside this context into a ConfigError.
 
+    Errors of optrun pass unchanged.
+
     Args:
         where: Key and value, and what cannot be done with them.
-        why: Makes the end of the sentence from the error; None: `reason`.
+        why: Makes the end of the sentence from the error; None: `innermost_error`.
 
     Raises:
         ConfigError: A library raised anything.
@@ -146,9 +148,7 @@ def user_data_errors(where: str, why: Callable[[Exception], str] | None = None) 
         yield
     except OptrunError:
         raise
-    except (
-        Exception
-    ) as error:  # of the reader, the disk and the network, each with errors of their own
+    except Exception as error:  # reader, disk and network have errors of their own
         raise ConfigError(f"{where}: {(why or innermost_error)(error)}") from error
 
 

@@ -305,7 +305,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def skips_on_device(self) -> bool:
-        """Tell whether `step_unless` works: all kernels of a step read the flag themselves."""
+        """Tell whether all kernels of a step read `found_inf`, as `step_unless` needs."""
         return False
 
     def step_unless(self, found_inf: Tensor) -> None:
@@ -463,16 +463,22 @@ class NamedOptimizer(Optimizer):
             post_hook(self)
 
     def _refuse_other_formula(self, state_dict: PlainMapping) -> None:
-        """Refuse options of torch's classes that this class does not have."""
-        for key, value_here in (("maximize", False), ("decoupled_weight_decay", None)):
-            now = self.defaults.get(key, value_here)
-            if now is None or key in _keywords(type(self)) or "optimizer" in state_dict:
+        """Refuse a state of torch's with `maximize` or decoupled decay that this class lacks.
+
+        A state of optrun, which names its optimizer, is not checked here. Nor is an option that
+        the constructor takes: it is loaded like any other.
+        """
+        if "optimizer" in state_dict:
+            return
+        for key, fixed in (("maximize", False), ("decoupled_weight_decay", None)):
+            value = self.defaults.get(key, fixed)
+            if value is None or key in _keywords(type(self)):
                 continue
             for group in state_dict.get("param_groups", ()):
-                if "optimizer" not in group and group.get(key, now) != now:
+                if "optimizer" not in group and group.get(key, value) != value:
                     raise ValueError(
                         f"the state was saved with {key}={group[key]}: {type(self).__name__} has"
-                        f" {now}."
+                        f" {value}."
                     )
 
     def __getstate__(self) -> StateDict:
@@ -540,7 +546,11 @@ def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
 
 
 def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Count a step in every group, unless it changed nothing: no gradient, or a set `found_inf`."""
+    """Count a step in every group, unless it changed nothing.
+
+    A step without any gradient, with an lr function held at 0, or with a set `found_inf` changes
+    nothing. `step_unless` does not read the flag: its steps count, and its caller sets them back.
+    """
     found_inf = getattr(optimizer, "found_inf", None)
     counts_unread = getattr(optimizer, "_counts_unread", False)
     if found_inf is not None and not counts_unread and found_inf.item():

@@ -331,9 +331,7 @@ def _sample(
     try:
         with plain_attention(model):
             return prepared.task.sample(model, prepared.tokenizer, seed=seed)
-    except (
-        Exception
-    ) as error:  # whatever it is: the model is trained, and is published without a sample
+    except Exception as error:  # the model is trained, and is published without a sample
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         note(
             f"warning: task.prompt could not be continued ({line}); the model is published without"

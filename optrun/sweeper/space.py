@@ -87,21 +87,18 @@ def distribution(override: Override) -> BaseDistribution:
     """Translate a sweep of Hydra's grammar to a distribution of Optuna's.
 
     `interval(a, b)` becomes a float distribution, `int(interval(a, b))` an integer one; `tag(log,
-    ...)` makes either logarithmic; `range(a, b, step)` keeps its grid; anything else is
-    categorical.
+    ...)` makes either logarithmic; `range(a, b, step)` keeps its grid. Anything else is
+    categorical, also a range that is shuffled or logarithmic.
 
     Raises:
-        ConfigError: An interval is empty, or logarithmic and reaches 0.
+        ConfigError: An interval is empty, or logarithmic and reaches 0; or a value stands twice.
     """
     value = override.value()
     key = override.key_or_group
     log = "log" in getattr(value, "tags", ())
     try:
         if isinstance(value, IntervalSweep):
-            ends: tuple[Any, Any] = (
-                value.start,
-                value.end,
-            )  # annotated as float, whole all the same
+            ends: tuple[Any, Any] = (value.start, value.end)  # annotated as float, may be int
             if all(isinstance(end, int) for end in ends):
                 return IntDistribution(*ends, log=log)
             return FloatDistribution(float(ends[0]), float(ends[1]), log=log)

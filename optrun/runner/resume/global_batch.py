@@ -129,8 +129,21 @@ def _settled(request: Request, micro: int, accumulation: int, count: int) -> Set
     )
 
 
+def _fits(count: int, global_batch: int, micro: int | None, accumulation: int, most: int) -> bool:
+    """Tell whether so many ranks can share the examples of a step evenly."""
+    step = count * (micro or 1) * accumulation
+    if global_batch % step:
+        return False
+    if micro is not None or accumulation == 1:
+        return True
+    return global_batch // step <= most
+
+
 def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int) -> str:
-    """Write the message for ranks that cannot share a step, with the numbers that could.
+    """Write the message for ranks that cannot share a step.
+
+    It lists the numbers of ranks that could, and the nearest global batches that these ranks could
+    share.
 
     Args:
         training: Its global batch is the checkpoint's; its micro-batch is None unless typed.
@@ -144,16 +157,10 @@ def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int)
     parts = [] if micro is None else [f"{MICRO}={micro}"]
     if accumulation > 1:
         parts.append(f"{ACCUMULATION}={accumulation}")
-    step = (micro or 1) * accumulation
     fit = [
-        str(number)
-        for number in range(1, global_batch + 1)
-        if global_batch % (number * step) == 0
-        and (
-            accumulation == 1
-            or micro is not None
-            or global_batch // (number * accumulation) <= most
-        )
+        str(count)
+        for count in range(1, global_batch + 1)
+        if _fits(count, global_batch, micro, accumulation, most)
     ]
     with_parts = f" with {' and '.join(parts)}" if parts else ""
     if fit:
