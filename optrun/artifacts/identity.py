@@ -23,13 +23,13 @@ def new_run_id() -> str:
 
 
 def run_id_of(run: RunDir) -> str | None:
-    """Find the id of a run in its summary, else in its checkpoints.
+    """Find the id of a run in its summary, or in its checkpoints if the summary has none.
 
     Returns:
         None if neither records it.
 
     Raises:
-        CheckpointError: The summary is missing, and the checkpoints have several run ids.
+        CheckpointError: The summary has no id, and the checkpoints have several.
         OtherFormatError: A newer optrun wrote the summary.
     """
     try:

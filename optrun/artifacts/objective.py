@@ -59,6 +59,8 @@ def rank_steps(values: Mapping[int, float], losses: Mapping[int, float], mode: s
 def best_evaluation(log: MetricsLog, metric: str, mode: str) -> int | None:
     """Find the step of the best evaluation after step 0; None if none is finite.
 
+    Ties go to the lower loss of the same evaluation, then to the later step.
+
     Args:
         log: The records of `metrics.jsonl`.
         metric: Name of the metric, such as `eval/accuracy`.

@@ -183,7 +183,11 @@ def refuse_names(parsed: Sequence[Override]) -> None:
 
 
 def _choice_meant(group: str, override: Override) -> str:
-    """Suggest a choice for a mistyped name."""
+    """Suggest what was meant by a `group=value` that is no valid choice.
+
+    Suggests the value itself if the group has it, else the closest name, else the choice that
+    other programs call so; without any of these, lists all names. Never empty.
+    """
     value = str(override.input_line).partition("=")[2]
     if value in store.GROUPS[group]:
         return f"Did you mean {group}={value}?"
@@ -214,6 +218,12 @@ def _typed_values(override: Override) -> list[object]:
 
 
 def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
+    """Refuse an override of a group that does not choose among its names.
+
+    Raises:
+        ConfigError: A list without `-m`, a range, `+group` or `~group`, or a name that the group
+            does not have; 4- and 8-bit optimizers are refused with what to use instead.
+    """
     group = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
     if override.is_sweep_override() and not override.is_discrete_sweep():

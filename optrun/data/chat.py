@@ -455,7 +455,17 @@ def _read_plain(prompt: object, completion: object, row: int | None) -> Plain:
 def _read_alpaca(
     values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None
 ) -> Chat:
-    """Make a chat of instruction and output; `more` may hold input, history and system."""
+    """Make a chat of instruction and output, whose last turn is the answer.
+
+    Args:
+        values: Instruction and output.
+        more: May hold input, history and system.
+        tools: Tools of the row.
+        row: Its number; None: it is of a stream.
+
+    Raises:
+        Unreadable: One of them is no text, or the output is empty.
+    """
     instruction, output = values
     if not isinstance(instruction, str) or not isinstance(output, str | None):
         raise Unreadable(
@@ -574,6 +584,7 @@ def _join_content(content: object, number: int) -> str:
 
 
 def _expect_answers(turns: list[Message], part_name: str) -> None:
+    """Refuse turns of which none is the assistant's; `part_name` is for the message."""
     if not any(turn["role"] == ASSISTANT for turn in turns):
         have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
         raise Unreadable(

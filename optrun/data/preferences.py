@@ -92,7 +92,7 @@ def preferences(
 
 
 def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
-    """Read one row.
+    """Read one row as the chosen and the rejected side, each a prompt and its answer.
 
     If there is no prompt, or it is a text beside answers in turns, the common beginning of both
     answers is the prompt: turns, or characters of texts, as in TRL's `extract_prompt`.

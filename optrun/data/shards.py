@@ -295,7 +295,15 @@ class Groups(Shard):
         columns: Sequence[str] | None,
         unread: frozenset[str] = frozenset(),  # noqa: ARG002
     ) -> list[Row]:
-        """Read rows out of whole row groups."""
+        """Read rows out of whole row groups.
+
+        Args:
+            begin: First row.
+            end: Row after the last one.
+            columns: Columns to read; None in the cells of those that the file lacks. None: all
+                columns of the file.
+            unread: Ignored: only `columns` are read.
+        """
         lacking = dict.fromkeys(name for name in columns or () if name not in self.columns)
         rows: list[Row] = []
         for number, first, last in spans(self.ends, begin, end):
@@ -309,7 +317,18 @@ class Groups(Shard):
         return np.searchsorted(self.ends, rows, side="right")
 
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
-        """Count the columns' bytes before compression, spread evenly over each row group."""
+        """Estimate the bytes of columns between row borders, before compression.
+
+        The bytes of a row group are spread evenly over its rows. The totals of the groups are read
+        once and remembered.
+
+        Args:
+            borders: Ascending row numbers, n + 1 for n ranges of rows.
+            columns: Columns to count.
+
+        Returns:
+            Bytes of each range, int64 of shape (n,).
+        """
         totals = self.file.known(digest("totals-1", *columns), partial(self._totals, columns))
         sums = np.cumsum([0, *totals])
         at_borders = np.interp(borders, np.array([0, *self.ends]), sums)

@@ -100,16 +100,18 @@ def stdlib_table(
     columns: ColumnsConfig | None = None,
     key: Callable[[Mapping[str, object]], object] = str,
 ) -> Source:
-    """Make a table of rows read from files, as `stdlib_source`.
+    """Make tables of training and evaluation rows from the files of Python's library.
+
+    Different files give training and evaluation rows, as in `stdlib_source`.
 
     Args:
         config: The data choice.
         read: Yields the rows of a file.
-        features: Types of their columns.
-        what: As `stdlib_source`.
-        most: As `stdlib_source`.
-        columns: As `stdlib_source`.
-        key: What is alike in equal rows, each of which is there once: one that stands a hundred
+        features: Types of the columns.
+        what: Noun of the rows for people, such as `lines of `.
+        most: Number of files to read, not of rows.
+        columns: Names of the columns.
+        key: Identifies equal rows. Only the last of equal rows stays: a row that stands a hundred
             times would be learnt by heart.
     """
 

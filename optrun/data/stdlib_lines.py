@@ -81,7 +81,7 @@ def _statements_of(path: Path) -> Iterator[dict[str, str]]:
 
 
 def logical_lines(path: Path) -> Iterator[Line]:
-    """Yield the logical lines of a file, without short ones and overlong tokens.
+    """Yield the logical lines of a file; skip short lines and those with an overlong token.
 
     A file that Python cannot read ends where it stops being Python.
     """

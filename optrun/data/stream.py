@@ -122,7 +122,11 @@ class StreamRows:
         return replace(self, columns=list(names), whole=self.whole or self)
 
     def select(self, indices: Iterable[int]) -> Dataset:
-        """Return some rows as a table in memory."""
+        """Return some rows as a table in memory, with all columns of the stream.
+
+        Parquet files say the types of the columns; those of other files are inferred from these
+        rows, and a column that none of them has is empty.
+        """
         from datasets import Dataset
 
         from optrun.data.json_rows import table_of  # imports datasets, which takes a second

@@ -85,11 +85,11 @@ class TokenBlocks:
         )
 
     def expect_ids_below(self, size: int, key: str) -> None:
-        """Refuse ids beyond a vocabulary.
+        """Refuse ids beyond a vocabulary, and negative ones.
 
         Args:
             size: Entries of the vocabulary.
-            key: What the files came by, for the message.
+            key: Key of the configuration that names the files, for the message.
 
         Raises:
             ConfigError: With the first file that has one.

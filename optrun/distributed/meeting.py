@@ -57,6 +57,10 @@ class Meeting:
             timeout: Seconds to wait for the others.
             facts: Compared over all ranks.
 
+        Returns:
+            A meeting whose keys carry the name of this start, so that a store that an agent keeps
+            over restarts does not show the values of an earlier start.
+
         Raises:
             UnmetError: Not all ranks come, or the port is taken.
             ConfigError: Facts differ.

@@ -42,7 +42,8 @@ def rank_memory(
         states: Name -> bytes of optimizer state, for trainable parameters; None: unknown.
 
     Returns:
-        The memory, or None in one process.
+        The memory; None for `distributed=none`. Its `state_bytes` are None if the state of any
+        parameter is unknown.
 
     Raises:
         ConfigError: The degrees of `distributed=fsdp` do not multiply to the number of ranks.

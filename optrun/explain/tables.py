@@ -267,7 +267,10 @@ def _table(facts: Facts, width: int, *, all_tensors: bool) -> Table:
 
 
 def _memory(facts: Facts) -> Table:
-    """Tabulate the memory of weights, gradients and optimizer, in all and per rank."""
+    """Tabulate the memory of weights, gradients and optimizer, in all and per rank.
+
+    An unknown part is shown as unknown and is left out of the total.
+    """
     parts = [
         ("weights", facts.weight_bytes),
         ("gradients", facts.gradient_bytes),

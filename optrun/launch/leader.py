@@ -50,10 +50,10 @@ class Leader:
         console: Console,
         resume: ResumePoint | None,
     ) -> Outcome:
-        """Train, with the others.
+        """Send the run to all other ranks, and train with them.
 
         Raises:
-            OptrunError: How the ranks ended, together, where not all ended well.
+            OptrunError: Some ranks failed; the message says how all of them ended.
         """
         payload = Payload.of(request, run, resume, quiet=console.quiet)
         self._sent = True

@@ -335,7 +335,10 @@ def _find_target_modules(
 ) -> list[str]:
     """Find the modules that get factors, by `adapter.target_modules` or by default.
 
-    By default all linear modules but the head and those that train whole.
+    By default all linear modules but the head and those that train whole, which `saved` names.
+
+    Raises:
+        ConfigError: No module is left, or one shares its weight with another module.
     """
     key = "adapter.target_modules"
     wanted_names = config.target_modules
@@ -358,8 +361,7 @@ def _find_target_modules(
     if not paths:
         raise ConfigError(
             f"{key}={wanted_names}: matches only modules that train whole ({', '.join(saved)}):"
-            " factors"
-            " would stand beside nothing that is frozen. Name others, or take them out by"
+            " factors would stand beside nothing that is frozen. Name others, or take them out by"
             " adapter.modules_to_save."
         )
     shared = shared_modules(model)
@@ -367,8 +369,7 @@ def _find_target_modules(
         if path in shared:
             raise ConfigError(
                 f"{key}={wanted_names}: {path} shares its weight with {shared[path]}: factors"
-                " beside one"
-                " of them would make two weights of one."
+                " beside one of them would make two weights of one."
             )
     return paths
 

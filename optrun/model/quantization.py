@@ -30,7 +30,11 @@ _BLOCKS = 256
 
 
 def quantization_of(config: ModelConfig) -> Quantization | None:
-    """Return the configured quantisation options by name; None if there are none."""
+    """Pick the options of quantisation out of the model's configuration.
+
+    Returns:
+        Name of an option -> value; None without `model.quantization`.
+    """
     bits = getattr(config, "quantization", None)
     if bits is None:
         return None

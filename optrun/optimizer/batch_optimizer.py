@@ -40,9 +40,11 @@ class BatchOptimizer(NamedOptimizer):
         super()._take_in_groups()
 
     def _traits(self, group: Group, name: str, param: Tensor) -> Hashable:
-        """Return the traits of a tensor by which its numbers differ within a group.
+        """Return what sets a tensor apart within its group; None if all tensors are alike.
 
-        Asked again only when groups, names or `RULES` have changed.
+        A hook for subclasses. Tensors of a group with equal traits and counters share one call of
+        `_numbers`, which gets the traits: `(decays, adapted)` of LAMB, for instance. Computed once;
+        again only if groups, names or `RULES` change.
         """
         del group, name, param
         return None
@@ -62,7 +64,10 @@ class BatchOptimizer(NamedOptimizer):
         return "refuse"
 
     def _new_state(self, group: Group, param: Tensor) -> State:
-        """Make the state of a parameter before its first step."""
+        """Make the state of a parameter before its first step.
+
+        `step` is 0; the slots of `MOMENTS`, or of `STATE` if it has none, are zeros.
+        """
         del group
         dtype = working_dtype(param.dtype)
         moments = {
@@ -105,9 +110,10 @@ class BatchOptimizer(NamedOptimizer):
         return bool(batch.grad_addresses) and self.kernel(batch.options, device) == "triton"
 
     def skips_on_device(self) -> bool:
-        """Tell whether Triton's kernels, which read the flag, step all groups.
+        """Tell whether Triton's kernels, which read the `found_inf` flag, step all groups.
 
-        A step that these kernels cannot take, as over a sparse gradient, waits for the flag.
+        False with a DTensor. A step that these kernels cannot take, such as one over a sparse
+        gradient, waits for the flag.
         """
         return all(
             self.kernel(group, param.device.type) == "triton" and not isinstance(param, DTensor)

@@ -179,7 +179,10 @@ def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCo
 
 
 def _remember_random_states() -> Callable[[], None]:
-    """Return a function to restore the random states of this moment."""
+    """Return a function to restore the random states of this moment.
+
+    Those of torch on the CPU, of Python and of NumPy; not those of GPUs.
+    """
     of_torch = torch.get_rng_state()
     of_python = random.getstate()
     of_numpy = np.random.get_state()

@@ -452,7 +452,10 @@ class Muon(NamedOptimizer, torch.optim.Muon):
             weights.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
 
     def _momentum(self, param: Tensor, group: Group) -> Tensor:
-        """Compute this process's piece of the update to orthogonalise, in bfloat16 as in torch."""
+        """Compute this process's piece of the update to orthogonalise, in bfloat16 as in torch.
+
+        Makes the momentum buffer if it is missing, and moves it by this gradient.
+        """
         grad = param.grad
         state = self.state[param]
         assert grad is not None

@@ -55,7 +55,7 @@ class Configuration:
 
     @property
     def counted(self) -> list[Run]:
-        """List one run for each seed, finished or not; repeated runs are left out."""
+        """List one run for each seed: the latest finished one, else the latest."""
         return [
             run
             for run in self.runs

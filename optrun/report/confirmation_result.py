@@ -170,7 +170,11 @@ def question_of_plans(
 
 
 def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
-    """Explain why a confirmation cannot be judged yet; empty if it can."""
+    """Explain why a confirmation cannot be judged; empty if it can.
+
+    Either planned runs have not ended, or all have and none has the metric. A failed run has
+    ended, an interrupted one has not.
+    """
     seeds = write_seeds(plan.seeds)
     ended = [run for run in runs if run.finished or run.status == "failed"]
     missing = len(plan.points()) - len(ended)

@@ -320,7 +320,7 @@ class Run:
             return []
 
     def of_resumes(self, key: str, kind: type[T]) -> list[T]:
-        """List the values of a key in the records of all resumes."""
+        """List the values of a key in the records of all resumes; skip values of another type."""
         resumes = self.summary.get("resumes")
         values: list[T] = []
         for resume in resumes if isinstance(resumes, list) else []:

@@ -215,7 +215,7 @@ def _note(run: Run) -> str:
 
 
 def metrics_table(run: Run) -> Table:
-    """Tabulate the logged evaluations of a run."""
+    """Tabulate the last and the best value of each evaluation metric, one row per metric."""
     columns: list[Column[str]] = [
         ("metric", False, str),
         ("last", True, lambda name: format_metric(run.last(name))),

@@ -153,13 +153,13 @@ def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
 
 
 def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
-    """Say where the schedule of a branch stands.
+    """Say whether the schedule of a branch goes on or starts anew, and at which step.
 
     Args:
-        name: Of the schedule.
-        first: Step of the run that it counts from.
-        step: At which the branch leaves its trunk.
-        total: Steps of the run.
+        name: Name of the schedule.
+        first: Step of the run from which the schedule counts. It starts anew if this is `step`.
+        step: Step at which the branch leaves its trunk.
+        total: Number of steps of the run.
 
     Example:
         >>> schedule_in_words("wsd", 0, 100, 150)

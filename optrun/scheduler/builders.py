@@ -176,7 +176,10 @@ def inverse_time(config: configs.InverseTimeConfig, span: Span) -> Curve:
 def _over_decay_steps(
     function: Callable[..., float], config: configs.ExponentialConfig, span: Span
 ) -> Curve:
-    """Build a decay curve after the warm-up, by default over all steps that are left."""
+    """Build a decay curve after the warm-up, never below the final value.
+
+    Without `decay_steps` it decays over all steps after the warm-up.
+    """
     body = partial(
         function,
         decay_rate=config.decay_rate,

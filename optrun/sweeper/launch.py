@@ -221,6 +221,9 @@ def _follow(stop: Path) -> threading.Event:
 def serve(train_run: TrainRun) -> None:
     """Run launches, whose paths arrive one per line on stdin, until it closes.
 
+    Exits the process if a launch wrote no answer file, with the launch's code, or `EXIT_STORAGE`
+    for 0.
+
     Args:
         train_run: Trains a job.
     """

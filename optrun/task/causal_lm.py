@@ -39,7 +39,11 @@ class CausalLm(LanguageModel):
     predictor = "optrun.runner.prediction.generation:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Set the ids of the document separator and of padding, and the prompt to sample from."""
+        """Set the ids of the document separator and of padding, and the prompt to sample from.
+
+        Raises:
+            ConfigError: The tokenizer has neither an end-of-text nor a separator token.
+        """
         if tokenizer.eos_token_id is not None:
             separator = tokenizer.eos_token_id
         else:

@@ -201,7 +201,10 @@ class ChatTemplate:
         return None
 
     def writes_role(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
-        """Tell whether the template writes the content of a role's turns, by trying it."""
+        """Tell whether the template writes the content of a role's turns, by trying it.
+
+        False if no turn has the role. Errors of the template are raised.
+        """
         probed = []
         for turn in turns:
             # A template may write these keys of Alpaca's rows in place of the content.

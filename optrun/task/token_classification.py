@@ -107,7 +107,15 @@ class TokenClassification(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one example for each row with a word."""
+        """Read one example for each row with a word.
+
+        Works once for each split: it takes the labels that `inspect` found out of `lists`. Adds a
+        note on rows without a word, and on words beyond `data.max_length`.
+
+        Raises:
+            ConfigError: No row has a word, words and labels differ in number, or no word is within
+                `data.max_length`.
+        """
         encoder, key = self._encoder(tokenizer)
         names = _labels_column(source, split)
         words_name = words_column(source, split, names)

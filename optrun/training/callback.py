@@ -93,9 +93,12 @@ class TrainingContext:
     def request_stop(self, reason: str) -> None:
         """End training early: the run is evaluated, saved, published and finished, exit code 0.
 
-        Asked for in `on_step` or `on_evaluate` it ends with this step, in any other hook with the
-        next one. The first request counts. One that is made in an evaluation that only the end of
-        the run asked for does not.
+        Requested in `on_step` or `on_evaluate`, training ends with this step; in any other hook,
+        with the next one. The first request counts. A request does nothing if no step is left, or
+        in an evaluation that only the end of the run asked for.
+
+        Raises:
+            TypeError: The reason is no text.
         """
         if not isinstance(reason, str):
             raise TypeError(f"request_stop: expected a text, got {type(reason).__name__}")

@@ -119,8 +119,10 @@ class Divergence:
     def roll_back(self, nonfinite_step: NonfiniteStep) -> str:
         """Go back to the last scheduled checkpoint, with the data moved past the bad step.
 
-        Which one that is, and which data follows, is a function of the configuration and the step
-        alone: a run that was stopped and resumed in between takes the same way.
+        Overwrites weights, optimizer and training state; the seconds of training and the number of
+        rollbacks go on. The caller has checked `max_rollbacks`. The checkpoint and the data depend
+        on the configuration and the step alone: a run that was stopped and resumed in between
+        takes the same way.
 
         Returns:
             The message that says so.

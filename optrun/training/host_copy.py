@@ -33,7 +33,11 @@ class HostCopy:
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor to the host, from a GPU without waiting; 16-bit floats become float32."""
+    """Bring a tensor to the host; 16-bit floats become float32.
+
+    A CPU tensor of another dtype is returned itself, not copied. The copy from a GPU is unfinished
+    on return: synchronize before reading it.
+    """
     if tensor.dtype in (torch.float16, torch.bfloat16):  # numpy has no bfloat16
         tensor = tensor.float()
     if not tensor.is_cuda:
