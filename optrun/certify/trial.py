@@ -195,7 +195,7 @@ def import_all(imported: Path) -> None:
     """
     for name in imported.read_text().splitlines():
         if name not in sys.modules and name != "__mp_main__":
-            with contextlib.suppress(ImportError):  # a module that was made, not imported
+            with contextlib.suppress(ImportError):  # a module made at run time has no file
                 importlib.import_module(name)
 
 

@@ -226,7 +226,7 @@ def streamed_format(key: str, file: Path | File) -> Format:
             " Unpack it, or write it as parquet, which is compressed inside."
         )
     streamed = {
-        ending: row for ending, row in by_ending().items() if row.stream and ending not in row.whole
+        name: row for name, row in by_ending().items() if row.stream and name not in row.whole
     }
     if ending not in streamed:
         raise ConfigError(

@@ -122,10 +122,10 @@ def stdlib_table(
         for path in paths:
             for row in read(path):
                 rows_by_key[key(row)] = row
-        columns: dict[str, list[object]] = {}
+        cells: dict[str, list[object]] = {}
         for name in features:
-            columns[name] = [row[name] for row in rows_by_key.values()]
-        return Dataset.from_dict(columns, features)
+            cells[name] = [row[name] for row in rows_by_key.values()]
+        return Dataset.from_dict(cells, features)
 
     return stdlib_source(config, rows, what, most, columns)
 

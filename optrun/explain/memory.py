@@ -56,7 +56,7 @@ def rank_memory(
     if isinstance(distributed, FsdpConfig):
         _, shards = data_parallel_degrees(distributed, ranks)
 
-    def held(tensors: Iterable[tuple[Tensor, int]]) -> int:
+    def rank_bytes(tensors: Iterable[tuple[Tensor, int]]) -> int:
         return sum(_piece(param, size, shards) for param, size in tensors)
 
     known_states = {name: size for name, size in states.items() if size is not None}
@@ -64,11 +64,11 @@ def rank_memory(
         distributed=distributed.name,
         ranks=ranks,
         shards=shards,
-        weight_bytes=held((param, sizes[name]) for name, param in params.items()),
-        gradient_bytes=held(
+        weight_bytes=rank_bytes((param, sizes[name]) for name, param in params.items()),
+        gradient_bytes=rank_bytes(
             (param, sizes[name]) for name, param in params.items() if param.requires_grad
         ),
-        state_bytes=held((params[name], size) for name, size in known_states.items())
+        state_bytes=rank_bytes((params[name], size) for name, size in known_states.items())
         if len(known_states) == len(states)
         else None,
     )

@@ -114,16 +114,17 @@ def execute(
 ) -> Outcome:
     """Train in a run directory and show the result.
 
-    In this process, on ranks that it starts, or as the first of them.
+    In this process; with `distributed=ddp` or `fsdp` as the leader of ranks that a launcher has
+    started, else on ranks that optrun starts.
 
     Raises:
         OptrunError: As `optrun.runner.train.train`.
     """
-    if caller.leader is not None and isinstance(request.config.distributed, RanksConfig):
+    if not isinstance(request.config.distributed, RanksConfig):
+        return run_here(request, run, caller.console, resume, owns_process=caller.owns_process)
+    if caller.leader is not None:
         return caller.leader.lead(request, run, caller.console, resume)
-    if isinstance(request.config.distributed, RanksConfig):
-        return train_on_ranks(request, run, caller.console, resume)
-    return run_here(request, run, caller.console, resume, owns_process=caller.owns_process)
+    return train_on_ranks(request, run, caller.console, resume)
 
 
 def _mark_as_ours(run: RunDir) -> None:

@@ -24,7 +24,7 @@ from optrun.model.configuration import (
     stored_vocab_size,
 )
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
-from optrun.model.quantization import quantization_of
+from optrun.model.quantization import quantization_options
 from optrun.model.tokenizer import in_one_line
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _inject(
 ) -> list[str]:
     """Put an adapter into a model; new weights train in full. Returns notes."""
     base = _origin(config)
-    quantization = quantization_of(config)
+    quantization = quantization_options(config)
     names = _parameters(model, new)
     notes = inject(
         adapter, model, spec.auto_class, names, base=base, quantization=quantization, meta=meta

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Quantization = dict[str, str | bool]
-"""What is asked of quantised weights, by the names of `model.quantization` and what goes with it.
+"""Options of quantised weights, by the names of `model.quantization` and what goes with it.
 """
 _MARK = "_optrun_quantization"
 _TYPE = "nf4"
@@ -29,7 +29,7 @@ _BLOCKS = 256
 """Weights that share a constant; constants that share one, where they are quantised again."""
 
 
-def quantization_of(config: ModelConfig) -> Quantization | None:
+def quantization_options(config: ModelConfig) -> Quantization | None:
     """Pick the options of quantisation out of the model's configuration.
 
     Returns:
@@ -48,7 +48,7 @@ def require_quantization(config: ModelConfig) -> None:
     Raises:
         ConfigError: With the command that installs it.
     """
-    quantization = quantization_of(config)
+    quantization = quantization_options(config)
     if quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"model.quantization={quantization['quantization']}: the package bitsandbytes is not"
@@ -57,15 +57,15 @@ def require_quantization(config: ModelConfig) -> None:
 
 
 def quantize(
-    asked: Quantization, model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False
+    options: Quantization, model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False
 ) -> str:
     """Put quantised weights in place of linear modules.
 
     Args:
-        asked: What `quantization_of` found.
+        options: From `quantization_options`.
         model: On the CPU, or on the meta device; changed in place.
-        paths: Of the modules.
-        meta: There are shapes alone.
+        paths: Dotted names of the modules.
+        meta: The modules have shapes and no values.
 
     Returns:
         A note for the user.
@@ -73,7 +73,7 @@ def quantize(
     Raises:
         ConfigError: There is nothing to quantise.
     """
-    bits = asked["quantization"]
+    bits = options["quantization"]
     linear_paths = list(paths)
     if not linear_paths:
         raise ConfigError(
@@ -82,11 +82,11 @@ def quantize(
         )
     before = sum(tensor_bytes(model).values())
     for path in linear_paths:
-        model.set_submodule(path, _build_4bit_linear(asked, model.get_submodule(path), meta=meta))
-    setattr(model, _MARK, dict(asked))
+        model.set_submodule(path, _build_4bit_linear(options, model.get_submodule(path), meta=meta))
+    setattr(model, _MARK, dict(options))
     model.is_loaded_in_4bit = True  # by which peft knows
     after = sum(tensor_bytes(model).values())
-    twice = ", its constants quantised, too" if asked["bnb_4bit_use_double_quant"] else ""
+    twice = ", its constants quantised, too" if options["bnb_4bit_use_double_quant"] else ""
     return (
         f"model.quantization={bits}: {len(linear_paths)} linear modules of the base in 4 bits"
         f" (nf4{twice}): its weights take {after / 2**20:,.1f} MiB in place of"
@@ -144,7 +144,7 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _build_4bit_linear(asked: Quantization, module: Any, *, meta: bool) -> nn.Module:
+def _build_4bit_linear(options: Quantization, module: Any, *, meta: bool) -> nn.Module:
     """Build the 4-bit module of a linear one; with `meta` only its shapes."""
     import bitsandbytes.nn as bnb
 
@@ -161,7 +161,7 @@ def _build_4bit_linear(asked: Quantization, module: Any, *, meta: bool) -> nn.Mo
             out,
             bias=module.bias is not None,
             compute_dtype=weight.dtype,
-            compress_statistics=asked["bnb_4bit_use_double_quant"],
+            compress_statistics=options["bnb_4bit_use_double_quant"],
             quant_type=_TYPE,
         )
     # Else an evaluation would lay the weights out otherwise.
@@ -174,7 +174,7 @@ def _build_4bit_linear(asked: Quantization, module: Any, *, meta: bool) -> nn.Mo
             quant_type=_TYPE,
             module=layer,
         ).to("cpu")
-        if asked["bnb_4bit_use_double_quant"]:
+        if options["bnb_4bit_use_double_quant"]:
             _compress(layer.weight)
     layer.bias = module.bias
     layer.optrun_source = type(module), weight.dtype

@@ -392,7 +392,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
     commands = []
     for workload in comparison.workloads:
         for row in workload.rows:
-            runs = row.configuration.counted
+            runs = row.configuration.latest_runs
             seeds = sorted({run.seed for run in runs if run.seed is not None})
             if runs and (line := runs[0].command(seeds=seeds)):
                 changed = any(change for run in runs for change in run.of_resumes("changes", dict))

@@ -54,7 +54,7 @@ class Configuration:
         return {key: self.settings[key] for key in keys if key in self.settings}
 
     @property
-    def counted(self) -> list[Run]:
+    def latest_runs(self) -> list[Run]:
         """List one run for each seed: the latest finished one, else the latest."""
         return [
             run

@@ -267,7 +267,9 @@ def _estimate(findings: Findings, plan: ConfirmationPlan) -> str:
     """Estimate the duration of a plan from the runs of the choice."""
     seconds = []
     for row in findings.ranked:
-        known_seconds = [run.wall_seconds for run in row.configuration.counted if run.wall_seconds]
+        known_seconds = [
+            run.wall_seconds for run in row.configuration.latest_runs if run.wall_seconds
+        ]
         if not known_seconds:
             return ""
         seconds.append(sum(known_seconds) / len(known_seconds))
@@ -303,7 +305,7 @@ def make_plan(
         )
         raise ConfigError(f"Nothing can be confirmed: {why}.")
     sweep_seeds = {run.seed for run in findings.runs if run.seed is not None}
-    runs = {row.name: row.configuration.counted[0] for row in rows}
+    runs = {row.name: row.configuration.latest_runs[0] for row in rows}
     if len({(run.config_name, *run.config_dir) for run in runs.values()}) > 1:
         raise ConfigError(
             "The contenders come from several recipes: confirm each recipe's sweep by itself."

@@ -71,8 +71,8 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
     """
     lines = []
     for series, row in enumerate(rows):
-        finished = [run for run in row.configuration.counted if run.finished]
-        for run in finished or row.configuration.counted:
+        finished = [run for run in row.configuration.latest_runs if run.finished]
+        for run in finished or row.configuration.latest_runs:
             x, y = run.line(metric, axis)
             if len(x) < 2:  # one point is no curve
                 continue

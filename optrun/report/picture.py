@@ -118,7 +118,12 @@ def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0
     if not finite:
         return
     best = min(finite)
-    far = best + (find_reach([value - best for value in finite], least) or 0.02 * abs(best) or 0.01)
+    reach = find_reach([value - best for value in finite], least)
+    if reach == 0:
+        reach = 0.02 * abs(best)
+    if reach == 0:
+        reach = 0.01
+    far = best + reach
     margin = 0.07 * (far - best)
     low, high = sorted((sign * (best - margin), sign * (far + margin)))
     number_axis(ax, [low, high])

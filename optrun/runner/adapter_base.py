@@ -25,7 +25,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.store import typed
 from optrun.model.adapter import base_tensors, inject, injected
 from optrun.model.build import weights_of
-from optrun.model.quantization import quantization_of, quantized, require_quantization
+from optrun.model.quantization import quantization_options, quantized, require_quantization
 from optrun.model.weights import load_model_tensors
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def rebuild_adapter_model(
             f"{checkpoint}: its configuration has no adapter, and its weights are one."
         )
     require_quantization(config.model)
-    quantization = quantization_of(config.model)
+    quantization = quantization_options(config.model)
     adapter = replace(
         config.adapter,
         target_modules=list(facts["target_modules"]),

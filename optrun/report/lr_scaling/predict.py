@@ -226,7 +226,7 @@ def _answer(contender: grouping.Contender, target: Mapping[str, float], mode: st
     Raises:
         ConfigError: There are too few sizes, or the prediction is too uncertain to use.
     """
-    runs = [run for item in contender.configurations for run in item.counted]
+    runs = [run for item in contender.configurations for run in item.latest_runs]
     axes, values = _find_axes(runs, target)
     by_size = defaultdict(list)
     for item in contender.configurations:

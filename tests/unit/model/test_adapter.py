@@ -28,7 +28,7 @@ from optrun.model.adapter import (
     without_factors,
 )
 from optrun.model.adapter_modules import head_modules, linear_modules
-from optrun.model.quantization import quantization_of, require_quantization
+from optrun.model.quantization import quantization_options, require_quantization
 from optrun.model.weights import load_model_tensors, model_tensors
 from optrun.param_groups import build_param_groups
 from tests.zoo.zoo import model_types, part_of, shallow
@@ -570,7 +570,7 @@ def test_a_missing_package_for_quantised_weights_is_named(monkeypatch: pytest.Mo
         "quantization": "4bit",
         "bnb_4bit_use_double_quant": False,
     }
-    assert quantization_of(config) == asked
+    assert quantization_options(config) == asked
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
         ConfigError,
