@@ -120,7 +120,7 @@ class Divergence:
         """Go back to the last scheduled checkpoint, with the data moved past the bad step.
 
         Overwrites weights, optimizer and training state; the seconds of training and the number of
-        rollbacks go on. The caller has checked `max_rollbacks`. The checkpoint and the data depend
+        rollbacks go on. `judge` has checked `max_rollbacks`. The checkpoint and the data depend
         on the configuration and the step alone: a run that was stopped and resumed in between
         takes the same way.
 
