@@ -5,11 +5,14 @@ Else from its schema.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import inspect
+import itertools
 import json
 import re
+import textwrap
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +80,7 @@ def entries(group: str, choice: str) -> list[Entry]:
     rows = {row[0]: row for row in _commented(text) if row[0] in hints}
     for key, value in schema_defaults(schema).items():
         if key not in rows and key != "name":
-            rows[key] = (key, _written(value), "")
+            rows[key] = (key, _written(value), _docstring(schema, key))
     return [
         _entry(f"{group.replace('/', '.')}.", row, hints)
         for row in rows.values()
@@ -110,6 +113,20 @@ def _written(value: object) -> str:
     if isinstance(value, str):
         return str(value)
     return json.dumps(value)
+
+
+def _docstring(schema: type[object], key: str) -> str:
+    """Return the docstring below a field of a dataclass or its bases; empty if it has none."""
+    for owner in schema.__mro__:
+        if key not in vars(owner).get("__annotations__", {}):
+            continue
+        source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+        body = source.body[0].body  # type: ignore[attr-defined]
+        for field, below in itertools.pairwise(body):
+            name = getattr(getattr(field, "target", None), "id", "")
+            if name == key and isinstance(below, ast.Expr):
+                return " ".join(ast.literal_eval(below.value).split())
+    return ""
 
 
 def _text(name: str) -> str:

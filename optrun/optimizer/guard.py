@@ -53,7 +53,7 @@ class Guard:
             numbers: On the device of the parameters. They are not read from another device.
         """
         if numbers.device.type == "cpu":
-            if all(map(math.isfinite, numbers.flatten().tolist())):
+            if all(map(math.isfinite, numbers.detach().numpy().flat)):
                 self.optimizer.step()
             return
         self.step_on_device(torch.isfinite(numbers).all().logical_not().float())

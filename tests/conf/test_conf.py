@@ -16,6 +16,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from optrun.base.formatting import rate
 from optrun.config import saved, store
 from optrun.config.groups import default_values
 from optrun.config.schema.run import BranchSchedule
@@ -152,7 +153,7 @@ def test_a_pretrained_model_takes_a_share_of_the_default(given: list[str], lr: f
     assert (note is None) == ("lr=3e-4" in given)
     if note is not None:
         pieces = (
-            f"lr={lr:g}",
+            f"lr={rate(lr)}",
             "model.default_lr_factor=0.05",
             f"optimizer={config.optimizer.name}",
             "warmup_ratio",

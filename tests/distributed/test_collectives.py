@@ -33,24 +33,35 @@ STEP = 3
 def counted(folder: str, overrides: list[str], rank: int) -> None:
     """Run as one of the ranks; rank 0 writes what a step sends."""
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
-    call, steps = TrainStep.__call__, [0]
+    collectives: Counter[str] = Counter()
 
-    def call_profiled(self: TrainStep, *given: Any, **named: Any) -> Any:
-        steps[0] += 1
-        if steps[0] != STEP:
-            return call(self, *given, **named)
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
-            result = call(self, *given, **named)
-        if rank == 0:
-            names = [
+    def profiled(method: Callable[..., Any]) -> Callable[..., Any]:
+        calls = 0
+
+        def call_profiled(self: TrainStep, *given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls != STEP:
+                return method(self, *given, **named)
+            with profile(activities=[ProfilerActivity.CPU]) as seen:
+                result = method(self, *given, **named)
+            collectives.update(
                 event.name.removeprefix("gloo:")
                 for event in seen.events()
                 if event.name.startswith("gloo:")
-            ]
-            Path(folder, "counts.json").write_text(json.dumps(Counter(names)))
-        return result
+            )
+            if rank == 0:
+                Path(folder, "counts.json").write_text(json.dumps(collectives))
+            return result
 
-    with patch.object(TrainStep, "__call__", call_profiled), _no_pictures():
+        return call_profiled
+
+    with (
+        patch.object(TrainStep, "compute", profiled(TrainStep.compute)),
+        patch.object(TrainStep, "update", profiled(TrainStep.update)),
+        patch.object(TrainStep, "read", profiled(TrainStep.read)),
+        _no_pictures(),
+    ):
         start = Start(Path(folder, "run"), overrides)
         _start(start, request(overrides), World.join("gloo", timedelta(seconds=SECONDS)))
 

@@ -37,7 +37,7 @@ def inserted(text: str, new: list[str], before: str) -> str:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     there = tmp_path_factory.mktemp("copy")
-    for name in ("optrun", "conf", "recipes"):
+    for name in ("optrun", "conf", "recipes", "docs"):
         shutil.copytree(
             ROOT / name, there / name
         )  # with what is compiled, which goes by the files' dates
