@@ -128,7 +128,7 @@ def test_a_warm_start_reads_no_targets_and_packs_nothing(
     with pytest.MonkeyPatch.context() as patched:
         places = [
             (examples.Examples, "_fingerprint"),
-            (data_facts, "_count_known"),
+            (data_facts, "_count_members"),
             (packing.Packed, "_fingerprint"),
         ]
         forbid(
