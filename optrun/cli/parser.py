@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
+from optrun.base import shell
 from optrun.base.errors import ConfigError, did_you_mean, refuse_url
 from optrun.config.tokens import key_of
 
@@ -223,9 +224,12 @@ class VerbParser(argparse.ArgumentParser):
             line = " ".join(["optrun", self.verb, *positional])
             usage = f"expected optrun {self.verb} {self.arguments}. See optrun {self.verb} --help"
             hint = ""
-            if len(positional) > self.most_places and Path(positional[-1]).is_file():
+            if len(positional) > self.most_places:
                 file = positional[-1]
-                hint = f". A file of rows has a key: data.eval={file} or data.train={file}."
+                if file.endswith((".yaml", ".yml")):
+                    hint = f". Did you mean optrun {self.verb} -cn {shell.quote(file)}?"
+                elif Path(file).is_file():
+                    hint = f". A file of rows has a key: data.eval={file} or data.train={file}."
             raise ConfigError(f"{line}: {usage}{hint}")
         if self.are_paths:
             for number, path in enumerate(positional):

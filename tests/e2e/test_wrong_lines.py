@@ -51,6 +51,7 @@ def test_the_advised_line_works(line: str, capsys: pytest.CaptureFixture[str]) -
         ("hydra.run.dir=/dev/null", ["this is a file"]),
         ("resume=no/such/run", ["no such directory"]),
         ("branch_from=no/such/run", ["no such directory"]),
+        ("explain mine.yaml", ["Did you mean optrun explain -cn mine.yaml?"]),
         ("-cn=mine", ["no such recipe", "Did you mean -cn mine.yaml?"]),
     ],
 )
@@ -58,7 +59,7 @@ def test_what_is_said_of_it(
     line: str, facts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.yaml").write_text("defaults: [config, _self_]\n")
-    said = refusal(capsys, line)
+    said = refusal(capsys, *line.split())
     assert [fact for fact in facts if fact not in said] == [], said
 
 
