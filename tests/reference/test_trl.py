@@ -112,9 +112,7 @@ def ours(rows: list[dict[str, Any]], tokenizer: Any, max_length: int, **options:
     data: Any = choice("data", DATA, "files", {"train": "x", "max_length": max_length})
     split = Split(Dataset.from_list(rows), "data.train")
     source = Source(split, {"": Split(split.rows.select([]), "data.eval")}, data)
-    return build_task(
-        choice("task", TASKS, "sft", {"samples": 0, **options}), data, source, tokenizer, seed=0
-    )
+    return build_task(choice("task", TASKS, "sft", options), data, source, tokenizer, seed=0)
 
 
 def theirs_of(
