@@ -147,6 +147,22 @@ def refuse_url(key: str, value: object) -> None:
             )
 
 
+def refuse_existing(key: str, path: str | os.PathLike[str]) -> None:
+    """Refuse to write over a file, a folder or a link that leads nowhere.
+
+    Args:
+        key: The key or option with its value, for the message.
+        path: Where something is to be written.
+
+    Raises:
+        ConfigError: Something is there.
+    """
+    if os.path.lexists(path):
+        raise ConfigError(
+            f"{key}: is there already, and nothing is overwritten. Choose another name."
+        )
+
+
 def show_cursor() -> None:
     """Show the cursor again, before a process with a live display ends.
 

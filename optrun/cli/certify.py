@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
-from pathlib import Path
 
-from optrun.base.errors import ConfigError, refuse_url
+from optrun.base.errors import ConfigError, refuse_existing, refuse_url
 from optrun.cli.parser import VerbArguments, VerbParser
 
 
@@ -88,22 +86,10 @@ def run(arguments: VerbArguments) -> int:
         raise ConfigError("--seed: does not go with optrun certify transfer; give seeds=0-2.")
     refuse_url("--out", options.out)
     if options.out is not None:
-        _refuse_existing(Path(options.out))
+        refuse_existing(f"--out {options.out}", options.out)
     from optrun.cli.certificate import Desk
 
     code: int = importlib.import_module(f"optrun.cli.certify_{claim}").run(
         arguments, Desk(claim, options)
     )
     return code
-
-
-def _refuse_existing(out: Path) -> None:
-    """Refuse to overwrite a certificate, before anything is computed.
-
-    Raises:
-        ConfigError: The file exists.
-    """
-    if os.path.lexists(out):
-        raise ConfigError(
-            f"--out {out} exists already, and nothing is overwritten. Choose another name."
-        )

@@ -22,7 +22,10 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
         return "training.profile: each profiled step is measured alone"
     rows = registry.choices("callback")
     for name in config.callbacks:
-        on_step = getattr(rows[name].load(), "on_step", None)
+        callback = rows[name].load()
+        if getattr(callback, "hears_late", False):
+            continue
+        on_step = getattr(callback, "on_step", None)
         # `Callback` has an `on_step` that does nothing; explain may not import training.
         if on_step is not None and on_step.__module__ != "optrun.training.callback":
             return f"callbacks.{name}: its on_step is told the loss of each step"

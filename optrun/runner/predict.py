@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import GenerationConfig
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged
-from optrun.base.errors import ConfigError, nearest, refuse_url
+from optrun.base.errors import ConfigError, nearest, refuse_existing, refuse_url
 from optrun.base.formatting import csv_cell
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.checks import build
@@ -178,21 +177,8 @@ def _out(typed: PlainMapping) -> Path:
         )
     if not out.parent.is_dir():
         raise ConfigError(f"out={out}: no such folder: {out.parent}. Make it first.")
-    _refuse_taken(out)
+    refuse_existing(f"out={out}", out)
     return out
-
-
-def _refuse_taken(out: Path) -> None:
-    """Refuse to overwrite a file.
-
-    Raises:
-        ConfigError: The file exists.
-    """
-    if os.path.lexists(out):
-        raise ConfigError(
-            f"out={out}: is there already, and nothing is overwritten. Choose a new file, or"
-            " remove it."
-        )
 
 
 def _tokenizer(config: RunConfig, run: RunDir) -> Any:
@@ -268,7 +254,7 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
 
 
 def _put_in_place(aside: Path, out: Path) -> None:
-    _refuse_taken(out)
+    refuse_existing(f"out={out}", out)
     aside.rename(out)
 
 

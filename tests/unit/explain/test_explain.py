@@ -6,9 +6,12 @@ import functools
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
+from torch.optim import SGD
 
 from optrun import explain as verb
 from optrun.base.errors import ConfigError
@@ -19,6 +22,8 @@ from optrun.explain.build import explain
 from optrun.explain.facts import Facts, groups_of
 from optrun.explain.plot import area_plot
 from optrun.explain.tables import render
+from optrun.explain.waits import reason_to_wait
+from optrun.training.callback import Callback
 
 
 def _config(*words: str) -> RunConfig:
@@ -378,3 +383,20 @@ def test_why_a_step_waits_for_its_loss(words: tuple[str, ...], reason: str | Non
         assert "each step for its loss" not in text
     else:
         assert f"each step for its loss; {reason}" in text
+
+
+@pytest.mark.parametrize(("hears_late", "waits"), [(False, True), (True, False)])
+def test_a_callback_that_hears_late_makes_no_step_wait(
+    hears_late: bool, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Mine(Callback):
+        def on_step(self, training: object, result: object) -> None:
+            del training, result
+
+    Mine.hears_late = hears_late
+    row = SimpleNamespace(load=lambda: Mine)
+    config = _config("optimizer=adamw")
+    monkeypatch.setattr("optrun.explain.waits.registry.choices", lambda kind: {"mine": row})
+    monkeypatch.setattr(config, "callbacks", {"mine": None})
+    reason = reason_to_wait(config, SGD([torch.zeros(1)]))
+    assert (reason == "callbacks.mine: its on_step is told the loss of each step") is waits
