@@ -1,7 +1,6 @@
 """How long training stands still for a save, and how fast the save itself is.
 
     python benchmarks/checkpoint_stall.py [--mib 256] [--repeats 7] [--folder DIR] [--device cpu]
-    [--checksum xxh3]
 
 On a state of the size asked for (weights and two moments, in tensors of a few MiB as transformers
 have them), each
@@ -10,7 +9,7 @@ repeat one after another:
 stall       what `CheckpointManager.save` takes from the training thread
 copy        `copy_` of the same tensors into memory that is there already: the least a save beside
 training can cost
-save        the thread beside training: safetensors with two checksums for every byte, manifest,
+save        the thread beside training: safetensors, manifest with a checksum of every file,
 fsync, rename
 plain       one file with the same bytes: `write` in pieces of 4 MiB, `fsync`
 torch.save, safetensors   a file each, and `fsync`; neither checksum nor manifest, and training
@@ -43,7 +42,6 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import tensor_bytes
 from optrun.config.schema.checkpoint import (
     CheckpointConfig,
-    Checksum,
     OnOtherOptimizer,
     OnStorageError,
 )
@@ -85,8 +83,7 @@ def manager(
     run: RunDir,
     state: TrainState,
     device: torch.device,
-    checksum: str,
-    snapshot: Callable[[Any], Snapshot],
+    snapshot: Callable[[RandomStates, bool], Snapshot],
 ) -> CheckpointManager:
     config = CheckpointConfig(
         name="default",
@@ -98,7 +95,6 @@ def manager(
         mode=None,
         on_storage_error=OnStorageError.stop,
         on_other_optimizer=OnOtherOptimizer.refuse,
-        checksum=Checksum(checksum),
         allow_nonfinite=False,
     )
     setup: Any = SimpleNamespace(
@@ -119,11 +115,10 @@ def manager(
 
 
 def measure(
-    given: argparse.Namespace, checksum: str, folder: Path
+    mib: int, repeats: int, device: torch.device, folder: Path
 ) -> tuple[float, dict[str, list[float]]]:
-    """MiB of the state, and seconds of each repeat by what they were spent on."""
-    device = torch.device(given.device)
-    count = max(1, given.mib // 12)
+    """Return MiB of the state, and seconds of each repeat by what they were spent on."""
+    count = max(1, mib // 12)
     weights = {f"layer.{i}.weight": torch.randn(SIDE, SIDE, device=device) for i in range(count)}
     moments = {
         f"{n}/{k}": torch.randn_like(w)
@@ -131,7 +126,7 @@ def measure(
         for k in ("exp_avg", "exp_avg_sq")
     }
     everything = {**weights, **moments}
-    run = RunDir(folder / f"run-{checksum}")
+    run = RunDir(folder / "run")
     run.path.mkdir()
     make_checkpoints_dir(run)
     copy_weights, copy_moments, own = Copier(), Copier(), Copier()
@@ -142,7 +137,7 @@ def measure(
         "safetensors": lambda: synced(place, lambda path: save_file(held, path)),
     }
 
-    def snapshot(_: RandomStates | None) -> Snapshot:
+    def snapshot(_random: RandomStates, _last: bool) -> Snapshot:
         metadata = CheckpointMetadata(global_step=state.global_step, train=state.to_dict())
         return Snapshot(
             state.global_step,
@@ -152,9 +147,9 @@ def measure(
             finite=list(weights),
         )
 
-    saving = manager(run, state, device, checksum, snapshot)
+    saving = manager(run, state, device, snapshot)
     seconds: dict[str, list[float]] = {}
-    for repeat in range(given.repeats + 1):
+    for repeat in range(repeats + 1):
         state.global_step = repeat + 1
         spent = {"stall": measured(saving.save, device)}
         saving.wait()
@@ -180,28 +175,18 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", default=None)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument(
-        "--checksum", choices=[kind.value for kind in Checksum], help="one of them alone"
-    )
-    given = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="optrun-stall-", dir=given.folder))
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="optrun-stall-", dir=options.folder))
+    size, seconds = measure(options.mib, options.repeats, torch.device(options.device), folder)
     rows = ["| | over | ratio of seconds | middle half |", "| --- | --- | --- | --- |"]
-    for checksum in [given.checksum] if given.checksum else [kind.value for kind in Checksum]:
-        size, seconds = measure(given, checksum, folder)
-        named = {"stall": f"stall, {checksum}", "save": f"save, {checksum}"}
-        for name in ("stall", "save", "torch.save", "safetensors"):
-            base = "copy" if name == "stall" else "plain"
-            row = (
-                f"| {named.get(name, name)} | {base} |"
-                f" {cells(over(seconds[name], seconds[base]))} |"
-            )
-            if name in named or not any(line.startswith(f"| {name} ") for line in rows):
-                rows.append(row)
+    for name in ("stall", "save", "torch.save", "safetensors"):
+        base = "copy" if name == "stall" else "plain"
+        rows.append(f"| {name} | {base} | {cells(over(seconds[name], seconds[base]))} |")
     shutil.rmtree(folder)
     copied, plain = (size / statistics.median(seconds[name]) for name in ("copy", "plain"))
     print(
-        f"A state of {size:.0f} MiB on {given.device}; a copy makes {copied:.0f} MiB/s, a plain"
-        f" flushed write {plain:.0f} MiB/s; {given.repeats} repeats.\n"
+        f"A state of {size:.0f} MiB on {options.device}; a copy makes {copied:.0f} MiB/s, a plain"
+        f" flushed write {plain:.0f} MiB/s; {options.repeats} repeats.\n"
     )
     print("\n".join(rows))
 

@@ -39,7 +39,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from optrun.config.schema.optimizer import SCHEMAS
-from optrun.optimizer.build import build_optimizer, divided
+from optrun.optimizer.build import build_optimizer, divide_groups
 from optrun.optimizer.classes import LIBRARY_CHOICE, member_class
 
 OPTIMIZERS = [
@@ -69,7 +69,7 @@ def built(name: str, model: nn.Module) -> Optimizer:
 
 def torchs_muon(_: str, model: nn.Module) -> Optimizer:
     """Over the matrices that optrun's Muon takes; the rest stands still."""
-    groups, _members = divided("muon", {}, [{"params": list(model.named_parameters())}])
+    groups, _members = divide_groups("muon", {}, [{"params": list(model.named_parameters())}])
     return torch.optim.Muon([param for _, param in groups[0]["params"]], lr=1e-3)
 
 

@@ -314,3 +314,40 @@ def test_files_of_others_come_through_one_door() -> None:
             f"{name}: lines {lines}: read it with optrun.base.reading"
         )
     assert OTHER_DOORS.keys() - found == set(), "these open nothing any more"
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    """Collect what a module binds at its top level, under `if` and `try`, too."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.add(node.name)
+            case ast.ImportFrom() | ast.Import():
+                names |= {alias.asname or alias.name for alias in node.names}
+            case ast.Name(ctx=ast.Store()):
+                names.add(node.id)
+    return names
+
+
+def test_benchmarks_and_examples_import_names_that_exist() -> None:
+    """No test runs the long ones, so a name that went was missed by their next user only."""
+    root = PACKAGE.parent
+    missing = []
+    for path in sorted([*root.glob("benchmarks/*.py"), *root.glob("examples/**/*.py")]):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("optrun"):
+                continue
+            base = root.joinpath(*str(node.module).split("."))
+            file = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+            names = (
+                _top_level_names(ast.parse(file.read_text("utf-8"))) if file.is_file() else set()
+            )
+            missing += [
+                f"{path.name}: {node.module}.{alias.name}"
+                for alias in node.names
+                if alias.name not in names
+                and not (base / alias.name).is_dir()
+                and not (base / f"{alias.name}.py").is_file()
+            ]
+    assert not missing
