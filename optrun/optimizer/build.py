@@ -34,8 +34,8 @@ _NO_SHARDS = (
     " optimizer=adamw."
 )
 _IF_IT_DOES = (
-    "If optrun.testing.check_optimizer(NAME, lr=LR, ranks=2) passes, set TAKES_SHARDS = True in"
-    " its class."
+    "If its step goes element by element, or takes whole tensors by optrun.plugin.on_whole and"
+    " norms, set TAKES_SHARDS = True in its class."
 )
 
 HIDDEN_ROLES = frozenset({"matrix"})
@@ -84,8 +84,8 @@ def refuse_unshardable(
 ) -> None:
     """Refuse an optimizer that cannot step sharded parameters, before ranks are started.
 
-    optrun's own are held to it by tests. A class of others has to say `TAKES_SHARDS = True`
-    itself; `optrun.testing.check_optimizer(..., ranks=2)` shows whether it may.
+    A class of a plugin must set `TAKES_SHARDS = True` itself: one that it inherits does not count.
+    Does nothing unless `distributed` is `fsdp`.
 
     Args:
         config: Of the run's optimizer.

@@ -1,6 +1,7 @@
-"""Several optimizers that are one to the outside.
+"""Several optimizers behind the interface of one.
 
-Muon with its companion, or a rule that names another optimizer.
+Built for Muon, whose companion steps what is no hidden matrix, and for a rule of
+`param_groups.rules` that names another optimizer.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
 
 
 class Composite(NamedOptimizer):
-    """Groups go to the optimizer their key `optimizer` names; state, lr and names are one.
+    """Step each parameter group by the optimizer that its key `optimizer` names.
 
-    The groups stand in the order given, whoever steps them, and the members share one state: a
-    scheduler, a checkpoint and `set_lr` see a single torch optimizer.
+    The optimizers are its `members`. They share one state, one base lr and the dicts of the groups,
+    which keep the order in which they were given: a scheduler, a checkpoint and `set_lr` see a
+    single torch optimizer. Momentum is not cycled: give torch's OneCycleLR and CyclicLR
+    `cycle_momentum=False`.
 
     Args:
         params: Group dicts, each with a key `optimizer`; without one it goes to the first member.
@@ -54,16 +57,13 @@ class Composite(NamedOptimizer):
             member_class(name)
         self.members: dict[str, NamedOptimizer] = {}
         self._options = {name: dict(options) for name, options in members.items()}
-        self._main = next(iter(members))
+        self._first_member = next(iter(members))
         self._waiting: list[tuple[str, dict[str, Any]]] = []
         super().__init__(params, {"lr": lr})
         self._build_members()
 
     def _register_hooks(self) -> None:
-        """Register nothing.
-
-        Every member counts its own steps and sets its own functions of them.
-        """
+        """Register no hooks: those of each member count its steps and set its functions of them."""
 
     @property
     def _lr_driven_by(self) -> str | None:
@@ -76,125 +76,116 @@ class Composite(NamedOptimizer):
             member._lr_driven_by = value
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Hand a group to its member.
+        """Add a group to the optimizer that its key `optimizer` names.
+
+        Without that key it goes to the first member. An optimizer that has no group yet is built,
+        and counts its steps from those that the others have done. While the constructor runs,
+        groups are only collected: `_build_members` builds each member with all of its groups.
 
         Raises:
-            TypeError: For anything but a dict.
+            TypeError: For anything but a dict with `params`.
             ValueError: For an optimizer that does not exist, or a name that is taken.
         """
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise TypeError("Composite takes group dicts with the key 'params'.")
-        rest = {**param_group, "params": listed_params(param_group["params"], may_be_empty=True)}
-        name = rest.pop("optimizer", self._main)
+        group = {**param_group, "params": listed_params(param_group["params"], may_be_empty=True)}
+        name = group.pop("optimizer", self._first_member)
         if not self._built:
-            self._waiting.append((name, rest))
+            self._waiting.append((name, group))
             return
-        refuse_repeats(
-            [*self.named_params().items(), *given_names(rest["params"], len(self.param_groups))]
-        )
+        pairs = given_names(group["params"], len(self.param_groups))
+        refuse_repeats([*self.named_params().items(), *pairs])
         if name in self.members:
-            self.members[name].add_param_group(rest)
+            self.members[name].add_param_group(group)
         else:
-            done = max(group["step"] for group in self.param_groups)
-            self._add_member(name, [{"step": done, **rest}])
-        self._take(name, -1)
-        self._offer_momentum()
+            steps_done = max(group["step"] for group in self.param_groups)
+            self._add_member(name, [{"step": steps_done, **group}])
+        self._append_group(name, self.members[name].param_groups[-1])
 
     def _build_members(self) -> None:
-        """Build each member with all of its groups at once.
+        """Build each member with all of its groups at once, from the groups that wait.
 
-        Patterns and a `name_dict` see all names.
+        Its patterns and its `name_dict` must see all of its names. The groups of the composite keep
+        the order in which they were given.
         """
         pairs = [
             given_names(group["params"], index) for index, (_, group) in enumerate(self._waiting)
         ]
         refuse_repeats(chain.from_iterable(pairs))
-        groups: dict[str, list[ParamGroup]] = {}
+        groups_by_member: dict[str, list[ParamGroup]] = {}
         for name, group in self._waiting:
-            groups.setdefault(name, []).append(group)
-        for name, groups_of_member in groups.items():
-            self._add_member(name, groups_of_member)
-        taken_groups = dict.fromkeys(groups, 0)
+            groups_by_member.setdefault(name, []).append(group)
+        for name, groups in groups_by_member.items():
+            self._add_member(name, groups)
+        built_groups = {name: iter(self.members[name].param_groups) for name in groups_by_member}
         for name, _ in self._waiting:
-            self._take(name, taken_groups[name])
-            taken_groups[name] += 1
+            self._append_group(name, next(built_groups[name]))
         self._waiting = []
-        self._offer_momentum()
-
-    def _offer_momentum(self) -> None:
-        """Offer momentum in the defaults, where torch's OneCycleLR and CyclicLR look for it.
-
-        They write `betas` of every group, or `momentum` of every group; with members of both kinds
-        that is `momentum`, and `step` hands it on.
-        """
-        for key in ("betas", "momentum"):
-            self.defaults.pop(key, None)
-        if all("betas" in group for group in self.param_groups):
-            self.defaults["betas"] = self.param_groups[0]["betas"]
-        elif any("betas" in group or "momentum" in group for group in self.param_groups):
-            self.defaults["momentum"] = None
-
-    def _hand_on_momentum(self) -> None:
-        for group in self.param_groups:
-            if "momentum" in group and "betas" in self.members[group["optimizer"]].defaults:
-                group["betas"] = (group["momentum"], *group["betas"][1:])
 
     def _add_member(self, name: str, groups: list[ParamGroup]) -> None:
-        options: dict[str, Any] = {"lr": self._base_functions.get("lr", self.defaults["lr"])}
-        member = member_class(name)(groups, **{**options, **self._options.get(name, {})})
+        """Build the member of a name over its groups; it shares the state of the composite."""
+        lr = self._base_functions.get("lr", self.defaults["lr"])
+        member = member_class(name)(groups, **{"lr": lr, **self._options.get(name, {})})
         member.state = self.state
         member._lr_driven_by = self._lr_driven_by
         self.members[name] = member
 
-    def _take(self, name: str, place: int) -> None:
-        """Take a member's next group at its place among all groups."""
-        member = self.members[name]
-        group = member.param_groups[place]
+    def _append_group(self, name: str, group: ParamGroup) -> None:
+        """Append a member's group, the same dict, to the groups of the composite."""
         group["optimizer"] = name
         self.param_groups.append(group)
-        self._handed_out = list(self.param_groups)
+        self._shared_groups = list(self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step every member; return the result of `closure`."""
+        """Step every member.
+
+        Returns:
+            What `closure` returned, which is called once before the step; None without one.
+
+        Raises:
+            RuntimeError: The lr is a function of the step, and a scheduler drives it, too.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._refuse_two_drivers()
         self._share_with_members()
-        self._hand_on_momentum()
         for member in self.members.values():
             member.step()
         return loss
 
     def _share_with_members(self) -> None:
-        """Give the members state and groups, since a host may have replaced them."""
+        """Give the members the state and the groups of the composite before a step.
+
+        Accelerate, FSDP and other hosts replace the state, the list of groups, or its dicts.
+        """
         now = self.param_groups
-        before = self._handed_out
-        exchanged = len(now) != len(before) or not all(map(operator.is_, now, before))
+        before = self._shared_groups
+        were_replaced = len(now) != len(before) or not all(map(operator.is_, now, before))
         for name, member in self.members.items():
             member.state = self.state
-            if exchanged:
+            if were_replaced:
                 member.param_groups = [group for group in now if group["optimizer"] == name]
-        self._handed_out = list(now)
+        self._shared_groups = list(now)
 
     def set_lr(self, value: float) -> None:
-        """Set the learning rate as in `NamedOptimizer`, for every member."""
+        """Set the base learning rate of all members, see `NamedOptimizer.set_lr`."""
         super().set_lr(value)
         for member in self.members.values():
             member.defaults["lr"] = not_negative("lr", value)
 
     @property
     def trust_ratios(self) -> dict[str, float]:
-        """Trust ratios of all members, by parameter name."""
+        """Trust ratios of the last step by parameter name, from the members that have some."""
         ratios: dict[str, float] = {}
         for member in self.members.values():
             ratios.update(getattr(member, "trust_ratios", {}))
         return ratios
 
     def get_config(self) -> PlainDict:
-        """Return `lr` and, by member, the keywords it was built with."""
+        """Return `lr`, and under `members` the keywords of each member but its `lr`."""
         config = super().get_config()
         members: dict[str, PlainDict] = {}
         for name, member in self.members.items():
@@ -204,16 +195,16 @@ class Composite(NamedOptimizer):
         return config
 
     def __getstate__(self) -> StateDict:
-        """As in `NamedOptimizer`, with the members."""
-        keys = ("members", "_options", "_main", "_driver")
+        """Return what is pickled: as in `NamedOptimizer`, with the members."""
+        keys = ("members", "_options", "_first_member", "_driver")
         state = super().__getstate__()
         del state["_lr_driven_by"]
         return {**state, **{key: self.__dict__[key] for key in keys}}
 
     def __setstate__(self, state: State) -> None:
-        """As in `NamedOptimizer`; the members share state and groups."""
+        """Restore from `__getstate__`; the members share the restored state and groups."""
         super().__setstate__(state)
         for name, member in self.members.items():
             groups = [group for group in self.param_groups if group["optimizer"] == name]
             member.__setstate__({"state": self.state, "param_groups": groups})
-        self._handed_out = list(self.param_groups)
+        self._shared_groups = list(self.param_groups)

@@ -149,10 +149,6 @@ def load_named_state(
 def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:
     """Refuse state of another format, or of another optimizer class."""
     refuse_format("optimizer state", meta.get("format"), FORMAT)
-    if meta.get("format") != FORMAT:
-        raise ValueError(
-            f"optimizer state of format {meta.get('format')!r}: this version reads format {FORMAT}."
-        )
     if meta["optimizer"] != type(optimizer).__name__:
         raise ValueError(
             f"the state was saved by {meta['optimizer']}, the optimizer is"

@@ -304,9 +304,7 @@ class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
         weight_decay: Numeric = 0.0,
         nesterov: bool = False,
         *,
-        maximize: bool = False,
         foreach: bool | None = None,
-        differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
         super().__init__(
@@ -317,9 +315,7 @@ class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
                 "dampening": dampening,
                 "weight_decay": weight_decay,
                 "nesterov": nesterov,
-                "maximize": maximize,
                 "foreach": foreach,
-                "differentiable": differentiable,
                 "fused": fused,
             },
         )
@@ -346,7 +342,6 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         weight_decay: Numeric = 0.0,
         *,
         foreach: bool | None = None,
-        maximize: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -357,7 +352,6 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
                 "d": d,
                 "weight_decay": weight_decay,
                 "foreach": foreach,
-                "maximize": maximize,
             },
         )
 

@@ -196,7 +196,6 @@ def test_a_sweep_loads_it_in_every_process(
 def test_the_laws_hold_for_it() -> None:
     plugins.load("my_optimizers.py")
     check_optimizer("my_lion", lr=0.05)
-    check_optimizer("my_lion", lr=0.05, ranks=2)
     check_optimizer("my_lion", lr=0.05, betas=(0.5, 0.5), weight_decay=0.0)
 
 
