@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from optrun.base.errors import UnreadableFileError
 from optrun.base.reading import open_file
 from optrun.data.cache import digest
 from optrun.data.encoding import (
     UTF8,
-    NotDecodableError,
-    encoding_of_mark,
-    read_as_cp1252,
+    TextEncoding,
+    find_encoding,
     recode_to_utf8,
     zero_bytes_error,
 )
@@ -59,10 +58,10 @@ ELSEWHERE = {
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open the bytes of a file, unpacked by its ending or first bytes."""
+    """Open the bytes of a file, unpacked by what its first bytes say, whatever its ending."""
     import pyarrow as pa
 
-    compression = COMPRESSED.get(path.suffix.lower()) or compression_of(path)
+    compression = compression_of(path)
     if compression == "xz":
         return lzma.open(path)
     stream: IO[bytes] = pa.input_stream(str(path), compression=compression)
@@ -117,60 +116,39 @@ def compression_of(path: Path) -> str | None:
     return next((name for magic, name in _MAGIC.items() if raw.startswith(magic)), None)
 
 
-class TextEncoding(NamedTuple):
-    """How a text is decoded."""
-
-    name: str
-    sample: str
-    """A piece with characters beyond ASCII, for people to check a guessed encoding; else empty."""
-
-
 def check_text(path: Path, kind: str, encoding: str | None) -> TextEncoding:
     """Find the encoding of a text, and refuse an unreadable one.
-
-    If the file itself cannot be opened or unpacked, UTF-8: its reader then raises.
 
     Args:
         path: The file; it may be packed.
         kind: Name of its format, for messages.
-        encoding: The encoding that the user named; None: by its mark, else UTF-8, else cp1252.
+        encoding: The encoding that the user named; None: see `find_encoding`.
 
     Raises:
-        UnreadableFileError: With what is wrong.
+        UnreadableFileError: It is a zip archive, another format or blank, has zero bytes, cannot be
+            unpacked or decoded.
+        OSError: The disk refused.
     """
     import pyarrow as pa
 
-    sample = ""
     try:
-        head = next(chunks_of(path), b"")
-        if head.startswith(_ZIP):
+        if next(chunks_of(path), b"").startswith(_ZIP):
             raise UnreadableFileError(f"its bytes are {_ZIPPED}.")
-        name = encoding or encoding_of_mark(head)
-        try:
-            _refuse_content(path, kind, name)
-        except NotDecodableError as error:
-            if encoding is not None:
-                raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
-            if name != UTF8:
-                raise
-            name, sample = read_as_cp1252(chunks_of(path), error)
-            _refuse_content(path, kind, name)
-    except UnreadableFileError as error:
-        message = str(error)
-        if not message.startswith(("cannot", "unpacks")):
-            message = f"cannot be read as {kind}: {message}"
-        raise UnreadableFileError(message) from error
-    except (pa.ArrowException, OSError, EOFError, lzma.LZMAError):
-        return TextEncoding(UTF8, "")  # the reader says it, in its own words
-    return TextEncoding(name, sample)
+        return find_encoding(
+            lambda: chunks_of(path), encoding, lambda text: _refuse_content(path, kind, text)
+        )
+    except (UnreadableFileError, pa.ArrowException, OSError, EOFError, lzma.LZMAError) as error:
+        if getattr(error, "errno", None) is not None:  # the disk's own word, not a decompressor's
+            raise
+        raise UnreadableFileError(f"cannot be read as {kind}: {error}") from error
 
 
-def _refuse_content(path: Path, kind: str, encoding: str) -> None:
-    """Refuse a text of another format, with zero bytes, or blank."""
+def _refuse_content(path: Path, kind: str, text: Iterable[bytes]) -> None:
+    """Refuse a text in UTF-8 of another format, with zero bytes, or blank."""
     line = 1
     is_blank = True
     number = -1
-    for number, chunk in enumerate(recode_to_utf8(chunks_of(path), encoding)):
+    for number, chunk in enumerate(text):
         if number == 0:
             _refuse_beginning(chunk, path, kind)
         if b"\x00" in chunk:
@@ -179,7 +157,7 @@ def _refuse_content(path: Path, kind: str, encoding: str) -> None:
         line += chunk.count(b"\n")
         is_blank = is_blank and not chunk.decode(UTF8, "replace").strip()
     if number < 0:
-        raise UnreadableFileError("cannot be read: the file is empty.")
+        raise UnreadableFileError("the file is empty.")
     if is_blank and kind in ("text", "json"):
         raise UnreadableFileError("no rows in it: nothing but white space.")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from optrun.base.errors import UnreadableFileError
 
@@ -29,12 +30,21 @@ _SHOWN = 60
 """Characters of a line in a message."""
 
 
+class TextEncoding(NamedTuple):
+    """How a text is decoded."""
+
+    name: str
+    """As `codecs` knows it."""
+    sample: str
+    """A line with characters beyond ASCII, by which a person can check a guess; else empty."""
+
+
 class NotDecodableError(UnreadableFileError):
     """Some bytes are not of an encoding.
 
     Attributes:
-        line: Where, from 1.
-        raw: That line.
+        line: The number of the line, from 1.
+        raw: The bytes of that line.
     """
 
     def __init__(self, line: int, raw: bytes, encoding: str) -> None:
@@ -43,12 +53,36 @@ class NotDecodableError(UnreadableFileError):
         self.raw = raw
 
 
-def encoding_of_mark(head: bytes) -> str:
-    """Name the encoding of a text by its byte order mark, else UTF-8."""
-    for mark, name in _MARKS:
-        if head.startswith(mark):
-            return name
-    return UTF8
+def find_encoding(
+    chunks: Callable[[], Iterable[bytes]],
+    encoding: str | None,
+    check: Callable[[Iterator[bytes]], object],
+) -> TextEncoding:
+    """Find the encoding of a text by decoding all of it.
+
+    Args:
+        chunks: Gives the bytes of the text anew at each call.
+        encoding: `data.encoding`; None: the one of its byte order mark, else UTF-8, else cp1252 if
+            charset-normalizer finds that plausible.
+        check: Reads the whole text, as UTF-8; what it raises is raised.
+
+    Raises:
+        UnreadableFileError: It is another encoding, or damaged.
+    """
+    head = next(iter(chunks()), b"")
+    by_mark = next((name for mark, name in _MARKS if head.startswith(mark)), UTF8)
+    name = encoding or by_mark
+    try:
+        check(recode_to_utf8(chunks(), name))
+    except NotDecodableError as error:
+        if encoding is not None:
+            raise UnreadableFileError(f"data.encoding={encoding}: {error}") from error
+        if name != UTF8:
+            raise
+        sample = _check_western(chunks(), error)
+        check(recode_to_utf8(chunks(), _WESTERN))
+        return TextEncoding(_WESTERN, sample)
+    return TextEncoding(name, "")
 
 
 def recode_to_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
@@ -75,25 +109,19 @@ def recode_to_utf8(chunks: Iterable[bytes], encoding: str) -> Iterator[bytes]:
 
 
 def zero_bytes_error(line: int) -> UnreadableFileError:
-    """Make the refusal of a text with zero bytes."""
+    """Build the refusal of a text with zero bytes."""
     return UnreadableFileError(
         f"line {line:,} holds zero bytes, as a binary or a damaged file does. If it is UTF-16"
         " without a mark, say so: data.encoding=utf-16-le."
     )
 
 
-def read_as_cp1252(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[str, str]:
-    """Read a text as cp1252 if charset-normalizer finds it plausible.
+def _check_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
+    """Return the line that is no UTF-8 as cp1252, if the text is plausible in that encoding.
 
-    Its best guess is not taken: of short texts it prefers cp1250 ("naďve" for "naïve"), and Turkish
-    is as plausible to it in cp1252 as in cp1254. Letters that would be others there are refused.
-
-    Args:
-        chunks: All of it.
-        fault: Where UTF-8 ends.
-
-    Returns:
-        The encoding, and a line of the text for a person to judge by.
+    The best guess of charset-normalizer is not taken: of short texts it prefers cp1250 ("naďve" for
+    "naïve"), and Turkish is as plausible to it in cp1252 as in cp1254. Letters that would be others
+    there are refused.
 
     Raises:
         UnreadableFileError: It is another encoding, or damaged.
@@ -106,13 +134,13 @@ def read_as_cp1252(chunks: Iterable[bytes], fault: NotDecodableError) -> tuple[s
     sample = (text[:_HEAD] + beyond_ascii)[:_SAMPLE]
     if b"\x00" in sample:
         raise zero_bytes_error(fault.line)
-    sample_line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
+    line = fault.raw.decode(_WESTERN, "replace").strip()[:_SHOWN]
     matches = from_bytes(sample, threshold=_CHAOS)
     is_plausible = any(_WESTERN in match.could_be_from_charset for match in matches)
     if is_plausible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
-        return _WESTERN, f"line {fault.line:,} is {sample_line!r}"
+        return f"line {fault.line:,} is {line!r}"
     raise UnreadableFileError(
-        f"the bytes of line {fault.line:,} are no UTF-8; as cp1252 it would be {sample_line!r}. If"
+        f"the bytes of line {fault.line:,} are no UTF-8; as cp1252 it would be {line!r}. If"
         " the file is not damaged, name its encoding: data.encoding=cp1251 (Cyrillic), cp1250"
         " (Central Europe), cp1252 (Western Europe), cp1254 (Turkish), gb18030 (Chinese) or"
         " shift_jis (Japanese)."

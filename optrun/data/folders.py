@@ -12,13 +12,7 @@ from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
 from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
-from optrun.data.encoding import (
-    UTF8,
-    NotDecodableError,
-    encoding_of_mark,
-    read_as_cp1252,
-    recode_to_utf8,
-)
+from optrun.data.encoding import UTF8, find_encoding, recode_to_utf8
 from optrun.data.reading import Reading, silence_datasets, user_data_errors
 
 if TYPE_CHECKING:
@@ -208,18 +202,16 @@ def read_classes(reading: Reading) -> Dataset:
     return Dataset.from_dict({"text": texts, "label": labels})
 
 
-def _text(reading: Reading, path: Path, others: dict[str, str]) -> str:
-    typed_encoding = reading.options.encoding
+def _text(reading: Reading, path: Path, samples: dict[str, str]) -> str:
+    """Read a text of at most 16 MiB.
+
+    `samples` gets a note for the encoding if that is guessed, unless it has one already.
+    """
     try:
         raw = read_bytes(path, _LARGEST, follow=True)
-        name = typed_encoding or encoding_of_mark(raw)
-        try:
-            return b"".join(recode_to_utf8([raw], name)).decode(UTF8)
-        except NotDecodableError as error:
-            if name != UTF8 or typed_encoding is not None:
-                raise
-            name, sample_line = read_as_cp1252([raw], error)
-            others.setdefault(name, f"in {path.name} {sample_line} (data.encoding)")
-            return raw.decode(name)
+        name, sample = find_encoding(lambda: [raw], reading.options.encoding, b"".join)
+        if sample:
+            samples.setdefault(name, f"in {path.name} {sample} (data.encoding)")
+        return b"".join(recode_to_utf8([raw], name)).decode(UTF8)
     except UnreadableFileError as error:
         raise ConfigError(f"{reading.key}={path}: {error}") from error

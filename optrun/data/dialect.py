@@ -1,0 +1,138 @@
+"""How a csv or tsv file separates its columns, found by its first rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from optrun.base import shell
+from optrun.base.errors import ConfigError
+
+_USUAL = {"csv": ",", "tsv": "\t"}
+_DELIMITERS = (",", ";", "\t", "|")
+_SAMPLE_ROWS = 50
+"""Rows at most by which a delimiter is found."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    r"""How a file separates its columns.
+
+    Attributes:
+        delimiter: One character.
+        quoted: Whether fields may be quoted; if not, quotation marks are characters like others.
+        skipped_lines: Lines before the header, such as Excel's `sep=;`.
+        escaped: Whether a quotation mark inside of quotes is written `\"` (Spark, MySQL), not `""`.
+    """
+
+    delimiter: str
+    quoted: bool
+    skipped_lines: int = 0
+    escaped: bool = False
+
+    def read(self, lines: Iterable[str], *, strict: bool) -> Any:
+        """Return a reader of the csv module; strict: it refuses quotation marks out of place."""
+        return csv.reader(
+            islice(lines, self.skipped_lines, None),
+            delimiter=self.delimiter,
+            quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE,
+            escapechar="\\" if self.escaped else None,
+            strict=strict,
+        )
+
+
+def find_dialect(
+    where: str, sample: str, kind: str, delimiter: str | None
+) -> tuple[Dialect, str | None]:
+    r"""Find how a file separates its columns.
+
+    Args:
+        where: Key and path, for messages.
+        sample: The first lines; the last one may be cut.
+        kind: `csv` or `tsv`.
+        delimiter: `data.delimiter`, one character or `tab`; None: Excel's first line `sep=;` says
+            it, else it is found by `_guess_delimiter`.
+
+    Returns:
+        The dialect, and a note for the user; None if it is what was said, or what is usual.
+
+    Raises:
+        ConfigError: As `_guess_delimiter`.
+
+    Example:
+        >>> find_dialect("a.csv", "text;label\na, b;0\n", "csv", None)[1]
+        "columns separated by ';' (data.delimiter)"
+    """
+    header = sample.lstrip("\r\n").partition("\n")[0].rstrip("\r")
+    excel = re.fullmatch(r"sep=(.)", header, re.IGNORECASE)
+    note = None
+    if delimiter is None and excel is not None:
+        delimiter = excel[1]
+        note = f"columns separated by {delimiter!r}, as its first line says"
+    if delimiter is None:
+        delimiter, note = _guess_delimiter(where, sample, header, kind)
+    delimiter = delimiter.replace("tab", "\t")
+    return Dialect(delimiter, _is_quoted(kind, delimiter), 0 if excel is None else 1), note
+
+
+def _guess_delimiter(where: str, sample: str, header: str, kind: str) -> tuple[str, str | None]:
+    """Guess a delimiter by the first rows.
+
+    One fits if it splits each of the first 50 rows into the same number of columns, at least two.
+    The usual one of the kind wins. If none fits, those in the header count.
+
+    Returns:
+        The delimiter, and a note for the user; None if no other one fits.
+
+    Raises:
+        ConfigError: Several fit, and the usual one does not.
+    """
+    usual = _USUAL[kind]
+    fitting = [
+        mark
+        for mark in _DELIMITERS
+        if _count_columns(sample, Dialect(mark, _is_quoted(kind, mark))) > 1
+    ]
+    others = [mark for mark in fitting if mark != usual]
+    if usual in fitting and others:
+        return usual, (
+            f"columns separated by {usual!r}; every row has {others[0]!r}, too"
+            f" ({_option(others[0])} reads them so)"
+        )
+    fitting = fitting or [mark for mark in _DELIMITERS if mark in header]
+    if not fitting or usual in fitting:
+        return usual, None  # a single column, or rows of different widths, which `rows` refuses
+    if len(fitting) > 1:
+        raise ConfigError(
+            f"{where}: its columns may be separated in several ways: {header[:80]!r}. Say"
+            f" {' or '.join(map(_option, fitting))}."
+        )
+    return fitting[0], f"columns separated by {fitting[0]!r} (data.delimiter)"
+
+
+def _is_quoted(kind: str, delimiter: str) -> bool:
+    """Tell whether fields may be quoted: in all files but those called tsv with tabs in them."""
+    return kind == "csv" or delimiter != "\t"
+
+
+def _option(delimiter: str) -> str:
+    """Write `data.delimiter=...` for a shell."""
+    if delimiter == "\t":
+        return "data.delimiter=tab"
+    return shell.quote(f'data.delimiter="{delimiter}"')
+
+
+def _count_columns(sample: str, dialect: Dialect) -> int:
+    """Count the columns of the first rows; 0 if the rows differ. The last row may be cut."""
+    try:
+        rows = dialect.read(io.StringIO(sample, newline=""), strict=False)
+        widths = [len(row) for row in islice(rows, _SAMPLE_ROWS) if row]
+    except csv.Error:
+        return 0
+    complete = set(widths[:-1] or widths)
+    return complete.pop() if len(complete) == 1 else 0
