@@ -1,11 +1,11 @@
-"""Figures of each class over an evaluation set.
+"""Precision, recall, F1 and support of each class over an evaluation set, and the confusion matrix.
 
-Precision, recall, f1 and support, and which was taken for which.
+0/0 is 0 everywhere, as in scikit-learn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,12 @@ class ClassFigures:
 
     name: str
     precision: float
-    """Share of what was predicted as it that is right; 0 where nothing was."""
+    """Share of the predictions of this class that are right; 0 if it is never predicted."""
     recall: float
-    """Share of what is it that was found; 0 where there is none."""
+    """Share of the examples of this class that are predicted right; 0 if there are none."""
     f1: float
     support: int
-    """How many there are."""
+    """Number of examples of this class."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class ClassTable:
     Attributes:
         noun: What a row is: `class`, `label` or `entity`.
         rows: In the order of the classes.
-        means: `micro` where one example may have any number of them, `macro`, `weighted` by
-            support.
-        labels: Of the confusion matrix.
-        confusion: Counts, rows are true classes, columns predicted ones; shape (labels, labels).
-            None: there is none.
+        means: `micro mean` if an example may have any number of labels, then `macro mean` (plain)
+            and `weighted mean` (by support).
+        labels: Labels of the confusion matrix; empty if there is none.
+        confusion: Counts, shape (labels, labels): rows are true classes, columns predicted ones.
+            None: an example may have any number of labels.
     """
 
     noun: str
@@ -47,77 +47,60 @@ class ClassTable:
 
 
 def table_of_classes(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
-    """Tabulate counts if each example, or word, is of one class.
+    """Tabulate counts if each example, or word, has exactly one class.
 
     Args:
-        labels: Names by number.
-        counts: Rows are true classes, columns predicted ones; shape (classes, classes).
+        labels: Names by class number.
+        counts: Confusion matrix, shape (classes, classes): rows are true classes, columns
+            predicted ones.
     """
-    right = np.diag(counts)
-    predicted = counts.sum(axis=0)
-    actual = counts.sum(axis=1)
-    columns = zip(labels, right.tolist(), predicted.tolist(), actual.tolist(), strict=True)
-    rows = [_figures(*column) for column in columns]
+    rows = _figures(labels, np.stack([np.diag(counts), counts.sum(axis=0), counts.sum(axis=1)]))
     return ClassTable("class", rows, _means(rows), list(labels), counts)
 
 
-def table_of_labels(labels: Sequence[str], counts: np.ndarray) -> ClassTable:
-    """Tabulate counts of multi-label examples, without confusions between labels.
+def table_of_counts(noun: str, names: Sequence[str], counts: np.ndarray) -> ClassTable:
+    """Tabulate counts if an example may have any number of labels, or of entities.
+
+    The table has a `micro mean`, over all labels together, and no confusion matrix.
 
     Args:
-        labels: Names by number.
-        counts: Right, predicted and true ones; shape (3, labels).
+        noun: `label` or `entity`.
+        names: The labels, or the types of entities.
+        counts: Right, predicted and true ones; shape (3, names).
     """
-    return _table_of_counts("label", dict(zip(labels, counts.T.tolist(), strict=True)))
+    rows = _figures(names, counts)
+    micro = _figures(["micro mean"], counts.sum(axis=1, keepdims=True))
+    return ClassTable(noun, rows, [*micro, *_means(rows)], [], None)
 
 
-def table_of_entities(counts: Mapping[str, Sequence[int]]) -> ClassTable:
-    """Tabulate whole entities by type; right if type and both borders are.
-
-    Args:
-        counts: Right, predicted and true ones of each type.
-    """
-    return _table_of_counts("entity", counts)
-
-
-def _table_of_counts(noun: str, counts: Mapping[str, Sequence[int]]) -> ClassTable:
-    rows = [_figures(name, *column) for name, column in counts.items()]
-    columns = np.array(list(counts.values()), dtype=np.int64).reshape(-1, 3)
-    right, predicted, actual = columns.sum(axis=0).tolist()
-    micro = _figures("micro mean", right, predicted, actual)
-    return ClassTable(noun, rows, [micro, *_means(rows)], [], None)
+def _figures(names: Sequence[str], counts: np.ndarray) -> list[ClassFigures]:
+    """Compute precision, recall and F1; counts: right, predicted, true ones, shape (3, names)."""
+    right, predicted, actual = counts
+    precision = _ratio(right, predicted)
+    recall = _ratio(right, actual)
+    f1 = _ratio(2 * right, predicted + actual)
+    columns = zip(names, *np.stack([precision, recall, f1]).tolist(), actual.tolist(), strict=True)
+    return [ClassFigures(*column) for column in columns]
 
 
-def _figures(name: str, right: int, predicted: int, actual: int) -> ClassFigures:
-    """Compute precision, recall and f1 of counts; 0/0 is 0, as in scikit-learn."""
-    return ClassFigures(
-        name,
-        precision=right / predicted if predicted else 0.0,
-        recall=right / actual if actual else 0.0,
-        f1=2 * right / (predicted + actual) if predicted + actual else 0.0,
-        support=actual,
-    )
+def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Divide in float64; 0 where the denominator is 0."""
+    zeros = np.zeros(len(numerator))
+    ratio: np.ndarray = np.divide(numerator, denominator, out=zeros, where=denominator > 0)
+    return ratio
 
 
 def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
-    """Compute the plain mean over classes, and the one weighted by support."""
-    total = sum(row.support for row in rows)
-
-    def mean(name: str, weights: Sequence[float]) -> ClassFigures:
-        total_weight = sum(weights)
-
-        def weighted(figures: Sequence[float]) -> float:
-            if not total_weight:
-                return 0.0
-            pairs = zip(weights, figures, strict=True)
-            return sum(weight * figure for weight, figure in pairs) / total_weight
-
-        precision = weighted([row.precision for row in rows])
-        recall = weighted([row.recall for row in rows])
-        f1 = weighted([row.f1 for row in rows])
-        return ClassFigures(name, precision, recall, f1, total)
-
+    """Compute the plain mean over classes and the one weighted by support; 0 without support."""
+    support = np.array([row.support for row in rows])
+    total = int(support.sum())
+    means = np.zeros((2, 3))
+    if total:
+        scores = [(row.precision, row.recall, row.f1) for row in rows]
+        means[0] = np.mean(scores, axis=0)
+        means[1] = np.average(scores, axis=0, weights=support)
+    macro, weighted = means.tolist()
     return [
-        mean("macro mean", [1.0] * len(rows)),
-        mean("weighted mean", [row.support for row in rows]),
+        ClassFigures("macro mean", *macro, total),
+        ClassFigures("weighted mean", *weighted, total),
     ]

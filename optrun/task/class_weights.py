@@ -10,60 +10,57 @@ from optrun.base.errors import ConfigError, did_you_mean
 
 
 def class_weights(
-    given: str | Sequence[float] | Mapping[str, float] | None,
+    configured: str | Mapping[str, float] | None,
     labels: Sequence[str],
     counts: Mapping[str, int],
-    examples: int | None = None,
 ) -> torch.Tensor | None:
-    """Return weights by class number.
+    """Compute the weight of each class in the training loss.
 
     Args:
-        given: As configured: `balanced`, a list, or a mapping from label to weight.
-        labels: Names of the classes by number.
-        counts: How often each stands in the training examples.
-        examples: How many there are, where each has any number of labels; None: each has one.
+        configured: `task.class_weights`: `balanced`, or a mapping from label to weight; a label
+            that it does not name has the weight 1. None: there are no weights.
+        labels: Names by class number.
+        counts: Number of training examples of each label.
 
     Returns:
-        Shape (classes,), float32; None: all alike. `balanced` is scikit-learn's: examples /
-        (classes * count); of any number of labels (examples - count) / count, what torch calls
-        `pos_weight`.
+        By class number, shape (classes,), float32; None without weights. `balanced` is that of
+        scikit-learn: examples / (classes * examples of the class).
 
     Raises:
-        ConfigError: Weights that do not fit the classes.
+        ConfigError: A mapping names an unknown label; or `balanced`, and no training example has
+            one of the labels.
+
+    Example:
+        >>> class_weights({"spam": 3.0}, ["ham", "spam"], {"ham": 9, "spam": 3}).tolist()
+        [1.0, 3.0]
+        >>> class_weights("balanced", ["ham", "spam"], {"ham": 9, "spam": 3})
+        tensor([0.6667, 2.0000])
     """
-    if given is None:
+    if configured is None:
         return None
-    label_names = ", ".join(labels[:12]) + (", ..." if len(labels) > 12 else "")
-    if given == "balanced":
-        missing = [label for label in labels if not counts.get(label)]
-        if missing:
+    if configured == "balanced":
+        return torch.tensor(_balanced_weights(labels, counts))
+    assert isinstance(configured, Mapping)  # the configuration has refused anything else
+    by_label = {str(label): float(weight) for label, weight in configured.items()}
+    for label in by_label:
+        if label not in labels:
             raise ConfigError(
-                f"task.class_weights=balanced: no training example has the label {missing[0]}. Give"
-                " its rows, or weights by hand, such as {" + missing[0] + ": 1.0}."
+                f"task.class_weights.{label}: no such label. {did_you_mean(label, labels)}"
             )
-        weights = [sum(counts.values()) / (len(labels) * counts[label]) for label in labels]
-        if examples is not None:
-            everywhere = [label for label in labels if counts[label] >= examples]
-            if everywhere:
-                raise ConfigError(
-                    "task.class_weights=balanced: every training example has the label"
-                    f" {everywhere[0]}, so there is nothing to balance it with. Give weights by"
-                    " hand, such as {" + everywhere[0] + ": 1.0}."
-                )
-            weights = [(examples - counts[label]) / counts[label] for label in labels]
-    elif isinstance(given, Mapping):
-        by_label = {str(label): float(weight) for label, weight in given.items()}
-        unknown = next((label for label in by_label if label not in labels), None)
-        if unknown is not None:
+    return torch.tensor([by_label.get(label, 1.0) for label in labels])
+
+
+def _balanced_weights(labels: Sequence[str], counts: Mapping[str, int]) -> list[float]:
+    """Weigh each class inversely to its number of training examples.
+
+    Raises:
+        ConfigError: A class has no training example.
+    """
+    for label in labels:
+        if not counts.get(label):
             raise ConfigError(
-                f"task.class_weights.{unknown}: no such label. {did_you_mean(unknown, labels)}"
+                f"task.class_weights=balanced: no training example has the label {label}. Add rows"
+                f" with it, or give the weights yourself, such as {{{label}: 1.0}}."
             )
-        weights = [by_label.get(label, 1.0) for label in labels]
-    else:
-        weights = [float(weight) for weight in given]
-        if len(weights) != len(labels):
-            raise ConfigError(
-                f"task.class_weights: {len(weights)} weights for {len(labels)} classes, which are"
-                f" {label_names}."
-            )
-    return torch.tensor(weights)
+    examples = sum(counts.values())
+    return [examples / (len(labels) * counts[label]) for label in labels]

@@ -14,7 +14,7 @@ from optrun.data.cached_arrays import cached_arrays
 from optrun.data.columns import label_column, missing_column
 from optrun.data.loader import Batch
 from optrun.data.source import Source, Split
-from optrun.task.class_table import ClassTable, table_of_labels
+from optrun.task.class_table import ClassTable, table_of_counts
 from optrun.task.evaluation import SummedMetrics
 from optrun.task.labels import (
     ClassNumbers,
@@ -188,7 +188,7 @@ class LabelSetMetrics(SummedMetrics):
 
     def table(self) -> ClassTable:
         """Return figures by label."""
-        return table_of_labels(self.labels, self.sums[-1])
+        return table_of_counts("label", self.labels, self.sums[-1])
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all examples; loss and exact matches are NaN if there was none."""

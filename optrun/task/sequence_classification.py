@@ -146,24 +146,6 @@ class SequenceClassification(Task):
         """Count the examples; -100 is a number like another."""
         return len(batch["labels"])
 
-    def weight(self, batch: Batch) -> float:
-        """Count the examples if there is any number of labels: `pos_weight` changes no mean."""
-        if self.several:
-            return self.count(batch)
-        return super().weight(batch)
-
-    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Compute the loss.
-
-        For any number of labels the binary cross-entropy, a mean over examples and labels.
-        """
-        if not self.several or self.class_weights is None:
-            return super().loss(outputs, batch)
-        weights = self.class_weights.to(outputs.logits.device)
-        return functional.binary_cross_entropy_with_logits(
-            outputs.logits.float(), batch["labels"], pos_weight=weights
-        )
-
     def running_metrics(self) -> MetricAccumulator:
         """Make the loss; for any number of labels f1 and exact matches, too."""
         if self.several:

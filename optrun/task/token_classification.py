@@ -18,7 +18,7 @@ from optrun.data.loader import Batch, ExampleSource
 from optrun.data.source import Source, Split
 from optrun.task import entities, metrics
 from optrun.task.base import ModelNeeds, Task
-from optrun.task.class_table import ClassTable, table_of_classes, table_of_entities
+from optrun.task.class_table import ClassTable, table_of_classes, table_of_counts
 from optrun.task.evaluation import IGNORED, MetricAccumulator, SummedMetrics
 from optrun.task.labels import (
     LABEL_OF_EACH_WORD,
@@ -224,9 +224,8 @@ class WordMetrics(SummedMetrics):
         if not self.whole_entities:
             return table_of_classes(self.labels, counts)
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
-        return table_of_entities(
-            {kind: [entity_counts[kind, index] for index in range(3)] for kind in types}
-        )
+        counts_by_type = [[entity_counts[kind, index] for kind in types] for index in range(3)]
+        return table_of_counts("entity", types, np.array(counts_by_type, dtype=np.int64))
 
     def compute(self) -> dict[str, float]:
         """Compute metrics over all words; loss and accuracy are NaN if there was none."""

@@ -134,7 +134,8 @@ def test_in_a_sweep(here: Path, capsys: pytest.CaptureFixture[str], forked_jobs:
             ["checkpoint.metric=eval/hrad/f1", "Did you mean eval/hard/f1"],
         ),
         (["task.class_weights=balance"], ["task.class_weights", "balanced"]),
-        (["task.class_weights=[1,-1]"], ["task.class_weights.1=-1", "above 0"]),
+        (["task.class_weights=[1,2]"], ["task.class_weights=[1, 2]", "{rare: 3.0}"]),
+        (["task.class_weights={odd: -1}"], ["task.class_weights.odd=-1", "above 0"]),
         (["task.class_weights={evn: 2}"], ["task.class_weights.evn", "Did you mean even"]),
         (["task.metrics=[mse]"], ["task.metrics", "mse", "not for task=sequence_classification"]),
         (["task.metrics=[acuracy]"], ["task.metrics", "acuracy", "Did you mean accuracy"]),
@@ -146,6 +147,10 @@ def test_in_a_sweep(here: Path, capsys: pytest.CaptureFixture[str], forked_jobs:
         (
             ["task.problem_type=regression", "task.class_weights=balanced"],
             ["task.class_weights=balanced", "regression"],
+        ),
+        (
+            ["task.problem_type=multi_label_classification", "task.class_weights=balanced"],
+            ["task.class_weights=balanced", "exactly one class"],
         ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else None,

@@ -130,9 +130,10 @@ class SequenceClassificationConfig(ClassesConfig):
         """Refuse class weights and metrics for other problem types."""
         super().__post_init__()
         self.expect(
-            not self.of_numbers or self.class_weights is None,
+            self.class_weights is None or not (self.of_numbers or self.of_sets),
             "class_weights",
-            "null with task.problem_type=regression, which has no classes",
+            f"null with task.problem_type={self.problem_type.value}: an example needs exactly one"
+            " class",
         )
         self.expect(
             not self.of_sets or not self.metrics,

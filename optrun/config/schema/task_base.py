@@ -121,20 +121,17 @@ class ClassesConfig(TaskConfig):
     COUNTED_FROM_DATA = "labels"
 
     class_weights: Any = None
-    """Weight of each class in the training loss: `balanced` (inverse to how often it stands in the
-    training rows), a list by class number, or a mapping from label to weight (a label that is not
-    named has 1); null: all alike. With task.problem_type=multi_label_classification it weighs the
-    examples that have the label, `balanced` by those that have not for each that has."""
+    """Weight of each class in the training loss: `balanced` (inverse to its number of training
+    rows), or a mapping from label to weight, such as {rare: 3.0} (a label that is not named has the
+    weight 1); null: all classes have the same weight."""
 
     def __post_init__(self) -> None:
         """Refuse weights of another form, or none above 0."""
         super().__post_init__()
         weights = self.class_weights
-        expected = "balanced, a list of numbers by class number, or a mapping from label to number"
+        expected = "balanced, or a mapping from label to weight, such as {rare: 3.0}"
         if weights is None or weights == "balanced":
             return
-        self.expect(
-            isinstance(weights, list | tuple | Mapping) and bool(weights), "class_weights", expected
-        )
-        for key, weight in weights.items() if isinstance(weights, Mapping) else enumerate(weights):
-            expect_positive(f"task.class_weights.{key}", weight)
+        self.expect(isinstance(weights, Mapping) and bool(weights), "class_weights", expected)
+        for label, weight in weights.items():
+            expect_positive(f"task.class_weights.{label}", weight)

@@ -4,11 +4,12 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optrun.task.class_table import ClassFigures, table_of_entities
+from optrun.task.class_table import ClassFigures, table_of_counts
 from optrun.task.entities import count_entities, entities, scheme_of
 from tests.reference.record_entities import FILE, PREFIXES, drawn_entities, written
 
@@ -44,9 +45,9 @@ def test_entities_cover_what_is_not_o(row: list[str]) -> None:
 def micro(texts: list[tuple[list[str], list[str]]]) -> ClassFigures:
     """Figures over the entities of all types."""
     counts = count_entities(texts)
-    return table_of_entities(
-        {kind: [counts[kind, at] for at in range(3)] for kind, _ in counts}
-    ).means[0]
+    types = sorted({kind for kind, _ in counts})
+    columns = np.array([[counts[kind, at] for kind in types] for at in range(3)], dtype=int)
+    return table_of_counts("entity", types, columns).means[0]
 
 
 def test_counts_by_hand() -> None:
