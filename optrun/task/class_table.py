@@ -99,8 +99,9 @@ def _means(rows: Sequence[ClassFigures]) -> list[ClassFigures]:
         scores = [(row.precision, row.recall, row.f1) for row in rows]
         means[0] = np.mean(scores, axis=0)
         means[1] = np.average(scores, axis=0, weights=support)
-    macro, weighted = means.tolist()
     return [
-        ClassFigures("macro mean", *macro, total),
-        ClassFigures("weighted mean", *weighted, total),
+        ClassFigures(name, precision, recall, f1, total)
+        for name, (precision, recall, f1) in zip(
+            ("macro mean", "weighted mean"), means.tolist(), strict=True
+        )
     ]

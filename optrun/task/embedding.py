@@ -20,9 +20,9 @@ from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
 from optrun.data.source import Source, Split
 from optrun.task import contrastive
 from optrun.task.base import ModelNeeds, Task, pad_inputs
-from optrun.task.embedding_columns import compared_columns
+from optrun.task.embedding_columns import compared_columns, string_columns
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.labels import numbers
+from optrun.task.labels import finite_numbers
 from optrun.task.pooling import folder_pooling
 from optrun.task.retrieval import RetrievalMetrics
 from optrun.task.tokens import NO_TOKEN, encode_rows, interleave_columns
@@ -49,17 +49,19 @@ class Embedding(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the texts of every text column."""
-        split = source.train
-        text_columns = [
-            name
-            for name, feature in split.rows.features.items()
-            if getattr(feature, "dtype", None) in ("string", "large_string")
-        ]
-        return interleave_columns(split, text_columns)
+        """Yield the texts of every text column, row by row."""
+        return interleave_columns(source.train, string_columns(source.train))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the columns, look at the scores, and let the tokenizer pad on the right."""
+        """Find the columns, read the scores, and let the tokenizer pad on the right.
+
+        Sets `names` and `scores` (by split), `scored` and `width`, the number of texts in a row.
+        Changes `tokenizer.padding_side`, with a note.
+
+        Raises:
+            ConfigError: Columns or scores that do not fit the loss; splits with different numbers
+                of text columns.
+        """
         if tokenizer.padding_side != "right":
             tokenizer.padding_side = "right"
             self.notes.append(
@@ -83,13 +85,13 @@ class Embedding(Task):
         (self.width,) = counts
 
     def _expect_cosines(self, split: Split, name: str) -> np.ndarray:
-        """Read the scores of a split.
+        """Read the scores of a split; shape (rows,), float32.
 
         Raises:
-            ConfigError: A score that is no number; one that no cosine can reach, if cosines are to
-                equal them.
+            ConfigError: A score that is no number; with `task.loss=cosine_similarity` one outside
+                of -1 to 1, which no cosine can equal.
         """
-        scores = numbers(split, name)
+        scores = finite_numbers(split, name)
         beyond = np.flatnonzero(np.abs(scores) > 1)
         if len(beyond) and self.config.loss is EmbeddingLoss.cosine_similarity:
             row = int(beyond[0])
@@ -120,31 +122,39 @@ class Embedding(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one example a row."""
+        """Read one example for each row; its score is 0 if the rows have none.
+
+        Raises:
+            ConfigError: A text without a single token.
+        """
         columns = self.names[split]
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
         texts = partial(interleave_columns, part, columns)
         examples = encode_rows(part, texts, tokenizer, self.max_length, "embedding", *columns)
-        bare = np.flatnonzero(examples.lengths == 0)
-        if len(bare):
-            row, column = divmod(int(bare[0]), len(columns))
+        empty = np.flatnonzero(examples.lengths == 0)
+        if len(empty):
+            row, column = divmod(int(empty[0]), len(columns))
             raise ConfigError(
                 f"{part.where(row)} has no token in column {columns[column]}: {NO_TOKEN}"
             )
         scores = self.scores.get(split, np.zeros(len(split.rows), dtype=np.float32))
-        return ComparedTexts(examples, len(columns), scores if indices is None else scores[indices])
+        if indices is not None:
+            scores = scores[indices]
+        return ComparedTexts(examples, len(columns), scores)
 
     def needs(self) -> ModelNeeds:
-        """Require no head."""
+        """Require a model for `data.max_length` tokens, without a head."""
         return ModelNeeds({}, self.max_length)
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Decide how vectors are made of states, and write it into the model's configuration.
+        """Choose the pooling, and write it into the model's configuration.
+
+        The pooling makes one vector of the hidden states of a text's tokens; a note names it.
 
         Raises:
-            ConfigError: The model's folder says what does not exist here; a model of encoder and
-                decoder.
+            ConfigError: The model's folder has a pooling that optrun lacks; a model with encoder
+                and decoder.
         """
         if getattr(model.config, "is_encoder_decoder", False):
             raise ConfigError(
@@ -152,21 +162,20 @@ class Embedding(Task):
                 " one vector for each token of a text. Take an encoder such as bert, or a decoder"
                 " such as gpt2."
             )
-        config, configured = self.config, self.config.pooling
         path = str(getattr(model.config, "name_or_path", "") or "")
         commit = getattr(model.config, "_commit_hash", None)  # of a model of the hub
-        self.pooling, where = folder_pooling(
-            path, commit, None if configured is None else configured.value, config.normalize
-        )
+        configured = self.config.pooling
+        mode = None if configured is None else configured.value
+        self.pooling, origin = folder_pooling(path, commit, mode, self.config.normalize)
         self.pooling.remember(model.config)
         scaled = "normalised" if self.pooling.normalize else "not normalised"
-        self.notes.append(f"embeddings: {self.pooling.mode} of the last states, {scaled}, {where}")
+        self.notes.append(f"embeddings: {self.pooling.mode} of the last states, {scaled}, {origin}")
 
     def expect_step(self, examples: int) -> None:
-        """Refuse a step of one row if the loss needs in-batch negatives.
+        """Refuse an optimizer step of one row if the loss compares rows with each other.
 
         Raises:
-            ConfigError: With the keys that make it larger.
+            ConfigError: With the keys that give a step more rows.
         """
         if examples < 2 and self.config.over_step and self.width == 2:
             raise ConfigError(
@@ -176,9 +185,13 @@ class Embedding(Task):
             )
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate texts one below the other, shape (batch texts, longest).
+        """Pad the texts of all rows to a batch.
 
-        Their numbers and scores by row.
+        Returns:
+            `input_ids`, `attention_mask` and, if the tokenizer makes them, `token_type_ids`, shape
+            (batch * width, longest), the texts of a row one after another; a number of each text,
+            equal for equal texts, shape (batch, width), int64; and, if the loss reads them, the
+            scores, shape (batch,), float32.
         """
         batch = pad_texts(examples, self.padding)
         batch[TEXTS] = torch.from_numpy(np.stack([example[TEXTS] for example in examples]))
@@ -187,22 +200,22 @@ class Embedding(Task):
         return batch
 
     def count(self, batch: Batch) -> int:
-        """Count the rows."""
+        """Count the rows of a batch."""
         return len(batch[TEXTS])
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count the tokens of all texts, and the rows."""
+        """Count the tokens of all texts without padding, and the rows."""
         return int(batch["attention_mask"].sum()), self.count(batch)
 
     # Loss
     # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
-        """Run a model over the texts of a batch, without the keys for the loss."""
+        """Run a model over the texts of a batch; their numbers and scores are left out."""
         return model(**inputs_of(batch))
 
     def represent(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Make vectors of a batch's texts, (batch, texts, width), in float32 at least."""
+        """Pool the texts of a batch to vectors, shape (batch, texts, width), at least float32."""
         vectors = self.pooling(outputs, batch["attention_mask"])
         return vectors.reshape(*batch[TEXTS].shape, vectors.shape[-1])
 
@@ -210,10 +223,11 @@ class Embedding(Task):
         """Compute the loss of the vectors of one batch, or of several joined; shape ().
 
         Args:
-            vectors: Shape (batch, texts, width).
-            batch: The numbers of the texts, and the scores where there are some.
+            vectors: Shape (batch, texts, width); compared outside of autocast.
+            batch: The numbers of the texts, and the scores if the loss reads them.
         """
-        config, loss = self.config, self.config.loss
+        config = self.config
+        loss = config.loss
         with torch.autocast(vectors.device.type, enabled=False):
             if loss is EmbeddingLoss.cosine_similarity:
                 return contrastive.cosine_similarity(vectors, batch[SCORES])
@@ -223,24 +237,27 @@ class Embedding(Task):
                 return contrastive.triplet(
                     vectors, distance=config.distance.value, margin=config.margin
                 )
-            symmetric = loss is EmbeddingLoss.multiple_negatives_symmetric_ranking
-            ranking = contrastive.multiple_negatives_ranking
-            return ranking(vectors, batch[TEXTS], scale=config.scale, symmetric=symmetric)
+            return contrastive.multiple_negatives_ranking(
+                vectors,
+                batch[TEXTS],
+                scale=config.scale,
+                symmetric=loss is EmbeddingLoss.multiple_negatives_symmetric_ranking,
+            )
 
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Compute the loss of a batch by itself."""
+        """Compute the loss of a batch; only its own rows are negatives. Shape ()."""
         return self.compare(self.represent(outputs, batch), batch)
 
     # Evaluation
     # ----------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return the cosine of each pair, and its score."""
+        """Return the cosine of the first two texts of each row, and its score; shape (batch,)."""
         similarities = contrastive.cosines(self.represent(outputs, batch))
         return similarities.cpu().numpy(), batch[SCORES].cpu().numpy()
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make the mean loss of scored pairs; of others how high the right texts rank, too."""
+        """Make empty metrics: the mean loss for scored pairs, else also the ranks of positives."""
         if self.scored:
             return super().running_metrics()
         return RetrievalMetrics(self.represent, self.config.recall_at, negatives=self.width > 2)
@@ -289,13 +306,13 @@ class ComparedTexts:
         return sums
 
     def fingerprint(self) -> str:
-        """Digest of ids and scores."""
+        """Digest token ids, the number of texts in a row, and scores."""
         scores = np.ascontiguousarray(self.scores).tobytes()
         return digest(self.examples.fingerprint(), str(self.width), scores)
 
 
 def pad_texts(examples: list[Example], padding: int) -> Batch:
-    """Pad ids, masks and token types of all texts of all rows; shape (rows * texts, longest)."""
+    """Pad all texts of all rows to one batch, as `pad_inputs`; shape (rows * texts, longest)."""
     names = [name for name in ("input_ids", "token_type_ids") if name in examples[0]]
     texts: list[Example] = []
     for example in examples:

@@ -1,7 +1,4 @@
-"""Which columns hold texts that are compared.
-
-One, another that belongs to it or has a score, and some that do not.
-"""
+"""Find the columns of `task=embedding`: an anchor, its positive, negatives, and scores."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from optrun.data.columns import label_column, missing_column, named_column
 from optrun.data.row_advice import columns_in_words
 from optrun.data.source import Source, Split
 
+KEYS = ("text_column", "text_pair_column")
 USUAL_PAIRS = (
     ("anchor", "positive"),
     ("query", "positive"),
@@ -33,27 +31,27 @@ _NEGATIVE = re.compile(r"negative(_\d+)?")
 def compared_columns(
     config: EmbeddingConfig, source: Source, split: Split
 ) -> tuple[list[str], str | None]:
-    """Find the columns of texts, and the scores if the loss reads them.
+    """Find the columns of texts, and the column of scores if the loss reads them.
 
     Args:
-        config: The loss.
-        source: Carries the names.
-        split: Where the columns must be; without a row those of the training rows.
+        config: Has the loss.
+        source: Has the configured names (`data.*_column`).
+        split: The rows with the columns; if it has no row, those of the training split are taken.
 
     Returns:
-        Names of the columns of the first text, the second one and the negatives; and of the scores,
-        or None.
+        Names of the columns of the first text, the second text and the negatives; and of the
+        scores, None if the loss does not read them. The split remembers that they are read.
 
     Raises:
-        ConfigError: No such column, several that may be meant, or one that the loss does not read.
+        ConfigError: A configured column is missing; several pairs of columns may be meant; the
+            rows have scores or negatives that the loss does not read, or lack them.
     """
     split = split if len(split.rows) else source.train
     columns = source.columns
     loss = f"task.loss={config.loss.value}"
+    score = None
     if config.of_numbers:
         score = label_column(source, split, _first_usual_name(USUAL_SCORES, split) or USUAL_SCORES)
-    else:
-        score = None
     negatives = negative_columns(columns, split)
     pair = pair_columns(columns, split, (*negatives, score))
     if score is None:
@@ -75,37 +73,41 @@ def compared_columns(
 
 
 def _first_usual_name(names: Sequence[str], split: Split) -> list[str]:
-    """List the first usual name among the split's columns; scores come before labels."""
+    """List the first of the names that is a column of the split; empty: none is."""
     return [name for name in names if name in split.rows.column_names][:1]
 
 
 def _refuse_unused_scores(columns: ColumnsConfig | None, split: Split, loss: str) -> None:
-    """Refuse scores the loss would ignore, unless the text columns are named."""
-    score_column = columns.label_column if columns is not None else None
-    if score_column is not None:
-        score_columns = [score_column]
+    """Refuse scores that the loss would ignore.
+
+    They are those of `data.label_column`, or of a column `score`, `similarity` or
+    `similarity_score`; the latter are ignored if both text columns are configured.
+
+    Raises:
+        ConfigError: With the column and what to do.
+    """
+    configured = columns.label_column if columns is not None else None
+    if configured is not None:
+        score_columns = [configured]
+    elif columns is not None and None not in (columns.text_column, columns.text_pair_column):
+        return
     else:
         score_columns = _first_usual_name(USUAL_SCORES[:3], split)
-    if score_columns and (
-        score_column is not None
-        or columns is None
-        or None in (columns.text_column, columns.text_pair_column)
-    ):
+    if score_columns:
         raise ConfigError(
             f"{loss} takes every pair for texts that belong together, and {split.key} has scores in"
             f" column {score_columns[0]}. Take task.loss=cosent, which reads them; or name"
-            " data.text_column"
-            " and data.text_pair_column alone."
+            " data.text_column and data.text_pair_column alone."
         )
 
 
 def negative_columns(columns: ColumnsConfig | None, split: Split) -> list[str]:
-    """List the columns of negatives.
+    """List the columns of negatives: `data.negative_columns`, else `negative`, `negative_1`, ...
 
-    As named, else `negative`, `negative_1`, ...
+    Numbered columns are sorted by number; the list is empty if there are none.
 
     Raises:
-        ConfigError: The split has no column of a name.
+        ConfigError: A configured column is missing.
     """
     configured = columns.negative_columns if columns is not None else None
     if configured is None:
@@ -122,43 +124,54 @@ def pair_columns(
 ) -> tuple[str, str]:
     """Find the columns of the first and the second text.
 
-    As named, by usual names, else the only two of texts.
+    They are the configured ones; what is not configured is completed by a pair of usual names, else
+    by the text columns if there are exactly two.
+
+    Args:
+        columns: The configured names; None: none are.
+        split: The rows.
+        taken: Columns of something else, such as scores.
 
     Raises:
-        ConfigError: No such columns, or several that may be meant.
+        ConfigError: A configured column is missing; there is no such pair, or there are several.
     """
-    keys = ("text_column", "text_pair_column")
-    first, second = (named_column(columns, key, split) for key in keys)
+    first, second = (named_column(columns, key, split) for key in KEYS)
     if first is not None and second is not None:
         return first, second
     names = split.rows.column_names
-    fitting = [
-        pair
-        for pair in USUAL_PAIRS
-        if first in (None, pair[0])
-        and second in (None, pair[1])
-        and pair[0] in names
-        and pair[1] in names
+    pairs = [pair for pair in USUAL_PAIRS if pair[0] in names and pair[1] in names]
+    texts = [name for name in string_columns(split) if name not in taken]
+    others = []
+    if len(texts) == 2:
+        others.append((texts[0], texts[1]))
+        if first is not None or second is not None:
+            others.append((texts[1], texts[0]))
+
+    def fitting(candidates: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+        return [
+            pair for pair in candidates if first in (None, pair[0]) and second in (None, pair[1])
+        ]
+
+    found_pairs = fitting(pairs) or fitting(others)
+    if len(found_pairs) == 1:
+        return found_pairs[0]
+    missing = [
+        f"data.{key}" for key, name in zip(KEYS, (first, second), strict=True) if name is None
     ]
-    texts = [
+    verb = "is" if len(missing) == 1 else "are"
+    problem = "no two columns that are known for a pair"
+    if found_pairs:
+        problem = f"several pairs of usual names ({found_pairs})"
+    raise ConfigError(
+        f"{' and '.join(missing)} {verb} needed: {split.key} has {problem}, such as anchor and"
+        f" positive. {columns_in_words(split.rows)}"
+    )
+
+
+def string_columns(split: Split) -> list[str]:
+    """List the columns of strings."""
+    return [
         name
         for name, feature in split.rows.features.items()
-        if getattr(feature, "dtype", None) in ("string", "large_string") and name not in taken
+        if getattr(feature, "dtype", None) in ("string", "large_string")
     ]
-    if not fitting and len(texts) == 2:
-        rest = [name for name in texts if name not in (first, second)]
-        fitting = [(texts[0], texts[1])] if first is second is None else []
-        fitting += [(first or rest[0], second or rest[0])] if len(rest) == 1 else []
-    if len(fitting) != 1:
-        missing = " and ".join(
-            f"data.{key}" for key, name in zip(keys, (first, second), strict=True) if name is None
-        )
-        if fitting:
-            why = f"several pairs of usual names ({fitting})"
-        else:
-            why = "no two columns that are known for a pair"
-        raise ConfigError(
-            f"{missing} {'is' if ' and ' not in missing else 'are'} needed: {split.key} has {why},"
-            f" such as anchor and positive. {columns_in_words(split.rows)}"
-        )
-    return fitting[0]

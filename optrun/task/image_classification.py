@@ -56,7 +56,7 @@ class ImageClassification(Task):
     ) -> ExampleSource:
         """Read one example a row."""
         column = image_column(source, split)
-        labels = self.numbers.pop(split)
+        labels = self.numbers[split]
         indices = chosen(len(split.rows), limit, seed=seed)
         return LabelledImages(
             Images(split.take(indices), column), labels if indices is None else labels[indices]

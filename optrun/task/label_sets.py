@@ -18,7 +18,7 @@ from optrun.task.class_table import ClassTable, table_of_counts
 from optrun.task.evaluation import SummedMetrics
 from optrun.task.labels import (
     ClassNumbers,
-    LabelLists,
+    ColumnLabels,
     class_names,
     note_minus_one_labels,
     present_values,
@@ -75,33 +75,31 @@ def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
         for split in source.splits
     }
     for split, row_lists in lists.items():
-        column = label_column(source, split)
-        note_minus_one_labels(source, split, column, row_lists.names, row_lists.places)
+        note_minus_one_labels(source, split, label_column(source, split), row_lists)
     train = label_column(source, source.train)
     _refuse_indicators(source.train, train, lists[source.train])
     names = class_names(
         source, train, {split: row_lists.names for split, row_lists in lists.items()}
     )
-    numbered = ClassNumbers(names, source)
+    class_numbers = ClassNumbers(names, source)
     return names, {
-        split: _indicators_of_lists(split, row_lists, numbered)
+        split: _indicators_of_lists(split, row_lists, class_numbers)
         for split, row_lists in lists.items()
     }
 
 
-def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
-    """Refuse multi-hot lists, whose 0 and 1 would be read as two labels.
+def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
+    """Refuse multi-hot lists, whose 0 and 1 would be read as the names of two labels.
 
     Raises:
-        ConfigError: All lists have the same two or more places, with nothing else in them.
+        ConfigError: All lists have the same length of two or more, and hold only 0 and 1, or only
+            false and true.
     """
+    assert lists.borders is not None
     lengths = set(np.diff(lists.borders).tolist())
     values = set(lists.names)
-    if (
-        (values <= {"0", "1"} or values <= {"True", "False"})
-        and len(lengths) == 1
-        and min(lengths) > 1
-    ):
+    is_binary = values <= {"0", "1"} or values <= {"True", "False"}
+    if is_binary and len(lengths) == 1 and min(lengths) > 1:
         count = lengths.pop()
         raise ConfigError(
             f"data.label_column={column}: {split.where(0)} has {split.rows[0][column]!r:.60}, a 0"
@@ -110,10 +108,15 @@ def _refuse_indicators(split: Split, column: str, lists: LabelLists) -> None:
         )
 
 
-def _indicators_of_lists(split: Split, lists: LabelLists, numbered: ClassNumbers) -> np.ndarray:
-    indicators = np.zeros((len(lists.borders) - 1, len(numbered.names)), dtype=np.float32)
+def _indicators_of_lists(
+    split: Split, lists: ColumnLabels, class_numbers: ClassNumbers
+) -> np.ndarray:
+    """Return 1 for each label of each row, else 0; shape (rows, labels), float32."""
+    assert lists.borders is not None
+    indicators = np.zeros((len(lists.borders) - 1, len(class_numbers.names)), dtype=np.float32)
     rows = np.repeat(np.arange(len(indicators)), np.diff(lists.borders))
-    indicators[rows, numbered.table(split, *lists)[lists.places]] = 1
+    columns = class_numbers.of_each_name(split, lists)[lists.indices]
+    indicators[rows, columns] = 1
     return indicators
 
 

@@ -7,13 +7,12 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from optrun.base.errors import ConfigError, nearest
-from optrun.data.cache import cached, digest, key_of
+from optrun.data.cache import key_of
 from optrun.data.cached_arrays import array_to_texts, cached_arrays, texts_to_array
 from optrun.data.columns import label_column, refuse_mixed, values
 from optrun.data.source import Source, Split
@@ -22,22 +21,21 @@ from optrun.data.stream import StreamRows
 MAX_SHOWN = 12
 MOST_LABELS = 1 << 16
 """Different labels of a stream's column; one with more holds something else."""
-NUMBERS = "numbers-1"
 LABEL_OF_EACH_WORD = "task=token_classification expects a list of labels, one for each word."
 _MISSING = {"", "na", "n/a", "nan", "null", "none", "-", "?"}
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_missing(value: object) -> bool:
-    """Tell whether a cell has no value: none, or NaN."""
+    """Tell whether a cell has no value: None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def present_values(split: Split, name: str) -> Iterator[Any]:
-    """Yield the values of a column, none of them missing.
+    """Yield the values of a column, and refuse one that is missing.
 
     Raises:
-        ConfigError: The first row that has none, or another kind of value than those before it.
+        ConfigError: A row without a value; values of different kinds (not checked for a stream).
     """
     if not isinstance(split.rows, StreamRows):
         refuse_mixed(split, name)
@@ -58,18 +56,18 @@ def declared_names(feature: object) -> list[str]:
 def _label_indices(
     split: Split, name: str, index_of: dict[str, int], expected: str | None = None
 ) -> Iterator[list[int]]:
-    """Yield the indices of each row's labels, in the order in which labels first appear.
+    """Yield the indices of each row's labels; a label's index is the order of its first appearance.
 
     Args:
         split: The rows.
         name: The column.
-        index_of: Label to its index; new labels are added to it.
-        expected: If rows have lists of labels: what the task expects, for the message. None: each
-            row has one label.
+        index_of: Label to its index; changed in place: new labels are added.
+        expected: If a row has a list of labels: what the task expects, for the message. None: a row
+            has one label.
 
     Raises:
-        ConfigError: The first row without a label, or without a list of labels; too many labels in
-            a stream.
+        ConfigError: A row without a label, or without a list of labels; -1 for a `ClassLabel`; more
+            than `MOST_LABELS` labels in a stream.
     """
     declared = declared_names(split.rows.features[name])
     streamed = isinstance(split.rows, StreamRows)
@@ -81,17 +79,12 @@ def _label_indices(
         labels = [value] if expected is None else value
         if declared and -1 in labels:
             raise _unlabelled_error(split, name, "-1", _count_of(split, name, -1))
-        yield [
-            index_of.setdefault(
-                (
-                    label
-                    if isinstance(label, str)
-                    else named_label(label, declared, name, split.where(row))
-                ),
-                len(index_of),
-            )
-            for label in labels
-        ]
+        indices = []
+        for label in labels:
+            if not isinstance(label, str):  # a text is its own name
+                label = named_label(label, declared, name, split.where(row))
+            indices.append(index_of.setdefault(label, len(index_of)))
+        yield indices
         if streamed and len(index_of) > MOST_LABELS:
             raise ConfigError(
                 f"data.label_column={name}: {split.key} has more than {MOST_LABELS:,} different"
@@ -102,100 +95,130 @@ def _label_indices(
 def _cache_labels(
     split: Split, kind: str, name: str, find: Callable[[], dict[str, np.ndarray]]
 ) -> dict[str, np.ndarray]:
-    """Compute the labels of a column once, and map them from the cache.
+    """Compute the arrays of a label column once, and map them from the cache.
 
-    The labels of a stream are kept in labels.npy and names.json.
+    Args:
+        split: The rows; of rows without a known content nothing is cached.
+        kind: What the arrays are, for the cache key.
+        name: The column; the class names that it declares are part of the cache key.
+        find: Computes the arrays. If it raises, nothing is cached.
     """
-    declared = declared_names(split.rows.features[name])
     rows = split.rows
-    if not isinstance(rows, StreamRows):
-        return cached_arrays(
-            "labels",
-            key_of(kind, split.content, name, *(declared if kind != NUMBERS else ())),
-            find,
-        )
-    values = "numbers" if kind == NUMBERS else "places"
-
-    def write(folder: Path) -> None:
-        arrays = find()
-        np.save(folder / "labels.npy", arrays[values])
-        (folder / "names.json").write_bytes(arrays.get("names", texts_to_array([])).tobytes())
-
-    key = digest("labels-2", rows.fingerprint(), name, str(kind == NUMBERS), *declared)
-    folder = cached("stream-labels", key, write)
-    names = np.fromfile(folder / "names.json", dtype=np.uint8)
-    return {
-        "names": names,
-        values: np.asarray(np.load(folder / "labels.npy", mmap_mode="r", allow_pickle=False)),
-    }
+    content = rows.fingerprint() if isinstance(rows, StreamRows) else split.content
+    declared = declared_names(rows.features[name])
+    return cached_arrays("labels", key_of(kind, content, name, *declared), find)
 
 
-def row_labels(split: Split, name: str) -> tuple[list[str], np.ndarray]:
-    """Find the label of each row, once for the same rows, with a few rows in memory at a time.
+class ColumnLabels(NamedTuple):
+    """The labels of a column."""
 
-    Returns:
-        The distinct labels in the order in which they first appear; and the index of each row's
-        label among them, shape (rows,), int32.
+    names: list[str]
+    """The distinct labels in the order in which they first appear."""
+    indices: np.ndarray
+    """The index in `names` of each label, the rows joined; int32."""
+    borders: np.ndarray | None = None
+    """Where each row begins in `indices`, shape (rows + 1,), int64; None: a row has one label."""
+
+    def count_of(self, label: str) -> int:
+        """Count how often one of the labels appears."""
+        return int(np.sum(self.indices == self.names.index(label)))
+
+    def first_row_of(self, index: int) -> int:
+        """Return the first row with the label of an index."""
+        position = int(np.argmax(self.indices == index))
+        if self.borders is None:
+            return position
+        return int(np.searchsorted(self.borders, position, side="right")) - 1
+
+
+def row_labels(split: Split, name: str) -> ColumnLabels:
+    """Find the label of each row; cached, with a few rows in memory at a time.
 
     Raises:
-        ConfigError: The first row without a label, or with a list; one that says NA among numbers.
+        ConfigError: A row without a label, or with a list; a mark of unlabelled rows such as -100;
+            NA among numbers.
     """
 
     def find() -> dict[str, np.ndarray]:
         index_of: dict[str, int] = {}
-        label_indices = np.fromiter(
+        indices = np.fromiter(
             chain.from_iterable(_label_indices(split, name, index_of)), np.int32, len(split.rows)
         )
         if not declared_names(split.rows.features[name]):
-            _refuse_unlabelled(split, name, list(index_of), label_indices)
+            labels = ColumnLabels(list(index_of), indices)
+            _refuse_unlabelled(split, name, labels)
             if not isinstance(split.rows, StreamRows):
-                _refuse_missing(split, name, list(index_of), label_indices)
-        return {"names": texts_to_array(index_of), "places": label_indices}
+                _refuse_missing(split, name, labels)
+        return {"names": texts_to_array(index_of), "indices": indices}
 
-    arrays = _cache_labels(split, "labels-2", name, find)
-    return array_to_texts(arrays["names"]), arrays["places"]
+    arrays = _cache_labels(split, "labels-3", name, find)
+    return ColumnLabels(array_to_texts(arrays["names"]), arrays["indices"])
 
 
-def _refuse_missing(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
-    """Refuse a word such as NA among numeric labels."""
-    missing = [label for label in labels if label.strip().lower() in _MISSING]
-    labelled = [label for label in labels if label not in missing]
-    if missing and labelled and all(_parse_number(label) is not None for label in labelled):
-        row = int(np.argmax(places == labels.index(missing[0])))
+def row_label_lists(split: Split, name: str, expected: str) -> ColumnLabels:
+    """Find the labels of rows with lists of labels; cached.
+
+    Args:
+        split: The rows.
+        name: The column.
+        expected: What the task expects there, for the message.
+
+    Raises:
+        ConfigError: A row without a list; a list with something other than labels, or with a mark
+            of unlabelled rows such as -100.
+    """
+
+    def find() -> dict[str, np.ndarray]:
+        index_of: dict[str, int] = {}
+        joined = array("i")
+        borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
+        for row, row_indices in enumerate(_label_indices(split, name, index_of, expected)):
+            joined.extend(row_indices)
+            borders[row + 1] = len(joined)
+        indices = np.array(joined, dtype=np.int32)
+        if not declared_names(split.rows.features[name]):
+            _refuse_unlabelled(split, name, ColumnLabels(list(index_of), indices))
+        return {"names": texts_to_array(index_of), "indices": indices, "borders": borders}
+
+    arrays = _cache_labels(split, "label-lists-3", name, find)
+    return ColumnLabels(array_to_texts(arrays["names"]), arrays["indices"], arrays["borders"])
+
+
+def _refuse_missing(split: Split, name: str, labels: ColumnLabels) -> None:
+    """Refuse a word for "missing", such as NA, if all other labels are numbers.
+
+    Raises:
+        ConfigError: With the first row that has it.
+    """
+    missing = [label for label in labels.names if label.strip().lower() in _MISSING]
+    others = [label for label in labels.names if label not in missing]
+    if missing and others and all(_parse_number(label) is not None for label in others):
+        row = labels.first_row_of(labels.names.index(missing[0]))
         raise ConfigError(
             f"{split.where(row)} has {missing[0]!r} in column {name}, and all others have numbers: "
             "a row without a label? Leave such rows out, or give them a number of their own."
         )
 
 
-def _refuse_unlabelled(split: Split, name: str, labels: Sequence[str], places: np.ndarray) -> None:
+def _refuse_unlabelled(split: Split, name: str, labels: ColumnLabels) -> None:
     """Refuse the usual marks of unlabelled rows: -100, -1 and "-".
 
     -100 always means "no label"; -1 only beside 0, 1, 2 and no other negative number; "-" only
     beside two or more other labels.
 
-    Args:
-        split: The rows.
-        name: The column.
-        labels: The distinct labels.
-        places: The index in `labels` of each row's label, or of each item of its list.
-
     Raises:
         ConfigError: With the label and how often it appears.
     """
-    numbers = {label: _parse_number(label) for label in labels}
+    numbers = {label: _parse_number(label) for label in labels.names}
+    values = set(numbers.values())
     negative = [label for label, number in numbers.items() if number is not None and number < 0]
-    unlabelled = [label for label in labels if numbers[label] == -100]
-    if [numbers[label] for label in negative] == [-1.0] and {0.0, 1.0, 2.0} <= set(
-        numbers.values()
-    ):
+    unlabelled = [label for label in labels.names if numbers[label] == -100]
+    if [numbers[label] for label in negative] == [-1.0] and {0.0, 1.0, 2.0} <= values:
         unlabelled += negative
-    if "-" in labels and len(labels) > 2:
+    if "-" in labels.names and len(labels.names) > 2:
         unlabelled.append("-")
-    if not unlabelled:
-        return
-    label = unlabelled[0]
-    raise _unlabelled_error(split, name, label, int(np.sum(places == labels.index(label))))
+    if unlabelled:
+        raise _unlabelled_error(split, name, unlabelled[0], labels.count_of(unlabelled[0]))
 
 
 def _unlabelled_error(split: Split, name: str, label: str, count: int) -> ConfigError:
@@ -213,68 +236,25 @@ def _count_of(split: Split, name: str, number: int) -> int:
     return sum(cell.count(number) for cell in cells)
 
 
-def note_minus_one_labels(
-    source: Source, split: Split, name: str, labels: Sequence[str], places: np.ndarray
-) -> None:
-    """Note how many labels are -1 if the others are 0 and 1.
+def note_minus_one_labels(source: Source, split: Split, name: str, labels: ColumnLabels) -> None:
+    """Note how many labels are -1 if the others are 0 and 1; else do nothing.
 
     Such a -1 may be a class, such as a negative sentiment, or mean that the row has no label.
-    """
-    numbers = {label: _parse_number(label) for label in labels}
-    if set(numbers.values()) != {-1.0, 0.0, 1.0}:
-        return
-    label = next(label for label, number in numbers.items() if number == -1)
-    count = int(np.sum(places == labels.index(label)))
-    source.notes.append(
-        f"{split.key}: {count:,} labels in column {name} are {label}, a class like 0 and 1; if they"
-        " say that there is no label, leave them out of the data"
-    )
-
-
-class LabelLists(NamedTuple):
-    """Several labels of each row.
-
-    Attributes:
-        names: The distinct labels in the order in which they first appear.
-        places: The index in `names` of each label of each row, rows joined; int32.
-        borders: Where each row begins in `places`; shape (rows + 1,), int64.
-    """
-
-    names: list[str]
-    places: np.ndarray
-    borders: np.ndarray
-
-
-def row_label_lists(split: Split, name: str, expected: str) -> LabelLists:
-    """Find the labels of each row, once for the same rows.
 
     Args:
+        source: Its `notes` are changed.
         split: The rows.
         name: The column.
-        expected: What a task expects there, for the message.
-
-    Raises:
-        ConfigError: The first row without a list, or with a list that holds something else than
-            labels.
+        labels: The labels of the column.
     """
-
-    def find() -> dict[str, np.ndarray]:
-        index_of: dict[str, int] = {}
-        label_indices = array("i")
-        borders = np.zeros(len(split.rows) + 1, dtype=np.int64)
-        for row, indices in enumerate(_label_indices(split, name, index_of, expected)):
-            label_indices.extend(indices)
-            borders[row + 1] = len(label_indices)
-        if not declared_names(split.rows.features[name]):
-            _refuse_unlabelled(split, name, list(index_of), np.array(label_indices, dtype=np.int32))
-        return {
-            "names": texts_to_array(index_of),
-            "places": np.array(label_indices, dtype=np.int32),
-            "borders": borders,
-        }
-
-    arrays = _cache_labels(split, "label-lists-2", name, find)
-    return LabelLists(array_to_texts(arrays["names"]), arrays["places"], arrays["borders"])
+    numbers = {_parse_number(label): label for label in labels.names}
+    if set(numbers) != {-1.0, 0.0, 1.0}:
+        return
+    label = numbers[-1.0]
+    source.notes.append(
+        f"{split.key}: {labels.count_of(label):,} labels in column {name} are {label}, a class like"
+        " 0 and 1; if they say that there is no label, leave them out of the data"
+    )
 
 
 def named_label(value: object, declared: Sequence[str], name: str, where: str) -> str:
@@ -282,12 +262,16 @@ def named_label(value: object, declared: Sequence[str], name: str, where: str) -
 
     Args:
         value: The label.
-        declared: Names of the classes of the column.
+        declared: Names of the classes of the column; empty: it declares none.
         name: The column.
         where: What has it, for the message.
 
     Raises:
-        ConfigError: It is missing, no class of a `ClassLabel`, or a list.
+        ConfigError: It is missing, is no class of a `ClassLabel`, or is a list, mapping or bytes.
+
+    Example:
+        >>> named_label(1.0, [], "y", "row 1"), named_label(1, ["cat", "dog"], "y", "row 1")
+        ('1', 'dog')
     """
     if is_missing(value):
         raise ConfigError(f"{where} has no value in column {name}.")
@@ -308,14 +292,15 @@ def named_label(value: object, declared: Sequence[str], name: str, where: str) -
 def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
     """List the classes of a label column, in the order of their numbers.
 
-    Those of a trained model are what they are. Otherwise a `ClassLabel` feature brings its own
-    order; labels that are all numbers are ordered as numbers, others as text.
+    They are those of the checkpoint that is evaluated or resumed, else of the pretrained head if
+    it has all labels of the rows, else those of a `ClassLabel` feature in its own order, else the
+    labels of the rows: all numbers in numeric order, or in alphabetical order.
 
     Args:
-        source: Whose training split says what classes there are.
+        source: Its training split has the classes; its `notes` are changed.
         name: The label column.
-        labels: By split; of rows that were cut off from the training rows, too: they alone may have
-            a rare label.
+        labels: By split. Those of evaluation rows that were cut off from the training rows count,
+            too: they alone may have a rare label.
 
     Raises:
         ConfigError: Fewer than two classes, or fractions.
@@ -333,67 +318,78 @@ def _classes_of_head(
 ) -> list[str]:
     """Return the classes of a pretrained head if it has all labels of the rows, else the rows'.
 
-    A note says which, unless the names are the same.
+    A note in `source.notes` says which, unless the names are the same.
     """
     table = LabelTable(head_classes)
-    strangers = [label for label in names if table.find(label) is None]
-    if strangers:
+    numbers = {label: table.find(label) for label in names}
+    new_labels = [label for label, number in numbers.items() if number is None]
+    if new_labels:
         source.notes.append(
             f"the model's head tells {_first_names(head_classes)} apart, and column {name} has"
-            f" {_first_names(strangers)}: the head is new"
+            f" {_first_names(new_labels)}: the head is new"
         )
         return list(names)
-    spelt = [label for label in names if label not in head_classes]
-    absent = {*range(len(head_classes))} - {table.find(label) for label in names}
-    if spelt:
-        pairs = [f"{label} is {head_classes[table.find(label) or 0]}" for label in spelt]
-        source.notes.append(f"labels are those of the model's head: {_first_names(pairs)}")
-    if absent:
-        classes = _first_names([head_classes[number] for number in sorted(absent)])
+    renamed = [
+        f"{label} is {head_classes[number]}"
+        for label, number in numbers.items()
+        if number is not None and label not in head_classes
+    ]
+    if renamed:
+        source.notes.append(f"labels are those of the model's head: {_first_names(renamed)}")
+    used = set(numbers.values())
+    unused = [label for number, label in enumerate(head_classes) if number not in used]
+    if unused:
+        classes = _first_names(unused)
         source.notes.append(f"classes of the model's head that no row has, and stay: {classes}")
     return head_classes
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """List the first names."""
-    return ", ".join(names[:MAX_SHOWN]) + (", ..." if len(names) > MAX_SHOWN else "")
+    """Join the first `MAX_SHOWN` names by commas; "..." stands for the rest."""
+    more = ", ..." if len(names) > MAX_SHOWN else ""
+    return ", ".join(names[:MAX_SHOWN]) + more
 
 
 def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
-    """List the labels of the rows, as `class_names`.
+    """List the labels of the rows in the order of `class_names`.
 
     Raises:
-        ConfigError: Fewer than two classes, or fractions.
+        ConfigError: No label, fractions, or a single label without a pretrained head.
     """
-    split = source.train
-    declared = declared_names(split.rows.features[name])
-    distinct = set().union(
-        *(
-            labels[labelled_split]
-            for labelled_split in (source.splits if source.cut_from_train else [split])
-        )
-    )
-    names = declared
-    if not declared:
-        values = {label: _parse_number(label) for label in distinct}
-        if all(value is not None for value in values.values()):
-            if any(value is not None and not value.is_integer() for value in values.values()):
-                raise ConfigError(
-                    f"data.label_column={name}: {split.key} holds fractions there. "
-                    "For numbers use task.problem_type=regression."
-                )
-            names = sorted(distinct, key=lambda label: (values[label] or 0.0, label))
-        else:
-            names = sorted(distinct)
+    names = declared_names(source.train.rows.features[name])
+    if not names:
+        splits = source.splits if source.cut_from_train else [source.train]
+        distinct = set[str]().union(*(labels[split] for split in splits))
+        names = _sort_labels(distinct, name, source.train.key)
     if len(names) < 2 and (source.head_classes is None or not names):
         only = f"one label only ({names[0]})" if names else "no label"
         raise ConfigError(
-            f"data.label_column={name}: {split.key} has {only}. A classifier needs two or more."
+            f"data.label_column={name}: {source.train.key} has {only}. A classifier needs two or"
+            " more."
         )
     return names
 
 
+def _sort_labels(labels: Iterable[str], name: str, key: str) -> list[str]:
+    """Sort labels as numbers if all of them are, else alphabetically.
+
+    Raises:
+        ConfigError: All are numbers, and some are fractions.
+    """
+    numbers = {label: _parse_number(label) for label in labels}
+    values = [value for value in numbers.values() if value is not None]
+    if len(values) < len(numbers):
+        return sorted(numbers)
+    if not all(value.is_integer() for value in values):
+        raise ConfigError(
+            f"data.label_column={name}: {key} holds fractions there. "
+            "For numbers use task.problem_type=regression."
+        )
+    return sorted(numbers, key=lambda label: (numbers[label] or 0.0, label))
+
+
 def _parse_number(label: str) -> float | None:
+    """Read a label as a finite number; None: it is none."""
     try:
         value = float(label)
     except ValueError:
@@ -452,70 +448,58 @@ class LabelTable:
 
 
 class ClassNumbers:
-    """Label to class number.
+    """Looks up the class number of a label.
+
+    Labels of a trained model's classes are matched as `LabelTable` does, others by their name, or
+    as numbers: `1.0` is the class `1`.
 
     Args:
         names: Classes by number.
-        source: Where they come from, for the message.
+        source: Where the classes come from, for the message.
     """
 
     def __init__(self, names: Sequence[str], source: Source) -> None:
         self.names = list(names)
-        self.known_from = source.train.key if source.classes is None else "the checkpoint"
+        self._origin = source.train.key if source.classes is None else "the checkpoint"
         is_of_model = source.classes is not None or self.names == source.head_classes
         self._table = LabelTable(names) if is_of_model else None
         self._number = {name: number for number, name in enumerate(names)}
         self._by_value = {_parse_number(name): number for number, name in enumerate(names)}
-
-    def of(self, label: str, where: str) -> int:
-        """Return the number of a label; `where` names its row in the message."""
-        number = self._find(label)
-        if number is not None:
-            return number
-        close = nearest(label, self.names, limit=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
-        raise ConfigError(
-            f"{where} has the label {label!r}, which {self.known_from} does not have. Labels:"
-            f" {_first_names(self.names)}.{hint}"
-        )
+        self._by_value.pop(None, None)
 
     def _find(self, label: str) -> int | None:
+        """Return the class number of a label; None: it is no class."""
         if self._table is not None:
             return self._table.find(label)
-        number = self._number.get(label)
-        if number is None and (value := _parse_number(label)) is not None:
-            number = self._by_value.get(value)
-        return number
+        if label in self._number:
+            return self._number[label]
+        return self._by_value.get(_parse_number(label))
 
-    def table(
-        self,
-        split: Split,
-        labels: Sequence[str],
-        places: np.ndarray,
-        borders: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Look up the class number of each distinct label; shape (labels,), int64.
+    def of_each_name(self, split: Split, labels: ColumnLabels) -> np.ndarray:
+        """Look up the class number of each distinct label of a column.
 
         Args:
-            split: The rows.
-            labels: The distinct labels in the order in which they first appear.
-            places: The index in `labels` of each row's label, shape (rows,); the joined indices if
-                rows have several labels.
-            borders: Where each row begins in `places`, shape (rows + 1,); None: each has one label.
+            split: The rows, for the message.
+            labels: The labels of the column.
+
+        Returns:
+            Shape (names,), int64, in the order of `labels.names`.
 
         Raises:
-            ConfigError: The first row whose label is no class.
+            ConfigError: A label is no class; with the first row that has it.
         """
-        numbers = np.empty(len(labels), dtype=np.int64)
-        for index, label in enumerate(labels):
-            row = 0
-            if self._find(label) is None:
-                row = int(np.argmax(places == index))
-                if borders is None:
-                    row = row
-                else:
-                    row = int(np.searchsorted(borders, row, side="right")) - 1
-            numbers[index] = self.of(label, split.where(row))
+        numbers = np.empty(len(labels.names), dtype=np.int64)
+        for index, label in enumerate(labels.names):
+            number = self._find(label)
+            if number is None:
+                where = split.where(labels.first_row_of(index))
+                close = nearest(label, self.names, limit=1)
+                hint = f" Did you mean {close[0]}?" if close else ""
+                raise ConfigError(
+                    f"{where} has the label {label!r}, which {self._origin} does not have. Labels:"
+                    f" {_first_names(self.names)}.{hint}"
+                )
+            numbers[index] = number
         return numbers
 
 
@@ -523,7 +507,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """Return the classes, and the class number of each row of every split.
 
     All labels of a stream are read now, so that the classes are known before the first step; its
-    texts are not.
+    texts are not. Adds notes to `source.notes`.
 
     Returns:
         The name of each class; the class number of each row by split, shape (rows,), int64 (int32
@@ -532,40 +516,37 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     Raises:
         ConfigError: A row without a label, a label unseen in training, fewer than two classes.
     """
-    labels = {split: row_labels(split, label_column(source, split)) for split in source.splits}
-    names = class_names(
-        source,
-        label_column(source, source.train),
-        {split: names_of_rows for split, (names_of_rows, _) in labels.items()},
-    )
-    numbered = ClassNumbers(names, source)
-    class_numbers = {}
-    for split, (names_of_rows, label_indices) in labels.items():
-        note_minus_one_labels(
-            source, split, label_column(source, split), names_of_rows, label_indices
-        )
-        table = numbered.table(split, names_of_rows, label_indices)
-        class_numbers[split] = (
-            table.astype(np.int32) if isinstance(split.rows, StreamRows) else table
-        )[label_indices]
-    return names, class_numbers
+    columns = {split: label_column(source, split) for split in source.splits}
+    labels = {split: row_labels(split, column) for split, column in columns.items()}
+    names_by_split = {split: split_labels.names for split, split_labels in labels.items()}
+    names = class_names(source, label_column(source, source.train), names_by_split)
+    class_numbers = ClassNumbers(names, source)
+    numbers = {}
+    for split, split_labels in labels.items():
+        note_minus_one_labels(source, split, columns[split], split_labels)
+        number_of_name = class_numbers.of_each_name(split, split_labels)
+        if isinstance(split.rows, StreamRows):  # half of the memory, for very many rows
+            number_of_name = number_of_name.astype(np.int32)
+        numbers[split] = number_of_name[split_labels.indices]
+    return names, numbers
 
 
-def numbers(split: Split, name: str) -> np.ndarray:
-    """Read a column of numbers.
+def finite_numbers(split: Split, name: str) -> np.ndarray:
+    """Read a column of numbers; cached.
 
     Returns:
         Shape (rows,), float32.
 
     Raises:
-        ConfigError: The first row that is no finite number.
+        ConfigError: The first row without a finite number (true and false are none), or with one
+            beyond float32.
     """
 
     def find() -> dict[str, np.ndarray]:
         parsed = np.empty(len(split.rows), dtype=np.float32)
         for row, value in enumerate(present_values(split, name)):
             try:
-                number = float(value) if not isinstance(value, bool) else math.nan
+                number = math.nan if isinstance(value, bool) else float(value)
             except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not abs(number) <= _LARGEST:  # NaN too
@@ -576,7 +557,7 @@ def numbers(split: Split, name: str) -> np.ndarray:
             parsed[row] = number
         return {"numbers": parsed}
 
-    return _cache_labels(split, NUMBERS, name, find)["numbers"]
+    return _cache_labels(split, "numbers-1", name, find)["numbers"]
 
 
 def label_config(names: Iterable[str]) -> dict[str, object]:

@@ -20,7 +20,7 @@ from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task, model_inputs
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
-from optrun.task.labels import label_config, numbers, row_classes
+from optrun.task.labels import finite_numbers, label_config, row_classes
 from optrun.task.tokens import (
     NO_TOKEN,
     encode_rows,
@@ -53,13 +53,18 @@ class SequenceClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield both texts of each row."""
-        return interleave_columns(
-            source.train, list(filter(None, _text_columns(source, source.train)))
-        )
+        """Yield the texts of the training rows, both of a pair."""
+        return interleave_columns(source.train, _text_columns(source, source.train))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
-        """Find the classes and the number of each row's, or the numbers to predict."""
+        """Read the labels of all splits: class numbers, 0 and 1 by label, or numbers to predict.
+
+        Sets `numbers` (by split) and, unless it is a regression, `labels`.
+
+        Raises:
+            ConfigError: `data.label_columns` without
+                `task.problem_type=multi_label_classification`; labels that cannot be read.
+        """
         self.regression = self.config.of_numbers
         self.several = self.config.of_sets
         label_names = None if source.columns is None else source.columns.label_columns
@@ -71,10 +76,12 @@ class SequenceClassification(Task):
             )
         if self.regression:
             self.numbers = {
-                split: numbers(split, label_column(source, split)) for split in source.splits
+                split: finite_numbers(split, label_column(source, split)) for split in source.splits
             }
+        elif self.several:
+            self.labels, self.numbers = row_sets(source)
         else:
-            self.labels, self.numbers = row_sets(source) if self.several else row_classes(source)
+            self.labels, self.numbers = row_classes(source)
 
     def read(
         self,
@@ -84,27 +91,24 @@ class SequenceClassification(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one example a row; of a stream it is tokenised when it is read."""
-        text, pair = _text_columns(source, split)
-        names = [text] if pair is None else [text, pair]
-        labels = self.numbers.pop(split)
+        """Read one example for each row.
+
+        A row of a stream is tokenized when a batch needs it. A note says how many rows have an
+        empty text.
+
+        Raises:
+            ConfigError: A row without a single token.
+        """
+        columns = _text_columns(source, split)
+        text = columns[0]
+        labels = self.numbers[split]
         if isinstance(split.rows, StreamRows):
-            encoder = text_encoder(tokenizer, self.max_length)
-            key = rows_key(tokenizer, "sequence", self.max_length)
-
-            def example(row: Row) -> Example:
-                row_texts = tuple(cell_text(row, name) for name in names)
-                return example_of_one_row(
-                    encoder([row_texts[0] if pair is None else row_texts], True)
-                )
-
-            return StreamedRows(split.rows.select_columns(names), example, key, {"labels": labels})
+            return self._stream(split.rows, columns, tokenizer, labels)
 
         def rows() -> Iterator[Any]:
-            columns = (texts(part, name) for name in names)
-            if pair is None:
-                return next(columns)
-            return zip(*columns, strict=True)
+            if len(columns) == 1:
+                return texts(part, text)
+            return zip(*(texts(part, name) for name in columns), strict=True)
 
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
@@ -116,11 +120,36 @@ class SequenceClassification(Task):
             self.notes.append(
                 f"{split.key}: {empty:,} of {len(part.rows):,} rows have no text in column {text}"
             )
-        examples = encode_rows(part, rows, tokenizer, self.max_length, "sequence", text, str(pair))
+        examples = encode_rows(part, rows, tokenizer, self.max_length, "sequence", *columns)
         bare = np.flatnonzero(examples.lengths == 0)
         if len(bare):
             raise ConfigError(f"{part.where(int(bare[0]))} has no token: {NO_TOKEN}")
         return examples.with_scalars(labels=labels if indices is None else labels[indices])
+
+    def _stream(
+        self,
+        rows: StreamRows,
+        columns: list[str],
+        tokenizer: PreTrainedTokenizerBase,
+        labels: np.ndarray,
+    ) -> StreamedRows:
+        """Tokenize each row of a stream when a batch needs it.
+
+        Args:
+            rows: The stream.
+            columns: The column of the text, and of the second text of a pair.
+            tokenizer: Of the model.
+            labels: The label of each row, shape (rows,) or (rows, labels).
+        """
+        encoder = text_encoder(tokenizer, self.max_length)
+        key = rows_key(tokenizer, "sequence", self.max_length)
+
+        def example(row: Row) -> Example:
+            row_texts = tuple(cell_text(row, name) for name in columns)
+            inputs = row_texts[0] if len(columns) == 1 else row_texts
+            return example_of_one_row(encoder([inputs], True))
+
+        return StreamedRows(rows.select_columns(columns), example, key, {"labels": labels})
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class, or one for the number."""
@@ -130,12 +159,12 @@ class SequenceClassification(Task):
         )
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids`, `attention_mask` (`token_type_ids`) of shape (batch, longest).
+        """Pad the examples to a batch.
 
-        `labels` (batch,). There is a mask only if something is padded.
-
-        Of any number of labels these are 0 or 1, shape (batch, labels), float32, as transformers'
-        own loss takes them.
+        Returns:
+            `input_ids` and, if the tokenizer makes them, `token_type_ids`, shape (batch, longest);
+            `attention_mask` only if something is padded; `labels`: class numbers, shape (batch,),
+            int64; numbers to predict, float32; or 0 and 1 by label, shape (batch, labels), float32.
         """
         labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
         if not self.several:
@@ -143,11 +172,11 @@ class SequenceClassification(Task):
         return {**model_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:
-        """Count the examples; -100 is a number like another."""
+        """Count the examples; a number to predict may be -100, so labels are not compared to it."""
         return len(batch["labels"])
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make the loss; for any number of labels f1 and exact matches, too."""
+        """Make empty metrics: mean loss; with several labels an example also F1 and exact match."""
         if self.several:
             return LabelSetMetrics(self.labels)
         return super().running_metrics()
@@ -155,9 +184,10 @@ class SequenceClassification(Task):
     def loss_by_example(
         self, outputs: ModelOutput, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute losses by example.
+        """Compute the loss of each example, and count it once; shape (batch,) each.
 
-        Squares of differences for numbers, means over labels for any number of them.
+        Without class weights and label smoothing: the squared difference for numbers, the mean
+        binary cross-entropy over labels for several labels an example, else the cross-entropy.
         """
         if self.several:
             losses = functional.binary_cross_entropy_with_logits(
@@ -170,14 +200,15 @@ class SequenceClassification(Task):
         return losses, torch.ones_like(losses)
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return classes, or numbers; shape (batch,) each."""
+        """Return predictions and labels: class numbers, or numbers; shape (batch,) each."""
         if not self.regression:
             return super().predictions(outputs, batch)
         return outputs.logits.float().reshape(-1).cpu().numpy(), batch["labels"].cpu().numpy()
 
 
-def _text_columns(source: Source, split: Split) -> tuple[str, str | None]:
-    """Find the columns of the text and the second text."""
+def _text_columns(source: Source, split: Split) -> list[str]:
+    """Find the column of the text and, if `data.text_pair_column` is given, of the second text."""
     labels = label_columns(source, split)
     pair = named_column(source.columns, "text_pair_column", split)
-    return text_column(source, split, taken=(*labels, pair)), pair
+    text = text_column(source, split, taken=(*labels, pair))
+    return [text] if pair is None else [text, pair]

@@ -23,6 +23,7 @@ from optrun.task.evaluation import IGNORED, MetricAccumulator, SummedMetrics
 from optrun.task.labels import (
     LABEL_OF_EACH_WORD,
     ClassNumbers,
+    ColumnLabels,
     class_names,
     label_config,
     note_minus_one_labels,
@@ -59,45 +60,46 @@ class TokenClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the words of each row, one a line, since each is encoded by itself."""
+        """Yield the words of each training row, one a line, since each is encoded by itself."""
         split = source.train
-        return (
-            "\n".join(row)
-            for row in _word_lists(
-                split, words_column(source, split, _labels_column(source, split))
-            )
-        )
+        column = words_column(source, split, _labels_column(source, split))
+        return map("\n".join, _word_lists(split, column))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the classes, the labels of each word, and their scheme of entities."""
+        """Find the classes, the labels of each word, and their scheme of entities.
+
+        Sets `labels`, `label_lists`, `class_numbers` and `scheme`; without a scheme the main metric
+        becomes `f1_macro`. Notes say which.
+
+        Raises:
+            ConfigError: A slow tokenizer, a row without a list of labels, fewer than two classes.
+        """
         if not tokenizer.is_fast:
             raise ConfigError(
                 f"task=token_classification: {type(tokenizer).__name__} does not say which piece is"
                 " of which word. Name a fast tokenizer with model.tokenizer."
             )
-        lists = {split: _labels_column(source, split) for split in source.splits}
-        train = source.train
-        self.lists = {
-            split: row_label_lists(split, name, LABEL_OF_EACH_WORD) for split, name in lists.items()
-        }
-        for split, row_lists in self.lists.items():
-            note_minus_one_labels(source, split, lists[split], row_lists.names, row_lists.places)
-        met = {split: row_lists.names for split, row_lists in self.lists.items()}
-        self.labels = class_names(source, lists[train], met)
+        self.label_lists: dict[Split, ColumnLabels] = {}
+        for split in source.splits:
+            column = _labels_column(source, split)
+            self.label_lists[split] = row_label_lists(split, column, LABEL_OF_EACH_WORD)
+            note_minus_one_labels(source, split, column, self.label_lists[split])
+        names = {split: lists.names for split, lists in self.label_lists.items()}
+        self.labels = class_names(source, _labels_column(source, source.train), names)
+        self.class_numbers = ClassNumbers(self.labels, source)
         self.scheme = entities.scheme_of(self.labels)
-        self.numbered = ClassNumbers(self.labels, source)
-        for name in met[train]:
-            self.numbered.of(name, train.key)
         if self.scheme is None:
             self.main_metric = MEAN_F1
-        self.notes.append(
-            f"entities read as {self.scheme}: precision, recall and f1 are those of whole entities"
-            if self.scheme
-            else (
+            note = (
                 f"{MEAN_F1} is the mean over labels: they are no entities"
                 f" ({', '.join(entities.SCHEMES)})"
             )
-        )
+        else:
+            note = (
+                f"entities read as {self.scheme}: precision, recall and f1 are those of whole"
+                " entities"
+            )
+        self.notes.append(note)
 
     def read(
         self,
@@ -107,45 +109,44 @@ class TokenClassification(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one example for each row with a word.
+        """Read one example for each row with a word; `limit` counts these rows.
 
-        Works once for each split: it takes the labels that `inspect` found out of `lists`. Adds a
-        note on rows without a word, and on words beyond `data.max_length`.
+        Adds a note on rows without a word, and on words beyond `data.max_length`, whose labels are
+        lost.
 
         Raises:
-            ConfigError: No row has a word, words and labels differ in number, or no word is within
-                `data.max_length`.
+            ConfigError: No row has a word, words and labels differ in number, a label is no class,
+                or no word is within `data.max_length`.
         """
-        encoder, key = self._encoder(tokenizer)
-        names = _labels_column(source, split)
-        words_name = words_column(source, split, names)
-        labels = self.lists.pop(split)
-        sizes = np.diff(labels.borders)
-        _expect_labels_for_words(split, words_name, names, sizes)
-        numbers = self.numbered.table(split, *labels)
-        full = np.flatnonzero(sizes)
-        if len(full) < len(sizes):
-            self.notes.append(f"{split.key}: {len(sizes) - len(full)} rows without a word left out")
-        if not len(full) and len(sizes):
+        label_column = _labels_column(source, split)
+        column = words_column(source, split, label_column)
+        lists = self.label_lists[split]
+        assert lists.borders is not None
+        borders = lists.borders
+        words_of_row = np.diff(borders)
+        _expect_labels_for_words(split, column, label_column, words_of_row)
+        number_of_name = self.class_numbers.of_each_name(split, lists)
+        rows_with_words = np.flatnonzero(words_of_row)
+        without_words = len(words_of_row) - len(rows_with_words)
+        if without_words:
+            self.notes.append(f"{split.key}: {without_words} rows without a word left out")
+        if without_words and not len(rows_with_words):
             raise ConfigError(f"{split.key}: no row has a word.")
-        indices = chosen(len(full), limit, seed=seed)
-        chosen_rows = full if indices is None else full[indices]
-        if len(chosen_rows) == len(sizes) and indices is None:
-            part = split
-        else:
-            part = split.take(chosen_rows)
+        indices = chosen(len(rows_with_words), limit, seed=seed)
+        chosen_rows = rows_with_words if indices is None else rows_with_words[indices]
+        is_complete = indices is None and not without_words
+        part = split if is_complete else split.take(chosen_rows)
 
         def rows() -> Iterator[Row]:
-            for row, texts in zip(chosen_rows.tolist(), _word_lists(part, words_name), strict=True):
-                yield (
-                    texts,
-                    numbers[labels.places[labels.borders[row] : labels.borders[row + 1]]].tolist(),
-                )
+            for row, words in zip(chosen_rows.tolist(), _word_lists(part, column), strict=True):
+                names = lists.indices[borders[row] : borders[row + 1]]
+                yield words, number_of_name[names].tolist()
 
-        content = key_of(part.content, "words", words_name, names, *self.labels)
+        encoder, key = self._encoder(tokenizer)
+        content = key_of(part.content, "words", column, label_column, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
-        labelled = _labelled(examples)
-        cut = int(sizes[chosen_rows].sum()) - labelled
+        labelled = _count_labelled(examples)
+        cut = int(words_of_row[chosen_rows].sum()) - labelled
         if cut > 0:
             self.notes.append(
                 f"{split.key}: {cut} words stand beyond data.max_length={self.max_length} or have"
@@ -158,14 +159,14 @@ class TokenClassification(Task):
         return examples
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
-        """Return an encoder of words with class numbers, and a digest of its settings."""
+        """Return an encoder of rows to `input_ids` and `labels`, and a digest of its settings."""
 
         def encoder(batch: list[Row], cut: bool) -> dict[str, list[list[int]]]:
-            texts = [texts for texts, _ in batch]
+            texts = [words for words, _ in batch]
             longest = self.max_length if cut else None
             encoding = tokenize_rows(tokenizer, texts, longest, is_split_into_words=True)
             labels = [
-                _piece_labels(encoding.word_ids(index), numbers)
+                _token_labels(encoding.word_ids(index), numbers)
                 for index, (_, numbers) in enumerate(batch)
             ]
             return {**model_inputs_of(encoding), "labels": labels}
@@ -182,30 +183,29 @@ class TokenClassification(Task):
 
 
 class WordMetrics(SummedMetrics):
-    """Loss and accuracy over labelled words; F1 of whole entities, or the mean F1 over labels.
+    """Loss and accuracy over labelled words; F1 of entities, or the mean F1 over labels.
 
     Args:
-        labels: Names by number.
-        whole_entities: Whether the labels are of a scheme of entities.
+        labels: Names by class number.
+        whole_entities: Whether the labels follow a scheme of entities such as IOB: then
+            precision, recall and F1 are over entities, right if type and both borders are.
     """
 
     def __init__(self, labels: list[str], *, whole_entities: bool) -> None:
-        names = [
-            "loss",
-            "accuracy",
-            *(["precision", "recall", "f1"] if whole_entities else [MEAN_F1]),
-        ]
-        count_words = lambda batch: int((batch["labels"] != IGNORED).sum())  # noqa: E731
-        super().__init__(
-            count_words, names, np.zeros((len(labels), len(labels)), dtype=np.int64), Counter()
-        )
+        own_names = ["precision", "recall", "f1"] if whole_entities else [MEAN_F1]
+        no_confusions = np.zeros((len(labels), len(labels)), dtype=np.int64)
+        super().__init__(_count_words, ["loss", "accuracy", *own_names], no_confusions, Counter())
         self.labels = labels
         self.whole_entities = whole_entities
 
     def counted(
         self, outputs: ModelOutput, batch: Batch
     ) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
-        """Count confusions of labels, and entities."""
+        """Count confusions of labels, shape (labels, labels), and entities.
+
+        Entities are counted by type and 0, 1 or 2 as `entities.count_entities` does; if the labels
+        are no entities the counter is empty.
+        """
         labels = batch["labels"].cpu().numpy()
         predicted = outputs.logits.argmax(-1).cpu().numpy()
         is_word = labels != IGNORED
@@ -219,8 +219,8 @@ class WordMetrics(SummedMetrics):
         return counts, entities.count_entities(texts)
 
     def table(self) -> ClassTable:
-        """Return whole entities by type, or words by label."""
-        *_, counts, entity_counts = self.sums
+        """Return the table of entities by type, or of words by label."""
+        _, _, counts, entity_counts = self.sums
         if not self.whole_entities:
             return table_of_classes(self.labels, counts)
         types = sorted({label.partition("-")[2] for label in self.labels if label != "O"})
@@ -238,11 +238,18 @@ class WordMetrics(SummedMetrics):
         return {**values, "precision": micro.precision, "recall": micro.recall, "f1": micro.f1}
 
 
+def _count_words(batch: Batch) -> int:
+    """Count the labelled words of a batch."""
+    return int((batch["labels"] != IGNORED).sum())
+
+
 def _labels_column(source: Source, split: Split) -> str:
+    """Find the column of labels: `data.label_column`, else one of the usual names."""
     return label_column(source, split, USUAL_LABEL_LISTS)
 
 
 def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
+    """Yield the words of each row; raises ConfigError at a row or word without a value."""
     for row, row_words in enumerate(values(split, column)):
         if row_words is None or any(word is None for word in row_words):
             raise ConfigError(
@@ -254,41 +261,54 @@ def _word_lists(split: Split, column: str) -> Iterator[list[str]]:
 def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.ndarray) -> None:
     """Refuse the first row with unequal numbers of words and labels.
 
-    Rows that were looked at are not read again.
+    That all rows are right is cached, so that the same rows are read for it once.
+
+    Args:
+        split: The rows.
+        words: The column of words.
+        labels: The column of labels.
+        sizes: Number of labels of each row.
+
+    Raises:
+        ConfigError: With the row and both numbers.
     """
 
-    def look() -> bool:
-        for row, (texts, size) in enumerate(
-            zip(_word_lists(split, words), sizes.tolist(), strict=True)
-        ):
-            if len(texts) != size:
+    def check() -> bool:
+        pairs = zip(_word_lists(split, words), sizes.tolist(), strict=True)
+        for row, (row_words, size) in enumerate(pairs):
+            if len(row_words) != size:
                 raise ConfigError(
-                    f"{split.where(row)} has {len(texts)} words and {size} labels. Write one"
+                    f"{split.where(row)} has {len(row_words)} words and {size} labels. Write one"
                     " label for each word."
                 )
         return True
 
-    cached_result(key_of("words-1", split.content, words, labels), look)
+    cached_result(key_of("words-1", split.content, words, labels), check)
 
 
-def _labelled(examples: Examples) -> int:
-    """Count the labelled pieces."""
+def _count_labelled(examples: Examples) -> int:
+    """Count the tokens with a label; cached, with `_PIECE` tokens in memory at a time."""
 
     def count() -> int:
-        marks = examples.flat("labels")
-        return sum(
-            int((marks[at : at + _PIECE] != IGNORED).sum()) for at in range(0, len(marks), _PIECE)
-        )
+        labels = examples.flat("labels")
+        total = 0
+        for begin in range(0, len(labels), _PIECE):
+            total += int((labels[begin : begin + _PIECE] != IGNORED).sum())
+        return total
 
     return cached_result(key_of("labelled-1", examples.origin), count)
 
 
-def _piece_labels(words: list[int | None], numbers: list[int]) -> list[int]:
-    """Return the label of each piece: that of its word for the first one, else none.
+def _token_labels(words: list[int | None], numbers: list[int]) -> list[int]:
+    """Label the first token of each word with its class, all other tokens with `IGNORED`.
 
     Args:
-        words: Which word each piece is of; None: of none.
-        numbers: The class of each word.
+        words: The word of each token, as `BatchEncoding.word_ids`; None for a special token.
+        numbers: The class number of each word.
+
+    Example:
+        >>> _token_labels([None, 0, 0, 1, None], [7, 8])
+        [-100, 7, -100, 8, -100]
     """
     labels = []
     before = None

@@ -26,7 +26,7 @@ from optrun.data.columns import (
 )
 from optrun.data.files import read_files, resolve
 from optrun.data.source import Source, Split, cut
-from optrun.task.labels import LABEL_OF_EACH_WORD, numbers, row_label_lists, row_labels
+from optrun.task.labels import LABEL_OF_EACH_WORD, finite_numbers, row_label_lists, row_labels
 from tests.preloaded import program
 
 
@@ -358,7 +358,7 @@ def test_a_column_that_mixes_kinds_is_refused(tmp_path: Path, values: list[str],
         ConfigError, match=rf"data.train: column text mixes kinds of values: {said}"
     ):
         list(texts(split, "text"))
-    for read in (row_labels, numbers):
+    for read in (row_labels, finite_numbers):
         with pytest.raises(ConfigError, match=rf"column label mixes kinds of values: {said}"):
             read(split, "label")
     with pytest.raises(ConfigError, match=r"column text mixes kinds of values"):
@@ -397,7 +397,7 @@ def test_na_among_numbers_is_no_class(labels: str, row: int) -> None:
 
 @pytest.mark.parametrize("labels", ["yes no NA", "E11 250 V10", "NA none", "0-9 10+ 1"])
 def test_names_of_classes_may_be_what_they_are(labels: str) -> None:
-    names, places = row_labels(
+    names, places, _ = row_labels(
         Split(Dataset.from_dict({"label": labels.split()}), "data.train"), "label"
     )
     assert [names[place] for place in places] == labels.split()
