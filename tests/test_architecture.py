@@ -277,7 +277,6 @@ OTHER_DOORS = {
     "data/local_file.py": "reads by place what `refuse_changed` looked at",
     "data/tokens.py": "maps",
     "data/encoded.py": "maps",
-    "task/labels.py": "maps",
     "data/content.py": "unpacks, counted",
     "data/hub_file.py": "a file of the hub, not of this machine",
 }
