@@ -17,8 +17,12 @@ from optrun.cli.parser import VerbArguments
 from optrun.config.registry import plugins
 
 if TYPE_CHECKING:
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
+
     from optrun.certify.resume import Certificate
     from optrun.config.request import CommandLine
+    from optrun.config.schema.run import RunConfig
 
 _FORCED = {
     "training.logging_steps": "1",
@@ -37,13 +41,19 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     steps = desk.read_whole_number("steps", 12, 2)
     kills = desk.read_whole_number("kills", 8, 1)
     seed = desk.read_whole_number("seed", 0, 0)
-    command, replaced = command_line(arguments.command_line(), steps)
+    command, replaced, config = command_line(arguments.command_line(), steps)
 
     from optrun.certify.resume import certify
     from optrun.cli import train
 
     for note in replaced:
         desk.say(note)
+    hidden = _hidden_attributes(config)
+    for name in hidden:
+        desk.say(
+            f"warning: {name} changes in step() and is in no state dict: a resume begins it anew",
+            "yellow",
+        )
     folder = Path(tempfile.mkdtemp(prefix="optrun-certify-"))
     with desk.watched() as watch:
         paper = certify(
@@ -58,7 +68,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     paper.argv[:0] = plugins.options(plugins.LOADED.values())
     out = desk.publish(paper.to_dict(), always=not desk.options.json)
     if not desk.options.json:
-        _show(desk, paper)
+        _show(desk, paper, hidden)
     if out is not None:
         desk.say(f"written to {out}")
     if paper.difference is not None:
@@ -68,7 +78,24 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     return EXIT_DONE
 
 
-def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str]]:
+def _hidden_attributes(config: RunConfig) -> list[str]:
+    """List attributes of the optimizer missing from its state.
+
+    Empty if the optimizer fails on a small layer.
+    """
+    from optrun.certify.hidden_state import hidden_attributes
+    from optrun.optimizer.build import build_optimizer
+
+    def build(params: list[tuple[str, Parameter]]) -> Optimizer:
+        return build_optimizer(config.optimizer, [{"params": params}], lr=config.lr)
+
+    try:
+        return hidden_attributes(build)
+    except Exception:  # of a stranger's optimizer: the trials say what is wrong with it
+        return []
+
+
+def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str], RunConfig]:
     """Build the command line of the trials.
 
     Args:
@@ -76,7 +103,8 @@ def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str]]:
         steps: Optimizer steps of each run.
 
     Returns:
-        Arguments after `optrun`, and a note for each override that was replaced.
+        Arguments after `optrun`, a note for each typed override that was replaced, and the
+        configuration.
 
     Raises:
         ConfigError: An override has no effect here, or the configuration does not compose.
@@ -92,10 +120,10 @@ def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str]]:
     options = ["-cn", line.config_name]
     if line.config_dir is not None:
         options += ["--config-dir", str(Path(line.config_dir).resolve())]
-    return [*options, *tokens], replaced
+    return [*options, *tokens], replaced, request.config
 
 
-def _show(desk: Desk, paper: Certificate) -> None:
+def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:
     """Show the certificate as a table."""
     from rich.table import Table
     from rich.text import Text
@@ -127,5 +155,11 @@ def _show(desk: Desk, paper: Certificate) -> None:
             " last bit",
             "bold green",
         )
+        if hidden:
+            desk.say(
+                f"What {', '.join(hidden)} does after step {paper.steps} was not shown;"
+                " give --steps N",
+                "yellow",
+            )
     else:
         desk.say(f"not certified: {paper.difference}", "bold red")

@@ -26,8 +26,7 @@ class Composite(NamedOptimizer):
 
     The optimizers are its `members`. They share one state, one base lr and the dicts of the groups,
     which keep the order in which they were given: a scheduler, a checkpoint and `set_lr` see a
-    single torch optimizer. Momentum is not cycled: give torch's OneCycleLR and CyclicLR
-    `cycle_momentum=False`.
+    single torch optimizer.
 
     Args:
         params: Group dicts, each with a key `optimizer`; without one it goes to the first member.
@@ -101,6 +100,7 @@ class Composite(NamedOptimizer):
             steps_done = max(group["step"] for group in self.param_groups)
             self._add_member(name, [{"step": steps_done, **group}])
         self._append_group(name, self.members[name].param_groups[-1])
+        self._offer_momentum()
 
     def _build_members(self) -> None:
         """Build each member with all of its groups at once, from the groups that wait.
@@ -121,6 +121,27 @@ class Composite(NamedOptimizer):
         for name, _ in self._waiting:
             self._append_group(name, next(built_groups[name]))
         self._waiting = []
+        self._offer_momentum()
+
+    def _offer_momentum(self) -> None:
+        """Set `betas` or `momentum` in the defaults, where OneCycleLR and CyclicLR look for it.
+
+        These schedulers write `betas` of every group if the defaults have it, else `momentum` of
+        every group. If only some groups have betas, it is `momentum`, and `step` copies it into
+        the first beta of the others.
+        """
+        for key in ("betas", "momentum"):
+            self.defaults.pop(key, None)
+        if all("betas" in group for group in self.param_groups):
+            self.defaults["betas"] = self.param_groups[0]["betas"]
+        elif any("betas" in group or "momentum" in group for group in self.param_groups):
+            self.defaults["momentum"] = None
+
+    def _copy_momentum_to_betas(self) -> None:
+        """Set the first beta of groups into which a scheduler of torch wrote a momentum."""
+        for group in self.param_groups:
+            if "momentum" in group and "betas" in self.members[group["optimizer"]].defaults:
+                group["betas"] = (group["momentum"], *group["betas"][1:])
 
     def _add_member(self, name: str, groups: list[ParamGroup]) -> None:
         """Build the member of a name over its groups; it shares the state of the composite."""
@@ -152,6 +173,7 @@ class Composite(NamedOptimizer):
                 loss = closure()
         self._refuse_two_drivers()
         self._share_with_members()
+        self._copy_momentum_to_betas()
         for member in self.members.values():
             member.step()
         return loss

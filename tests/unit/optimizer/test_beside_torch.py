@@ -18,6 +18,7 @@ from optrun.optimizer import AdamW, Lamb
 from optrun.optimizer import torch_named as ours
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.build import build_optimizer
+from optrun.optimizer.composite import Composite
 from tests.optimizer_cases import CASES, GOOD, GOOD_IDS, IDS, Case, set_grads, toy
 
 over_cases = pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -107,7 +108,7 @@ def test_the_list_holds_all_of_torchs_schedulers() -> None:
 def test_torchs_schedulers_drive_every_optimizer(case: Case, name: str) -> None:
     """And `set_lr` is refused by each that wraps `step`."""
     params, optimizer = built(case)
-    if name in ("OneCycleLR", "CyclicLR") and case.name in ("adafactor", "muon"):
+    if name in ("OneCycleLR", "CyclicLR") and case.name == "adafactor":
         with pytest.raises(
             ValueError, match="momentum or beta1"
         ):  # torch's word: there is nothing to cycle
@@ -127,6 +128,52 @@ def test_torchs_schedulers_drive_every_optimizer(case: Case, name: str) -> None:
     if wraps_step:
         with pytest.raises(RuntimeError, match="drives the learning rate"):
             optimizer.set_lr(0.5)
+
+
+@pytest.mark.parametrize("name", ["OneCycleLR", "CyclicLR"])
+@pytest.mark.parametrize(
+    ("main", "other"), [("muon", None), ("lamb", "sgd"), ("lamb", "adamw"), ("sgd", "adafactor")]
+)
+def test_a_cycled_momentum_reaches_every_member(name: str, main: str, other: str | None) -> None:
+    """torch writes one key into all groups; a member that calls it beta1 gets it as that."""
+    params = toy()
+    split = [{"params": [(name, param)]} for name, param in params.items()]
+    if other is not None:
+        split[1]["optimizer"] = split[2]["optimizer"] = other  # type: ignore[assignment]
+    optimizer = build_optimizer(main, split, lr=0.1)
+    assert isinstance(optimizer, Composite)
+    scheduler = SCHEDULERS[name](optimizer)
+    for step in range(3):
+        set_grads(params, step)
+        optimizer.step()
+        used = [
+            group["betas"][0] if "betas" in group else group.get("momentum")
+            for group in optimizer.param_groups
+        ]
+        wanted = [
+            group["momentum"] if "momentum" in group else group["betas"][0]
+            for group in optimizer.param_groups
+        ]
+        assert used == wanted
+        assert 0.8 <= wanted[0] <= 0.95
+        scheduler.step()
+    assert wanted[0] not in (0.9, 0.95), "it has moved"
+
+
+def test_a_member_that_comes_later_is_cycled_too() -> None:
+    """All groups had betas until then."""
+    optimizer = Composite(
+        [{"params": [("w", torch.nn.Parameter(torch.ones(2)))]}], members={"lamb": {}}
+    )
+    optimizer.add_param_group(
+        {"params": [("b", torch.nn.Parameter(torch.ones(2)))], "optimizer": "sgd"}
+    )
+    SCHEDULERS["OneCycleLR"](optimizer)
+    optimizer.step()
+    assert [optimizer.param_groups[0]["betas"][0], optimizer.param_groups[1]["momentum"]] == [
+        0.95,
+        0.95,
+    ]
 
 
 # -- states of other classes
