@@ -25,7 +25,7 @@ _NAMES = {
     "optrun.optimizer.base": ("NamedOptimizer",),
     "optrun.optimizer.numerics": ("norms",),
     "optrun.optimizer.whole_matrices": ("on_whole",),
-    "optrun.runner.prediction.base": ("Predictor",),
+    "optrun.runner.predictors": ("Predictor",),
     "optrun.task.base": ("Task", "pad"),
     "optrun.task.sequence_classification": ("SequenceClassification",),
     "optrun.training.trackers": ("scalars",),

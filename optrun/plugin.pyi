@@ -22,7 +22,7 @@ from optrun.data.source import Split as Split
 from optrun.optimizer.base import NamedOptimizer as NamedOptimizer
 from optrun.optimizer.numerics import norms as norms
 from optrun.optimizer.whole_matrices import on_whole as on_whole
-from optrun.runner.prediction.base import Predictor as Predictor
+from optrun.runner.predictors import Predictor as Predictor
 from optrun.task.base import Task as Task
 from optrun.task.base import pad as pad
 from optrun.task.sequence_classification import SequenceClassification as SequenceClassification

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
@@ -139,7 +140,8 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 def csv_cell(value: object) -> object:
     """Write a cell of a csv file.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it.
+    A list or dict becomes JSON. A text that a spreadsheet would take for a formula gets an
+    apostrophe before it.
 
     Texts that begin with apostrophes and such a mark get one as well, so that taking one away gives
     every text back.
@@ -147,7 +149,11 @@ def csv_cell(value: object) -> object:
     Example:
         >>> csv_cell("=1+1"), csv_cell("'=1"), csv_cell("-0.5"), csv_cell(-0.5), csv_cell("'tis")
         ("'=1+1", "''=1", '-0.5', -0.5, "'tis")
+        >>> csv_cell(["é", 1])
+        '["é", 1]'
     """
+    if isinstance(value, list | dict):
+        return json.dumps(value, ensure_ascii=False)
     is_formula = isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value)
     if is_formula:
         return f"'{value}"

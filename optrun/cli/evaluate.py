@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import EXIT_DONE, CheckpointError, ConfigError, printable
+from optrun.base.errors import EXIT_DONE, CheckpointError, printable
 from optrun.cli.parser import VerbArguments, VerbParser
 from optrun.config.registry.origins import require
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
     from optrun.runner.evaluate import Evaluated
 
-_GROUPS = ("data", "model", "task")
 _KEYS = (
-    "seed",
+    *("data", "model", "task", "seed"),
     "training.dataloader_num_workers",
     "training.device",
     "training.per_device_eval_batch_size",
     "training.precision",
 )
-"""What an evaluation goes by besides whole groups."""
+"""Keys and whole groups that change an evaluation."""
 
 
 def parser() -> VerbParser:
@@ -105,9 +104,10 @@ def evaluate(
         CheckpointError: The run has no complete checkpoint.
     """
     from optrun.config import saved, store
+    from optrun.config.overrides import parse, refuse_meaningless
     from optrun.config.safety import refuse_stored_trust
 
-    refuse_meaningless(overrides)
+    refuse_meaningless(parse(overrides), _KEYS, "an evaluation")
     hydra = store.open_hydra(config_dir)
     with open_saved(path) as (run_dir, checkpoint, before):
         after = saved.changed(hydra, before, overrides)
@@ -149,28 +149,6 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
         config = saved.with_schemas(state["config"], str(checkpoint))
         rebase_paths(config, original_cwd(target.run.hydra))
         yield target.run, checkpoint, config
-
-
-def refuse_meaningless(overrides: list[str]) -> None:
-    """Refuse overrides without effect on an evaluation.
-
-    Unknown keys pass here, because `saved.changed` refuses them.
-
-    Raises:
-        ConfigError: The message names the first such key.
-    """
-    from optrun.config.overrides import is_hydra, parse
-    from optrun.config.schema.run import RunConfig
-
-    for override in parse(overrides):
-        key = override.key_or_group
-        exists = is_hydra(key) or key.split(".")[0] in RunConfig.__dataclass_fields__
-        if exists and key not in _KEYS and key.split(".")[0] not in _GROUPS:
-            raise ConfigError(
-                f"{override.input_line}: has no effect on an evaluation, which trains nothing;"
-                f" leave it out. optrun evaluate takes keys of {', '.join(_GROUPS)}, and"
-                f" {', '.join(_KEYS)}."
-            )
 
 
 def _show(checkpoint: Path, evaluated: Evaluated) -> None:

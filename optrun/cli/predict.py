@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optrun.base.errors import EXIT_DONE, ConfigError, printable
-from optrun.base.plain import PlainDict
+from optrun.base.errors import EXIT_DONE, printable
 from optrun.cli.evaluate import open_saved
 from optrun.cli.parser import VerbArguments, VerbParser
 
@@ -22,7 +21,7 @@ def parser() -> VerbParser:
         ["RUN_DIR|CHECKPOINT"],
         """
 Predictions of a checkpoint (of a run: its newest) for each row of a file, in its order:
-labels with probabilities, entities, masked tokens, numbers, vectors, or generated texts.
+labels with probabilities, entities, numbers, vectors, or generated texts.
 FILE of out ends with .jsonl, .csv or .parquet. Labels are not needed.
 
 Keys: data.text_column=NAME and its kin, data.delimiter, data.encoding, data.format and
@@ -32,25 +31,20 @@ training.per_device_eval_batch_size, training.precision.
 """,
         keys={"out": "FILE"},
         overrides="KEY",
-        instead={
-            "keep": "Every column of the file stands beside the predictions; leave it out.",
-            "top_k": "Five tokens are written for each mask; leave it out.",
-            "json": "Read the predictions from the file that out names.",
-        },
     )
 
 
 def run(arguments: VerbArguments) -> int:
-    """Write the predictions, and print their file and count.
+    """Write the predictions; say on stderr what was written and how many rows.
 
     Returns:
         0.
     """
     typed = [f"{key}={value}" for key, value in arguments.key_values.items()]
     checkpoint, predicted = predict(arguments.positional[0], [*typed, *arguments.overrides])
-    for note in predicted.notes:
-        sys.stderr.write(f"optrun: {note}\n")
-    sys.stdout.write(printable(f"{checkpoint} -> {predicted.out}: {predicted.rows:,} rows") + "\n")
+    written = f"{checkpoint} -> {predicted.out}: {predicted.rows:,} rows"
+    for line in (*predicted.notes, written):
+        sys.stderr.write(f"optrun: {printable(line)}\n")
     return EXIT_DONE
 
 
@@ -59,35 +53,26 @@ def predict(path: str, overrides: list[str]) -> tuple[Path, Predicted]:
 
     Args:
         path: A checkpoint, or a run directory, whose newest complete checkpoint is used.
-        overrides: The typed keys.
+        overrides: `data.eval=FILE`, `out=FILE` and options; each key at most once.
 
     Returns:
         The checkpoint, and what was written.
 
     Raises:
-        ConfigError: A key that does not exist, or has no effect on a prediction; rows that do not
-            fit.
+        ConfigError: A key that does not exist, has several values or no effect on a prediction;
+            rows that do not fit.
         CheckpointError: The run has no complete checkpoint.
     """
     from optrun.config import saved, store
-    from optrun.config.overrides import parse, plain_value, refuse_twice
+    from optrun.config.overrides import parse_single, plain_value, refuse_meaningless
 
-    parsed = parse(overrides)
-    refuse_twice(parsed)
-    for override in parsed:
-        if override.is_sweep_override() or override.is_delete():
-            raise ConfigError(
-                f"{override.input_line}: expected one value. A list is written"
-                f" {override.key_or_group}=[a,b]."
-            )
+    parsed = parse_single(overrides)
     with open_saved(path) as (run_dir, checkpoint, before):
-        from optrun.runner.predict import RUN_KEYS, predict_file
+        from optrun.runner.predict import RUN_KEYS, predict_file, valid_keys
 
-        of_run = [
-            str(override.input_line) for override in parsed if override.key_or_group in RUN_KEYS
-        ]
-        config = store.typed(saved.changed(store.open_hydra(), before, of_run))
-        typed: PlainDict = {
-            override.key_or_group: plain_value(override.value()) for override in parsed
-        }
-        return checkpoint, predict_file(config, run_dir, checkpoint, typed)
+        run_changes = [str(item.input_line) for item in parsed if item.key_or_group in RUN_KEYS]
+        config = store.typed(saved.changed(store.open_hydra(), before, run_changes))
+        action = f"a prediction of task={config.task.name}"
+        refuse_meaningless(parsed, valid_keys(config.task), action)
+        values = {item.key_or_group: plain_value(item.value()) for item in parsed}
+        return checkpoint, predict_file(config, run_dir, checkpoint, values)

@@ -167,6 +167,24 @@ def refuse_twice(parsed: list[Override]) -> None:
         )
 
 
+def parse_single(tokens: Sequence[str]) -> list[Override]:
+    """Parse overrides that set one value each, such as the changes of a saved configuration.
+
+    Raises:
+        ConfigError: A token cannot be read, has several values or takes a key away (`~key`), or a
+            key stands twice.
+    """
+    parsed = parse(tokens)
+    refuse_twice(parsed)
+    for override in parsed:
+        if override.is_sweep_override() or override.is_delete():
+            raise ConfigError(
+                f"{override.input_line}: expected one value, not a sweep. A list is written"
+                f" {override.key_or_group}=[a,b]."
+            )
+    return parsed
+
+
 def refuse_names(parsed: Sequence[Override]) -> None:
     """Refuse `GROUP.name=...`, a new label without a new choice.
 
@@ -332,6 +350,27 @@ def _check_value(base: DictConfig, token: str, override: Override, *, sweep: boo
         isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
     )  # open: Hydra adds to it, or refuses
     return f"{'++' if is_open else ''}{key}={token.split('=', 1)[1]}"
+
+
+def refuse_meaningless(overrides: Sequence[Override], valid: Sequence[str], action: str) -> None:
+    """Refuse overrides that would change nothing about an action.
+
+    Args:
+        overrides: Parsed.
+        valid: Keys that the action uses, and groups of which it uses any key.
+        action: Its name with an article, for the message, such as `an evaluation`.
+
+    Raises:
+        ConfigError: The message names the first such override, and the nearest valid keys, or all
+            of them if none is near.
+    """
+    for override in overrides:
+        key = override.key_or_group
+        if key in valid or key.partition(".")[0] in valid:
+            continue
+        close = nearest(key, valid)
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"It takes {', '.join(valid)}."
+        raise ConfigError(f"{override.input_line}: has no effect on {action}. {hint}")
 
 
 def plain_value(value: object) -> object:

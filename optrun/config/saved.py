@@ -20,7 +20,7 @@ from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
-from optrun.config.overrides import assign, parse, refuse_names, refuse_twice
+from optrun.config.overrides import assign, parse_single, refuse_names
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.safety import refuse_unsafe
 from optrun.config.schema.run import RunConfig
@@ -111,20 +111,8 @@ def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
         ConfigError: As on a fresh command line.
     """
     result = cfg.copy()
-    parsed = parse(overrides)
-    refuse_twice(parsed)
+    parsed = parse_single(overrides)
     refuse_names(parsed)
-    for override in parsed:
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"{override.input_line}: several values are a sweep, which cannot be resumed as one"
-                " run. Give one value."
-            )
-        if override.is_delete():
-            raise ConfigError(
-                f"{override.input_line}: what a run has cannot be taken away from it; give it a"
-                " value."
-            )
     for override in (override for override in parsed if override.key_or_group in store.GROUPS):
         _change_choice(hydra, result, override)
     for override in (override for override in parsed if override.key_or_group not in store.GROUPS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,13 +15,14 @@ from transformers import GenerationConfig
 from optrun.artifacts.atomic import storing
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged
-from optrun.base.errors import ConfigError, nearest, refuse_existing, refuse_url
+from optrun.base.errors import ConfigError, refuse_existing
 from optrun.base.formatting import csv_cell
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.checks import build
 from optrun.config.schema.data import ColumnsConfig, DataConfig, FilesConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig
+from optrun.config.schema.task_base import TaskConfig
 from optrun.data.files import read_files
 from optrun.data.reading import ReadOptions, silence_datasets
 from optrun.data.source import Source, Split
@@ -30,12 +30,11 @@ from optrun.model.forward import lean_forward
 from optrun.model.images import load_image_preparation, saved_preparation
 from optrun.model.tokenizer import saved_tokenizer
 from optrun.runner.model_loading import load_trained_model, refuse_other_vocabulary
-from optrun.runner.prediction.base import Predictor, Values
+from optrun.runner.predictors import Predictor, Values
 from optrun.runner.resume.data_position import class_names
 from optrun.task.build import predictor_class
 from optrun.training.device import pick_device
 from optrun.training.display import watched
-from optrun.training.step import Precision
 
 ENDINGS = (".jsonl", ".csv", ".parquet")
 RUN_KEYS = (
@@ -45,18 +44,28 @@ RUN_KEYS = (
     "training.precision",
     "data.max_length",
 )
-"""Keys of the run that a prediction goes by; the last one where texts are cut."""
-_KEYS = (
-    *RUN_KEYS[:-1],
-    *("data.eval", "data.format", "data.delimiter", "data.encoding", "data.column_names", "out"),
-)
-"""Keys that every prediction goes by."""
-_INSTEAD_OF = {
-    "text_column": ("messages_column",),
-    "messages_column": ("text_column", "target_column"),
-}
-"""Key to the columns of the run that it replaces."""
-_FIRST = "optrun predict RUN_DIR data.eval=FILE out=FILE"
+"""Keys that change the configuration of the run; the last one only if texts are cut."""
+_KEYS = ("out", "data.eval", "data.format", "data.delimiter", "data.encoding", "data.column_names")
+_USAGE = "optrun predict RUN_DIR data.eval=FILE out=FILE"
+
+
+def valid_keys(task: TaskConfig) -> list[str]:
+    """List the keys that change a prediction of a task.
+
+    If it generates, these are those of `generation`, without `max_length`, which counts the prompt,
+    and `num_return_sequences`: one text is written for each row.
+
+    Raises:
+        ConfigError: The task has no predictor.
+    """
+    kind = predictor_class(task)
+    keys = [*_KEYS, *RUN_KEYS[:-1], *(f"data.{name}" for name in kind.columns)]
+    if kind.cuts:
+        keys.append("data.max_length")
+    if kind.generates:
+        names = vars(GenerationConfig()).keys() - {"max_length", "num_return_sequences"}
+        keys += [f"generation.{name}" for name in sorted(names)]
+    return keys
 
 
 @dataclass
@@ -84,100 +93,66 @@ def predict_file(
         CheckpointError: The checkpoint or a file of the run is damaged.
         StorageError: The disk refused the write.
     """
-    kind = predictor_class(config.task)
-    _refuse_unknown(typed, kind, f"task={config.task.name}")
-    files = _files(typed, config.data)
+    files = _rows_config(typed, config.data)
     out = _out(typed)
     notes: list[str] = []
     options = ReadOptions(files.format, files.delimiter, files.encoding, files.column_names)
     rows = read_files("data.eval", files.eval, options, notes, documents=False)
     split = Split(rows, "data.eval")
     refuse_damaged(run.tokenizer)
-    device = pick_device(config.training.device)
     model, snapshot = load_trained_model(run, checkpoint)
     tokenizer = _tokenizer(config, run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
-    predictor = kind(
-        model=model.to(device),
+    predictor = predictor_class(config.task)(
+        model=model.to(pick_device(config.training.device)),
         tokenizer=tokenizer,
         labels=class_names(snapshot.metadata.model_config),
-        task=config.task,
-        max_length=config.data.max_length,
-        precision=Precision(device, config.training.precision.value),
+        config=config,
+        split=split,
         source=Source(Split(rows, "data.train"), {"": split}, files, notes=notes),
-        generation=_below("generation", typed),
+        generation=_below("generation.", typed),
     )
-    predictions = _predict(predictor, config, device)
+    predictions = _predict(predictor)
     write(out, split, predictions, notes)
     return Predicted(out, len(predictions), notes)
 
 
-def _below(group: str, typed: PlainMapping) -> PlainDict:
-    """Return the typed keys of a group without the group's prefix."""
-    start = f"{group}."
-    return {key.removeprefix(start): typed[key] for key in typed if key.startswith(start)}
+def _below(prefix: str, typed: PlainMapping) -> PlainDict:
+    """Return the typed keys that begin with a prefix, without the prefix."""
+    return {key.removeprefix(prefix): typed[key] for key in typed if key.startswith(prefix)}
 
 
-def _refuse_unknown(typed: PlainMapping, kind: type[Predictor], task: str) -> None:
-    """Refuse a key without effect on predictions of the task.
-
-    Raises:
-        ConfigError: The message names the first such key.
-    """
-    known_keys = [*_KEYS, *(f"data.{name}" for name in kind.columns)]
-    if kind.cuts:
-        known_keys.append("data.max_length")
-    if kind.generates:
-        known_keys += [f"generation.{name}" for name in vars(GenerationConfig())]
-    for key in typed:
-        if key not in known_keys:
-            hint = " or ".join(nearest(key, known_keys)) or ", ".join(_KEYS)
-            raise ConfigError(
-                f"{key}={typed[key]}: no key that a prediction of {task} goes by. Did you mean"
-                f" {hint}?"
-            )
-
-
-def _files(typed: PlainMapping, data: DataConfig) -> FilesConfig:
+def _rows_config(typed: PlainMapping, trained: DataConfig) -> FilesConfig:
     """Build the data configuration of the rows: file, format and columns.
 
+    The columns are those of the training data, unless a column is typed.
+
     Raises:
-        ConfigError: The file is missing on the command line, or a value has another type.
+        ConfigError: No file is named, or a value has another type.
     """
-    values = _below("data", typed)
+    if not isinstance(typed.get("data.eval"), str | list):
+        raise ConfigError(f"optrun predict needs data.eval, the file with the rows: {_USAGE}")
+    values: PlainDict = {"name": "files", "train": typed["data.eval"], **_below("data.", typed)}
     values.pop("max_length", None)
-    if not isinstance(values.get("eval"), str | list):
-        raise ConfigError(f"optrun predict needs data.eval, the file with the rows: {_FIRST}")
-    refuse_url("data.eval", values["eval"])
-    columns: PlainDict = {}
-    for column in fields(ColumnsConfig):
-        if "_column" in column.name:
-            columns[column.name] = getattr(data, column.name, None)
-    for key, others in _INSTEAD_OF.items():
-        if key in values:
-            columns |= dict.fromkeys(others)
-    return build(
-        FilesConfig, {"name": "files", "train": values["eval"], **columns, **values}, "data"
-    )
+    columns = [field.name for field in fields(ColumnsConfig) if "_column" in field.name]
+    if values.keys().isdisjoint(columns):
+        values |= {name: getattr(trained, name, None) for name in columns}
+    return build(FilesConfig, values, "data")
 
 
 def _out(typed: PlainMapping) -> Path:
     """Return the output file.
 
     Raises:
-        ConfigError: The file is not given, has an unknown ending or no folder, or exists.
+        ConfigError: No file is named, or it has an unknown ending or no folder, or exists.
     """
-    if not isinstance(typed.get("out"), str):
-        raise ConfigError(f"optrun predict needs out, the file to be written: {_FIRST}")
-    out = Path(typed["out"]).expanduser()
+    shown = f"out={typed.get('out', '')}"
+    out = Path(str(typed.get("out", ""))).expanduser()
     if out.suffix.lower() not in ENDINGS:
-        ending = out.suffix or "(none)"
-        raise ConfigError(
-            f"out={out}: unknown ending {ending}. Expected one of {', '.join(ENDINGS)}."
-        )
+        raise ConfigError(f"{shown}: expected a file ending with {', '.join(ENDINGS)}: {_USAGE}")
     if not out.parent.is_dir():
-        raise ConfigError(f"out={out}: no such folder: {out.parent}. Make it first.")
-    refuse_existing(f"out={out}", out)
+        raise ConfigError(f"{shown}: no such folder: {out.parent}. Make it first.")
+    refuse_existing(shown, out)
     return out
 
 
@@ -196,26 +171,27 @@ def _tokenizer(config: RunConfig, run: RunDir) -> Any:
     return saved_preparation(run.tokenizer)
 
 
-def _predict(predictor: Predictor, config: RunConfig, device: torch.device) -> list[Values]:
+def _predict(predictor: Predictor) -> list[Values]:
     """Predict all rows; results keep the order of the rows.
 
     Rows of like length share a batch, longest first, so that batches depend on the rows alone.
-    Draws are seeded by `config.seed`; random states are restored at the end.
+    Draws are seeded by the run's `seed`; random states are restored at the end.
     """
     inputs = predictor.encode()
-    order = np.argsort([-predictor.length(row) for row in inputs], kind="stable").tolist()
-    size = config.training.per_device_eval_batch_size
-    begins = range(0, len(order), size)
+    lengths = [len(row.get("input_ids", ())) for row in inputs]
+    order = np.argsort(np.negative(lengths), kind="stable")
+    size = predictor.config.training.per_device_eval_batch_size
+    batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
     predictions: list[Values] = [{}] * len(inputs)
     keep_cache = nullcontext() if predictor.generates else lean_forward(predictor.model)
+    device = predictor.model.device
     devices = [device] if device.type == "cuda" else []
     with keep_cache, torch.no_grad(), torch.random.fork_rng(devices):
-        torch.manual_seed(config.seed)
-        for begin in watched(begins, len(begins), what="prediction"):
-            members = order[begin : begin + size]
-            values = predictor.predict([inputs[member] for member in members])
-            for member, row in zip(members, values, strict=True):
-                predictions[member] = row
+        torch.manual_seed(predictor.config.seed)
+        for rows in watched(batches, len(batches), what="prediction"):
+            values = predictor.predict([inputs[row] for row in rows])
+            for row, prediction in zip(rows, values, strict=True):
+                predictions[row] = prediction
     return predictions
 
 
@@ -275,13 +251,5 @@ def _write_table(table: Any, path: Path) -> None:
         table.to_parquet(path)
     else:
         names = table.column_names
-        cells = {str(csv_cell(name)): [_cell(value) for value in table[name]] for name in names}
+        cells = {str(csv_cell(name)): list(map(csv_cell, table[name])) for name in names}
         Dataset.from_dict(cells).to_csv(path)
-
-
-def _cell(value: object) -> object:
-    """Convert a value for a CSV cell: lists and objects to JSON, a formula to text."""
-    is_nested = isinstance(value, dict | list)
-    if is_nested:
-        return json.dumps(value, ensure_ascii=False)
-    return csv_cell(value)

@@ -43,8 +43,8 @@ def predictor_class(config: TaskConfig) -> Any:
     if reference is None:
         raise ConfigError(
             f"task={config.name}: {kind.__name__} has no predictor, so its runs predict no rows."
-            ' Give the class one: predictor = "MODULE:CLASS", a subclass of'
-            " optrun.runner.prediction.base.Predictor."
+            " Load the model/ of the run with transformers.pipeline. In a plugin, give the class"
+            ' predictor = "MODULE:CLASS", a subclass of optrun.plugin.Predictor.'
         )
     if not isinstance(reference, str):
         return reference

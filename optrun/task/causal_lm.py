@@ -36,7 +36,7 @@ class CausalLm(LanguageModel):
     shift = True
     chunks_loss = True
     text_kind = TextKind.STREAM
-    predictor = "optrun.runner.prediction.generation:TextGeneration"
+    predictor = "optrun.runner.predictors:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set the ids of the document separator and of padding, and the prompt to sample from.

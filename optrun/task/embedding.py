@@ -45,7 +45,7 @@ class Embedding(Task):
 
     columns = ("text_column", "text_pair_column", "negative_columns", "label_column")
     unit = "examples"
-    predictor = "optrun.runner.prediction.forward_pass:Embeddings"
+    predictor = "optrun.runner.predictors:Embeddings"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

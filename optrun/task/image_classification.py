@@ -32,7 +32,7 @@ class ImageClassification(Task):
 
     columns = ("image_column", "label_column")
     unit = "examples"
-    predictor = "optrun.runner.prediction.forward_pass:ImageClasses"
+    predictor = "optrun.runner.predictors:ImageClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:  # noqa: ARG003

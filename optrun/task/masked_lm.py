@@ -26,7 +26,6 @@ class MaskedLm(LanguageModel):
         ConfigError: No text, or a tokenizer without a mask token.
     """
 
-    predictor = "optrun.runner.prediction.forward_pass:MaskedTokens"
     chunks_loss = True
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002

@@ -91,7 +91,7 @@ class Preference(ChatTask):
 
     columns = ("text_column",)
     unit = "examples"
-    predictor = "optrun.runner.prediction.generation:ChatAnswers"
+    predictor = "optrun.runner.predictors:ChatAnswers"
     chunks_loss = True
     measured = MEASURES
 

@@ -32,7 +32,7 @@ class Seq2SeqLm(Task):
 
     columns = ("text_column", "target_column")
     text_kind = TextKind.SEQ2SEQ
-    predictor = "optrun.runner.prediction.generation:TextToText"
+    predictor = "optrun.runner.predictors:TextToText"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -49,7 +49,7 @@ class SequenceClassification(Task):
         "label_columns",
     )
     unit = "examples"
-    predictor = "optrun.runner.prediction.forward_pass:TextClasses"
+    predictor = "optrun.runner.predictors:TextClasses"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

@@ -58,7 +58,7 @@ class Sft(ChatTask):
     """
 
     columns = ("messages_column", "text_column", "target_column")
-    predictor = "optrun.runner.prediction.generation:ChatAnswers"
+    predictor = "optrun.runner.predictors:ChatAnswers"
     chunks_loss = True
 
     @classmethod

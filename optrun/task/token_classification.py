@@ -56,7 +56,7 @@ class TokenClassification(Task):
 
     columns = ("text_column", "label_column")
     reads_words = True
-    predictor = "optrun.runner.prediction.forward_pass:WordLabels"
+    predictor = "optrun.runner.predictors:WordLabels"
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:

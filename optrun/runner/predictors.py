@@ -1,0 +1,430 @@
+"""Predict rows with a trained model: one class for each kind of prediction."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
+
+import numpy as np
+import torch
+
+from optrun.base.errors import ConfigError
+from optrun.config.schema.run import RunConfig
+from optrun.data.chat import ROLES, question_columns, questions
+from optrun.data.columns import (
+    USUAL_LABELS,
+    image_column,
+    named_column,
+    text_column,
+    texts,
+    words_column,
+)
+from optrun.data.images import Images
+from optrun.data.loader import Batch
+from optrun.data.source import Source, Split
+from optrun.task.base import pad_inputs
+from optrun.task.chat_encoder import row_name
+from optrun.task.chat_template import TemplateFailed, no_template_error, use_template
+from optrun.task.entities import entities, scheme_of
+from optrun.task.pooling import Pooling
+from optrun.task.tokens import (
+    NO_TOKEN,
+    encode_to_inputs,
+    model_inputs_of,
+    prompt_ids,
+    tokenize_rows,
+)
+from optrun.training.failures import of_memory_in_evaluation
+from optrun.training.step import Precision
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Inputs = dict[str, Any]
+"""One row, encoded: arrays of ids by name, and what else its prediction needs."""
+Values = dict[str, Any]
+"""One row's prediction: names of columns to plain values."""
+DEFAULT_TOKENS = 64
+"""`generation.max_new_tokens` if neither the model nor the task sets a length."""
+
+
+@dataclass
+class Predictor(ABC):
+    """Predicts the rows of a file; `Task.predictor` names the class of a task.
+
+    Attributes:
+        columns: Keys of `data` that it reads, such as `text_column`.
+        generates: Whether it takes `generation.KEY`.
+        cuts: Whether `data.max_length` cuts its texts.
+        model: On its device, in evaluation mode.
+        tokenizer: The model's tokenizer, or its image preparation.
+        labels: Class names by class id; empty without classes.
+        config: Configuration of the run, with the changes for this prediction.
+        split: The rows.
+        source: The same rows as its only evaluation set, and the names of their columns; its
+            `notes` are shown to the user.
+        generation: The typed `generation.KEY=VALUE`, without the prefix.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("text_column",)
+    generates: ClassVar[bool] = False
+    cuts: ClassVar[bool] = True
+
+    model: PreTrainedModel
+    tokenizer: Any
+    labels: list[str]
+    config: RunConfig
+    split: Split
+    source: Source
+    generation: Mapping[str, Any]
+
+    @property
+    def padding(self) -> int:
+        """The token id that pads the rows of a batch; 0 if the tokenizer has none."""
+        return int(getattr(self.tokenizer, "pad_token_id", None) or 0)
+
+    @abstractmethod
+    def encode(self) -> list[Inputs]:
+        """Encode all rows, in order, before anything is predicted.
+
+        Raises:
+            ConfigError: A column is missing, or a row or an option does not fit.
+        """
+
+    @abstractmethod
+    def predict(self, inputs: list[Inputs]) -> list[Values]:
+        """Predict a batch, in its order; draw from torch's seeded generators only."""
+
+    def batch(self, inputs: list[Inputs]) -> Batch:
+        """Collate encoded rows to the inputs of the model, on the CPU."""
+        return pad_inputs(inputs, self.padding)
+
+    def run(self, batch: Batch, call: Callable[..., Any] | None = None, **options: object) -> Any:
+        """Call the model, or `call`, with a batch moved to the device, in the chosen precision.
+
+        Raises:
+            OptrunError: Memory did not suffice.
+        """
+        precision = Precision(self.model.device, self.config.training.precision.value)
+        with precision.autocast(), of_memory_in_evaluation(batch, "prediction"):
+            return (call or self.model)(**precision.to_device(batch), **options)
+
+    def text_column(self, *others: str | None) -> str:
+        """Find the text column; `others`, labels and targets are not considered.
+
+        Raises:
+            ConfigError: No column holds texts, or several do.
+        """
+        columns = self.source.columns
+        assert columns is not None
+        excluded = [columns.label_column, columns.target_column or "target", *others]
+        excluded += columns.label_columns or ()
+        if columns.label_column is None:
+            excluded += USUAL_LABELS
+        return text_column(self.source, self.split, excluded)
+
+    def encode_texts(self, *columns: str) -> list[Inputs]:
+        """Tokenize one column of texts, or two columns as pairs, as in training.
+
+        Raises:
+            ConfigError: A value is not a text, or a row has no token.
+        """
+        sides = [list(texts(self.split, column)) for column in columns]
+        rows = sides[0] if len(sides) == 1 else list(zip(*sides, strict=True))
+        arrays = encode_to_inputs(self.tokenizer, rows, self.config.data.max_length)
+        self.expect_tokens(arrays["input_ids"])
+        return self.to_arrays(arrays)
+
+    def to_arrays(self, columns: Mapping[str, list[list[int]]]) -> list[Inputs]:
+        """Turn the columns of a tokenizer's output, such as `input_ids`, into one dict per row."""
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, map(np.asarray, row), strict=True)) for row in rows]
+
+    def expect_tokens(self, rows: list[list[int]]) -> None:
+        """Refuse a row without a token.
+
+        Raises:
+            ConfigError: The message names the first such row by number.
+        """
+        for row, ids in enumerate(rows):
+            if not ids:
+                raise ConfigError(f"{self.split.where(row)} has no token: {NO_TOKEN}")
+
+
+def plain(number: SupportsFloat) -> float:
+    """Convert a float32 to its shortest exact decimal.
+
+    Example:
+        >>> plain(np.float32(0.1))
+        0.1
+    """
+    return float(str(np.float32(float(number))))
+
+
+class TextClasses(Predictor):
+    """Predicts a label, several labels or a number from a text or a pair of texts."""
+
+    columns: ClassVar[tuple[str, ...]] = ("text_column", "text_pair_column")
+
+    def encode(self) -> list[Inputs]:
+        """Encode as in training."""
+        pair = named_column(self.source.columns, "text_pair_column", self.split)
+        text = self.text_column(pair)
+        if pair is None:
+            return self.encode_texts(text)
+        return self.encode_texts(text, pair)
+
+    def predict(self, inputs: list[Inputs]) -> list[Values]:
+        """Predict in one forward pass; multi-label rows get all labels above 0.5."""
+        logits = self.run(self.batch(inputs)).logits.float().cpu()
+        if self.config.task.of_numbers:
+            return [{"prediction": plain(number)} for number in logits.reshape(-1)]
+        if self.config.task.of_sets:
+            return [self.likely(self.by_label(row)) for row in logits.sigmoid()]
+        return [self.likeliest(self.by_label(row)) for row in logits.softmax(-1)]
+
+    def by_label(self, row: torch.Tensor) -> dict[str, float]:
+        """Map each label to its probability; row: shape (classes,)."""
+        return dict(zip(self.labels, map(plain, row), strict=True))
+
+    def likely(self, shares: dict[str, float]) -> Values:
+        """Return all labels above 0.5."""
+        labels = [label for label, share in shares.items() if share > 0.5]
+        return {"prediction": labels, "probabilities": shares}
+
+    def likeliest(self, shares: dict[str, float]) -> Values:
+        """Return the likeliest label, the first of equal ones."""
+        label = max(shares, key=shares.__getitem__)
+        return {"prediction": label, "probability": shares[label], "probabilities": shares}
+
+
+class ImageClasses(TextClasses):
+    """Predicts a label from an image."""
+
+    columns: ClassVar[tuple[str, ...]] = ("image_column",)
+    cuts: ClassVar[bool] = False
+
+    def encode(self) -> list[Inputs]:
+        """Return the images unopened; `predict` opens them."""
+        images = Images(self.split, image_column(self.source, self.split))
+        return [{"image": images[row]} for row in range(len(self.split.rows))]
+
+    def batch(self, inputs: list[Inputs]) -> Batch:
+        """Open images, and prepare them as in training."""
+        size = getattr(self.config.task, "image_size", None)
+        prepare = self.tokenizer if size is None else self.tokenizer.resized(size)
+        pixels = np.stack([prepare(row["image"].decoded()) for row in inputs])
+        return {"pixel_values": torch.from_numpy(pixels)}
+
+
+class WordLabels(Predictor):
+    """Predicts a label for each word of a row, and whole entities if labels are IOB tags.
+
+    The first token of a word decides, as in training. A word without a token, or beyond
+    `data.max_length`, gets null.
+    """
+
+    def encode(self) -> list[Inputs]:
+        """Encode as in training; `word_ids` holds the word of each token, None for special ones."""
+        rows = self.split.rows[words_column(self.source, self.split, "")]
+        for row, words in enumerate(rows):
+            if words is None or None in words:
+                raise ConfigError(f"{self.split.where(row)} has no words, or a missing word.")
+        # A row without words goes through the model with one, whose label is left out.
+        encoding = tokenize_rows(
+            self.tokenizer,
+            [words or ["-"] for words in rows],
+            self.config.data.max_length,
+            is_split_into_words=True,
+        )
+        inputs = self.to_arrays(model_inputs_of(encoding))
+        for row, words in enumerate(rows):
+            inputs[row] |= {"words": words, "word_ids": encoding.word_ids(row)}
+        return inputs
+
+    def predict(self, inputs: list[Inputs]) -> list[Values]:
+        """Predict in one forward pass."""
+        shares = self.run(self.batch(inputs)).logits.float().softmax(-1).cpu()
+        return [self._values(row, shares[at]) for at, row in enumerate(inputs)]
+
+    def _values(self, row: Inputs, shares: torch.Tensor) -> Values:
+        """Build the prediction of one row from probabilities of shape (tokens, classes)."""
+        words = row["words"]
+        labels: list[str | None] = [None] * len(words)
+        probabilities: list[float | None] = [None] * len(words)
+        for position, word in reversed(list(enumerate(row["word_ids"]))):  # the first token wins
+            if word is not None and words:
+                labels[word] = self.labels[int(shares[position].argmax())]
+                probabilities[word] = plain(shares[position].max())
+        values: Values = {"prediction": labels, "probability": probabilities}
+        if scheme_of(self.labels):
+            values["entities"] = [
+                {"type": kind, "start": start, "end": end, "words": words[start:end]}
+                for kind, start, end in entities([label or "O" for label in labels])
+            ]
+        return values
+
+
+class Embeddings(Predictor):
+    """Computes the vector of a text, pooled and normalised as in training."""
+
+    def encode(self) -> list[Inputs]:
+        """Encode as in training."""
+        return self.encode_texts(self.text_column())
+
+    def predict(self, inputs: list[Inputs]) -> list[Values]:
+        """Predict in one forward pass."""
+        batch = self.batch(inputs)
+        outputs = self.run(batch)
+        mask = batch["attention_mask"].to(outputs.last_hidden_state.device)
+        vectors = Pooling.of(self.model.config)(outputs, mask).cpu()
+        return [{"embedding": list(map(plain, vector))} for vector in vectors]
+
+
+class TextGeneration(Predictor):
+    """Continues prompts with `model.generate`; other tasks override `prompts`."""
+
+    generates: ClassVar[bool] = True
+    cuts: ClassVar[bool] = False
+    is_decoder: ClassVar[bool] = True
+    """Whether prompt and continuation share the model's positions, as without an encoder."""
+
+    def prompts(self) -> list[list[int]]:
+        """Encode prompts, with the tokenizer's initial special tokens but no final ones.
+
+        Their column is the configured one, else `prompt`, else the only text column.
+        """
+        columns = self.source.columns
+        is_named = columns is not None and columns.text_column
+        if "prompt" in self.split.rows.column_names and not is_named:
+            column = "prompt"
+        else:
+            column = self.text_column()
+        return prompt_ids(self.tokenizer, texts(self.split, column))
+
+    def encode(self) -> list[Inputs]:
+        """Settle the generation options, and encode prompts.
+
+        If a prompt leaves no room for the new tokens, only its end is used.
+
+        Raises:
+            ConfigError: The model cannot generate, an option does not fit, or no room is left for a
+                prompt.
+        """
+        model: Any = self.model
+        if not model.can_generate():
+            name = type(model).__name__
+            raise ConfigError(f"{self.config.task.name}: {name} of transformers cannot generate.")
+        positions = getattr(model.config, "max_position_embeddings", None)
+        if positions is None or not self.is_decoder:
+            positions = sys.maxsize
+        self.options = self._options(copy.deepcopy(model.generation_config), positions)
+        longest = positions - (self.options.max_new_tokens or 0)
+        if longest < 1:
+            raise ConfigError(
+                f"generation.max_new_tokens={self.options.max_new_tokens}: the model has"
+                f" {positions:,} positions for prompt and continuation together. Expected"
+                f" {positions - 1:,} or fewer."
+            )
+        prompts = [ids[-longest:] for ids in self.prompts()]
+        self.expect_tokens(prompts)
+        return self.to_arrays({"input_ids": prompts})
+
+    def _options(self, options: Any, positions: int) -> Any:
+        """Override the model's GenerationConfig by `generation.KEY`, and add defaults.
+
+        Args:
+            options: The model's; changed in place and returned. Its `max_length` counts the prompt,
+                and is not used if there is no encoder.
+            positions: Largest number of tokens of prompt and continuation together.
+
+        Raises:
+            ConfigError: A value does not fit, or has no effect.
+        """
+        with self._refusing_options():
+            type(options)(**self.generation).validate(strict=True)
+        options.update(**self.generation, num_return_sequences=1)
+        if self.is_decoder or "max_new_tokens" in self.generation:
+            options.max_length = None
+        if options.eos_token_id is None:
+            options.eos_token_id = self.tokenizer.eos_token_id
+        if options.max_new_tokens is None and options.max_length is None:
+            default = getattr(self.config.task, "max_target_length", DEFAULT_TOKENS)
+            options.max_new_tokens = min(default, positions // 2)
+        return options
+
+    @contextmanager
+    def _refusing_options(self) -> Iterator[None]:
+        """Turn errors of transformers about typed options into a ConfigError that names these."""
+        try:
+            yield
+        except (TypeError, ValueError, AttributeError) as error:
+            if not self.generation:
+                raise
+            options = [f"generation.{name}={value}" for name, value in self.generation.items()]
+            reason = " ".join(str(error).replace("`", "").split())
+            raise ConfigError(f"{', '.join(options)}: {reason[:400]}") from error
+
+    def predict(self, inputs: list[Inputs]) -> list[Values]:
+        """Continue a batch of prompts, padded on the left if there is no encoder."""
+        batch = pad_inputs(inputs, self.padding, left=self.is_decoder)
+        model: Any = self.model
+        tokenizer = self.tokenizer
+        with self._refusing_options():
+            ids = self.run(
+                batch, model.generate, generation_config=self.options, tokenizer=tokenizer
+            )
+        if self.is_decoder:
+            ids = ids[:, batch["input_ids"].shape[1] :]
+        written = tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [{"generation": text} for text in written]
+
+
+class TextToText(TextGeneration):
+    """Generates a text from a text, by an encoder-decoder model."""
+
+    cuts: ClassVar[bool] = True
+    is_decoder: ClassVar[bool] = False
+
+    def prompts(self) -> list[list[int]]:
+        """Encode as in training."""
+        return [row["input_ids"].tolist() for row in self.encode_texts(self.text_column())]
+
+
+class ChatAnswers(TextGeneration):
+    """Generates the last assistant turn of a chat, in the run's chat template.
+
+    A row needs no completion. A row with a plain text is continued without a template.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("messages_column", "text_column")
+
+    def prompts(self) -> list[list[int]]:
+        """Encode each chat with an open assistant turn, a text as in training.
+
+        Raises:
+            ConfigError: A row is no chat, or the template refuses it.
+        """
+        template = use_template(self.tokenizer, None)
+        columns = question_columns(
+            self.source, self.split, getattr(self.config.task, "layout", None)
+        )
+        prompts = []
+        for row in questions(self.split, columns, template.roles if template else ROLES):
+            if isinstance(row, str):
+                prompts += prompt_ids(self.tokenizer, [row])
+                continue
+            if template is None:
+                raise no_template_error(f"{self.split.key} has conversations")
+            try:
+                text = template.text(row.turns, row.tools, opening=True)
+            except TemplateFailed as error:
+                raise ConfigError(f"{row_name(self.split, row)} {error}.") from error
+            encoding = self.tokenizer(text, add_special_tokens=False, verbose=False)
+            prompts.append(encoding["input_ids"])
+        return prompts
