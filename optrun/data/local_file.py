@@ -41,10 +41,6 @@ class LocalFile:
     def __str__(self) -> str:
         return str(self.path)
 
-    def __reduce__(self) -> tuple[type[LocalFile], tuple[str, Path, int, int]]:
-        """Leave the open file out of a pickle."""
-        return type(self), (self.key, self.path, self.size, self.changed)
-
     def identified(self, read: Callable[[], str]) -> str:
         """Return the checksum of the file, computed by `read` once."""
         return self.known("bytes-1", read)

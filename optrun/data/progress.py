@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,60 +12,45 @@ from rich.progress import Progress as Bar
 
 from optrun.data.heartbeat import beat
 
-_PATIENCE = 1.0
-"""Seconds that pass in silence."""
-
 
 class Progress:
     """Counts finished work.
 
     Args:
-        what: In a word.
-        total: Of what `done` counts.
-        bar: Shows it; None: nobody looks.
+        description: What is done, in a word.
+        total: How much there is to do, in units of the caller.
+        bar: The bar to show it on.
     """
 
-    def __init__(self, what: str, total: int, bar: Bar | None) -> None:
+    def __init__(self, description: str, total: int, bar: Bar) -> None:
         self._bar = bar
-        self._begun = time.monotonic()
-        self._task = None if bar is None else bar.add_task(what, total=total, tokens="")
+        self._task = bar.add_task(description, total=total, tokens="")
         self._tokens = 0
 
     def done(self, amount: int, tokens: int = 0) -> None:
         """Add finished work, in units of `total`, and its tokens; give a sign of life."""
         beat()
         self._tokens += tokens
-        if self._bar is None or self._task is None:
-            return
-        seconds = time.monotonic() - self._begun
-        if not self._bar.live.is_started and seconds > _PATIENCE:
-            self._bar.start()
-        told = ""
-        if self._tokens:
-            rate = self._tokens / max(seconds, 1e-9)
-            told = f"{self._tokens / 1e6:,.1f} million tokens, {rate:,.0f}/s"
-        self._bar.update(self._task, advance=amount, tokens=told)
+        shown = f"{self._tokens / 1e6:,.1f} million tokens" if self._tokens else ""
+        self._bar.update(self._task, advance=amount, tokens=shown)
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Progress]:
-    """Show a bar while this lasts, if it lasts longer than a moment, on a terminal.
+def progress(description: str, total: int) -> Iterator[Progress]:
+    """Show a bar inside this context if stderr is a terminal; it is erased at the end.
 
     Args:
-        what: In a word.
-        total: Of what `done` counts.
+        description: What is done, in a word.
+        total: How much there is to do, in units of the caller.
     """
-    if not sys.stderr.isatty():
-        yield Progress(what, total, None)
-        return
-    columns = (
+    with Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[tokens]}"),
-    )
-    bar = Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-    try:
-        yield Progress(what, total, bar)
-    finally:
-        bar.stop()
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        yield Progress(description, total, bar)

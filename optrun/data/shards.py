@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -132,23 +132,9 @@ class Lines(Shard):
                 read()
             return {"begins": indexed[0]}
 
-        return Lines._mapped(key, file, file.identified(read), find)
-
-    @staticmethod
-    def _mapped(
-        key: str, file: File, content: str, find: Callable[[], dict[str, np.ndarray]]
-    ) -> Lines:
+        content = file.identified(read)
         begins = cached_arrays("stream", digest("lines-1", content), find)["begins"]
         return Lines(key, file, len(begins) - 1, content, begins)
-
-    def __reduce__(self) -> tuple[Callable[..., Lines], tuple[object, ...]]:
-        """Leave out the offsets of rows: another process maps them from the cache."""
-        return Lines._mapped, (
-            self.key,
-            self.file,
-            self.content,
-            partial(_cached_elsewhere, self.file),
-        )
 
     def names(self) -> Sequence[str]:
         """List the keys of the first rows; to parse all rows would take too long."""
@@ -355,11 +341,6 @@ class Groups(Shard):
         from datasets import Dataset
 
         return Dataset(self._group(0, columns).slice(0, count))
-
-
-def _cached_elsewhere(file: File) -> dict[str, np.ndarray]:
-    file.refuse_changed()
-    return {"begins": find_row_starts(file.chunks())[0]}
 
 
 def find_row_starts(chunks: Iterable[bytes]) -> tuple[np.ndarray, str]:

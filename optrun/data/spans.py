@@ -39,8 +39,6 @@ def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tu
 class RecentlyRead(OrderedDict[Key, Part]):
     """A memory of the parts read last; a dropped one is read again.
 
-    They are left out when this is sent to another process.
-
     Args:
         most: How many stay.
     """
@@ -48,10 +46,6 @@ class RecentlyRead(OrderedDict[Key, Part]):
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
-
-    def __reduce__(self) -> tuple[type[RecentlyRead[Key, Part]], tuple[int]]:
-        """Leave the parts out of a pickle."""
-        return type(self), (self.most,)
 
     def read(self, key: Key, read: Callable[[], Part]) -> Part:
         """Return a part, and drop the least recently used ones."""

@@ -186,14 +186,10 @@ def _defaults(config: FromConfigConfig) -> TransformersConfig:
     try:
         return AutoConfig.for_model(config.model_type)
     except Exception as error:  # composites ask for their parts, each with an error of its own
-        raise _in_parts(config, error) from error
-
-
-def _in_parts(config: FromConfigConfig, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"model.model_type={config.model_type}: it cannot be made from scratch without parts:"
-        f" {in_one_line(error)}"
-    )
+        raise ConfigError(
+            f"model.model_type={config.model_type}: it cannot be made from scratch without parts:"
+            f" {in_one_line(error)}"
+        ) from error
 
 
 def scratch_configuration(
@@ -209,10 +205,7 @@ def scratch_configuration(
         ConfigError: An unknown architecture or value.
     """
     values = _defaults(config)
-    try:
-        plain = type(values)().to_dict()
-    except Exception as error:  # as there
-        raise _in_parts(config, error) from error
+    defaults = values.to_dict()
     if spec is not None and spec.vocab_size is not None:
         _set(values, "vocab_size", spec.vocab_size)
         for name, number in spec.special_ids.items():
@@ -223,7 +216,7 @@ def scratch_configuration(
             values.forced_eos_token_id = spec.special_ids.get("eos_token_id")
     try:
         _change(values, config.config, "model.config")
-        return _rebuilt(values, plain)
+        return _rebuilt(values, defaults)
     except ConfigError:
         raise
     except Exception as error:  # the checks of each configuration class

@@ -151,10 +151,15 @@ def test_what_it_refuses(
 
 
 FOLDERS = {
-    "splits of classes": (
+    "splits in several folders each": (
         {f"x/{part}/{kind}/0.txt": f"u v {part}" for part in ("train", "test") for kind in "ab"},
         "x",
-        ["data.train=x/train", "data.eval=x/test", "task=sequence_classification"],
+        ["data.train='x/train/**/*.txt'", "data.eval='x/test/**/*.txt'", "task=causal_lm"],
+    ),
+    "files called train in several folders": (
+        {f"x/{kind}/{part}.txt": f"u v {part}" for part in ("train", "test") for kind in "ab"},
+        "x",
+        ["data.train='x/**/train*.txt'", "data.eval='x/**/test*.txt'"],
     ),
     "tables by their names": (
         {f"x/{part}.tsv": "text\tlabel\n" + "a b\tu\nc d\tv\n" * 9 for part in ("train", "dev")},

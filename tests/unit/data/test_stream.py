@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import os
-import pickle
 from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
@@ -73,7 +72,6 @@ def test_rows_are_those_of_the_files_in_any_slice(
     parts = [0, 2, 4, 5, 6, 8, 10, 12, 13] if write is parquet else list(range(14))
     assert rows.parts_of_windows.tolist() == parts
     assert rows.window_bytes(["text"]).shape == (13,)
-    assert pickle.loads(pickle.dumps(rows)).read(0, 57) == ROWS
     assert rows.where(23) == f"data.train={files[1]}: row 1"
 
 
@@ -179,7 +177,6 @@ def test_row_groups_are_read_twice_at_most_and_few_of_them_stay(
     assert sorted(map(str, found)) == sorted(map(str, ROWS * 12 + tail))
     assert max(read) <= most
     assert len(read) < 2 * 12 * 6
-    assert len(pickle.loads(pickle.dumps(rows)).shards[0].recent) == 0
 
 
 def test_windows_that_share_a_block_of_the_hub_are_read_near_each_other(
@@ -327,22 +324,6 @@ def test_what_cannot_be_streamed_is_refused(tmp_path: Path) -> None:
         open_stream("data.train", [good, parquet(tmp_path / "g.parquet", ROWS)], 9, [])
 
 
-def test_a_shard_is_small_on_its_way_to_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where its rows begin is mapped from the cache there, and found again where the cache is
-    gone.
-    """
-    rows = open_stream("data.train", [jsonl(tmp_path / "a.jsonl", ROWS * 100)], 9, [])
-    packed = pickle.dumps(rows.shards)
-    assert len(packed) < 2000
-    monkeypatch.setenv("OPTRUN_CACHE", str(tmp_path / "another"))
-    for _ in range(2):
-        (shard,) = pickle.loads(packed)
-        assert shard == rows.shards[0]
-        assert shard.read(5690, 5700, None) == (ROWS * 100)[5690:]
-
-
 def test_a_file_that_changes_underway_is_noticed(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "a.jsonl", ROWS)
     rows = open_stream("data.train", [path], 9, [])
@@ -411,7 +392,6 @@ def test_columns_are_those_of_the_first_rows_of_every_file(tmp_path: Path) -> No
     assert list(rows.select_columns(["list"]).head) == [{"list": None}] * 3
     assert rows.select([0, 4])["more"] == [None, 2]
     assert rows.select([0])[0] == {"text": "a", "more": None, "mixed": None, "list": None}
-    assert pickle.loads(pickle.dumps(some)).read(1, 2) == [{"list": None, "more": 1}]
 
 
 def test_columns_of_parquet_are_those_of_every_file(tmp_path: Path) -> None:
