@@ -40,10 +40,10 @@ from torch.optim import Optimizer
 
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.optimizer.build import build_optimizer, divide_groups
-from optrun.optimizer.classes import LIBRARY_CHOICE, member_class
+from optrun.optimizer.classes import LIBRARY_CHOICE, class_of_member
 
 OPTIMIZERS = [
-    name for name in SCHEMAS if name != LIBRARY_CHOICE and member_class(name).TAKES_SHARDS
+    name for name in SCHEMAS if name != LIBRARY_CHOICE and class_of_member(name).TAKES_SHARDS
 ]
 BATCH, LENGTH, VOCABULARY = 16, 64, 512
 

@@ -20,7 +20,7 @@ from optrun.optimizer.classes import class_of
 from optrun.optimizer.coordinates import SizedModel, coordinate_check
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.state import TRAINED, load_named_state, named_state
-from optrun.optimizer.transfer import transferred
+from optrun.optimizer.transfer import transfer_groups
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import growth_of
 from optrun.param_groups.parametrization import scale_initial_weights
@@ -105,7 +105,7 @@ def check_transfer(
         model = _network(int(_BASE_WIDTH * width_factor))
         sizes = growth_of(model, base)
         scale_initial_weights(model, base, sizes)
-        groups = transferred(build_param_groups(model, lr=lr), sizes, config, mup, lr=lr)
+        groups = transfer_groups(build_param_groups(model, lr=lr), sizes, config, mup, lr=lr)
         optimizer = build_optimizer(config, groups, lr=lr)
 
         def train() -> None:

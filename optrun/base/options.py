@@ -18,7 +18,7 @@ Options = Mapping[str, Any]
 State = dict[str, Any]
 """What an optimizer keeps of one parameter, by state key."""
 
-Numbers = dict[str, Any]
+Scalars = dict[str, Any]
 """What the formula of an optimizer takes for one parameter, by name: numbers, or tensors of one
 number."""
 

@@ -86,7 +86,7 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
     from optrun.config.overrides import is_hydra
     from optrun.config.tokens import is_typed, key_of
     from optrun.optimizer.build import choice_of
-    from optrun.optimizer.classes import is_own
+    from optrun.optimizer.classes import is_builtin
 
     overrides = list(command_line.overrides)
     for token in overrides:
@@ -115,7 +115,7 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
             f"dialect={dialect}: no such dialect of {choice}. optimizer={family} has it. {choice}"
             f" has {', '.join(presets)}."
         )
-    if choice not in DIALECTS and is_own(choice) and family not in (None, dialect):
+    if choice not in DIALECTS and is_builtin(choice) and family not in (None, dialect):
         raise ConfigError(
             f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it."
         )

@@ -42,7 +42,7 @@ from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.inherited_state import inherit_state
 from optrun.optimizer.kernels.report import kernel_row
-from optrun.optimizer.transfer import transferred
+from optrun.optimizer.transfer import transfer_groups
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize
@@ -99,7 +99,7 @@ def explain(
         loraplus_lr_ratio=ratio,
         notes=notes,
     )
-    groups = transferred(
+    groups = transfer_groups(
         groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
     )
     steps = assumed_steps(config.scheduler) if known_steps is None else known_steps
@@ -135,7 +135,7 @@ def explain(
         model=type(model).__name__,
         task=config.task.name,
         optimizer=config.optimizer.name,
-        kernel=kernel_row(optimizer, device_type(config.training.device), whole=not sharded),
+        kernel=kernel_row(optimizer, device_type(config.training.device), sharded=sharded),
         waits=reason_to_wait(config, optimizer),
         lr=config.lr,
         param_groups=config.param_groups.name,

@@ -32,7 +32,9 @@ def _single_tensor_adam(batch: Batch) -> None:
     o = batch.options
     beta1, beta2 = o["betas"]
     for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
-        grad = prepared(param, grad, l2=x.get("l2", 0.0), loss_scale=x.get("loss_scale", 1.0))
+        grad = unscale_and_decay(
+            param, grad, l2=x.get("l2", 0.0), loss_scale=x.get("loss_scale", 1.0)
+        )
         first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
         if x["keep"] != 1.0:
@@ -48,11 +50,11 @@ def _single_tensor_adam(batch: Batch) -> None:
         param.addcdiv_(direction, denom.add_(o["eps"]), value=scale)
 
 
-def prepared(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Tensor:
+def unscale_and_decay(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Tensor:
     """Return a gradient divided by its scale and decayed: grad / loss_scale + l2 * param.
 
     Example:
-        >>> prepared(torch.tensor([2.0]), torch.tensor([4.0]), l2=0.5, loss_scale=2.0)
+        >>> unscale_and_decay(torch.tensor([2.0]), torch.tensor([4.0]), l2=0.5, loss_scale=2.0)
         tensor([3.])
     """
     if loss_scale != 1.0:
@@ -67,18 +69,18 @@ def _multi_tensor_adam(batch: Batch) -> None:
     o = batch.options
     beta1, beta2 = o["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
-    loss_scales = [x.get("loss_scale", 1.0) for x in batch.numbers]
-    l2s = [x.get("l2", 0.0) for x in batch.numbers]
+    loss_scales = [x.get("loss_scale", 1.0) for x in batch.scalars]
+    l2s = [x.get("l2", 0.0) for x in batch.scalars]
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
         grads = list(torch._foreach_div(grads, loss_scales))
     if any(l2s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    batch.shrink()
+    batch.decay_params()
     directions = torch._foreach_lerp(exp_avgs, grads, 1 - beta1) if o.get("nesterov") else exp_avgs
     denoms = torch._foreach_sqrt(exp_avg_sqs)
-    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.numbers]
-    roots = [math.sqrt(bias_correction(beta2, step)) for step in batch.each("step")]
+    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.scalars]
+    roots = [math.sqrt(bias_correction(beta2, step)) for step in batch.scalar_list("step")]
     if o.get("eps_form") == "mindspore":
         scales = [scale * root for scale, root in zip(scales, roots, strict=True)]
     else:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from optrun.base.options import Group, Numbers
+from optrun.base.options import Group, Scalars
 from optrun.config.schema.optimizer import AdamaxConfig
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -49,8 +49,8 @@ def _multi_tensor_adamax(batch: Batch) -> None:
     eps = batch.options["eps"]
     form = batch.options["eps_form"]
     params, grads, exp_avgs, exp_infs = batch.lists
-    l1s = batch.each("l1")
-    l2s = batch.each("l2")
+    l1s = batch.scalar_list("l1")
+    l2s = batch.scalar_list("l2")
     if any(l2s):
         grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
     if any(l1s):
@@ -64,8 +64,8 @@ def _multi_tensor_adamax(batch: Batch) -> None:
         torch._foreach_add_(exp_infs if form == "decayed" else sizes, eps)
     torch._foreach_maximum_(exp_infs, sizes)
     denoms = torch._foreach_add(exp_infs, eps) if form == "denominator" else exp_infs
-    batch.shrink()
-    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.numbers]
+    batch.decay_params()
+    scales = [-x["lr"] / bias_correction(beta1, x["step"]) for x in batch.scalars]
     torch._foreach_addcdiv_(params, exp_avgs, denoms, scales)
 
 
@@ -137,11 +137,11 @@ class Adamax(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
         """Add the coefficients of L1 and L2 decay; they exclude decoupled decay."""
         mode = group["weight_decay_mode"]
         decay = group["weight_decay"]
-        numbers = super()._numbers(group, traits, counters)
+        numbers = super()._scalars(group, traits, counters)
         if mode != "decoupled":
             numbers["keep"] = 1.0
         numbers["l1"] = decay if mode == "l1" else 0.0

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from optrun.base.errors import did_you_mean
-from optrun.base.options import Group, Numbers
+from optrun.base.options import Group, Scalars
 from optrun.base.plain import PlainDict
 from optrun.config.schema.optimizer import AdamWDLConfig
 from optrun.config.schema.ranges import Check, not_negative
@@ -220,7 +220,7 @@ class AdamWDL(BatchOptimizer):
         del group, param
         return self._ratio(name), self.decays(name)
 
-    def _numbers(self, group: Group, traits: tuple[float, bool], counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: tuple[float, bool], counters: Scalars) -> Scalars:
         """Return the lr of a tensor's layer and the factor that decay leaves of its weights."""
         del counters
         ratio, decays = traits
@@ -234,7 +234,7 @@ class AdamWDL(BatchOptimizer):
             keep *= 1.0 - lr * weight_decay
         return {"lr": lr, "keep": keep}
 
-    def _sparse(self, group: Group) -> str:
+    def _sparse_policy(self, group: Group) -> str:
         if group["lazy_mode"]:
             return "rows"
         return "refuse"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from optrun.base.options import Group, Numbers
+from optrun.base.options import Group, Scalars
 from optrun.config.schema.optimizer import AdEMAMixConfig
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -36,16 +36,16 @@ def _multi_tensor_ademamix(batch: Batch) -> None:
     beta1, beta2, _ = batch.options["betas"]
     eps = batch.options["eps"]
     params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = batch.lists
-    steps = batch.each("step")
+    steps = batch.scalar_list("step")
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in batch.each("beta3")])
-    batch.shrink()
+    torch._foreach_lerp_(exp_avg_slows, grads, [1 - beta3 for beta3 in batch.scalar_list("beta3")])
+    batch.decay_params()
     denoms = torch._foreach_sqrt(exp_avg_sqs)
     torch._foreach_div_(denoms, [math.sqrt(bias_correction(beta2, step)) for step in steps])
     torch._foreach_add_(denoms, eps)
     mixed = torch._foreach_div(exp_avgs, [bias_correction(beta1, step) for step in steps])
-    torch._foreach_add_(mixed, torch._foreach_mul(exp_avg_slows, batch.each("alpha")))
-    torch._foreach_addcdiv_(params, mixed, denoms, [-lr for lr in batch.each("lr")])
+    torch._foreach_add_(mixed, torch._foreach_mul(exp_avg_slows, batch.scalar_list("alpha")))
+    torch._foreach_addcdiv_(params, mixed, denoms, [-lr for lr in batch.scalar_list("lr")])
 
 
 def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
@@ -163,12 +163,12 @@ class AdEMAMix(BatchOptimizer):
             },
         )
 
-    def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
         """Add alpha and beta3 as their warm-ups give them at this step."""
         step = counters["step"]
         beta1, _, beta3 = group["betas"]
         return {
-            **super()._numbers(group, traits, counters),
+            **super()._scalars(group, traits, counters),
             "alpha": warm_alpha(
                 step, alpha=group["alpha"], warmup_steps=group["alpha_warmup_steps"]
             ),

@@ -1,6 +1,7 @@
-"""What every optimizer here can do besides stepping.
+"""The base class of every optimizer here: all that is not the update itself.
 
-Names, scaled groups, a guarded lr, a config, named state.
+Parameter names, groups with `lr_scale`, options checked by type and range, lr and weight decay as
+functions of the step, `set_lr`, `get_config`, and state that is loaded by name.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, finite, not_negative
 from optrun.optimizer.groups import (
     StepFunction,
-    folded,
-    given_names,
+    fold_lr_scale,
     has_names,
-    known_keys,
-    listed_params,
+    list_params,
+    name_param_pairs,
     names_of,
     refuse_flat_pieces,
     refuse_repeats,
+    refuse_unknown_keys,
 )
 from optrun.optimizer.numerics import sharding_of
 from optrun.optimizer.patterns import matching
-from optrun.optimizer.restore import restored
+from optrun.optimizer.restore import load_by_name
 
 Params: TypeAlias = Any
 """Parameters, (name, parameter) pairs or group dicts, in any iterable."""
@@ -63,29 +64,30 @@ class NamedOptimizer(Optimizer):
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset()
     """Options that no group may override."""
     APART: ClassVar[frozenset[str]] = frozenset()
-    """Options that stand in no group at all."""
+    """Options that stand in no group at all; they are kept in `_apart`."""
     STATE: ClassVar[tuple[str, ...]] = ()
-    """What is kept for every parameter that was stepped, besides `step`."""
+    """State keys of every parameter that was stepped, besides `step`."""
     SLOTS: ClassVar[Mapping[str, str]] = {}
-    """Option -> state tensor it needs where it is set, for classes that make that with a
-    parameter's first state only; a state saved without it cannot be stepped.
+    """Option -> the state tensor that it needs if it is set.
+
+    Only for classes that make this tensor in the first step of a parameter: they cannot go on from
+    a state that was saved without it.
     """
 
     RULES: ClassVar[tuple[str, ...]] = ()
     """Options of a group that `_resolve` reads beside the names."""
-    WHOLE_TENSORS: ClassVar[bool] = False
-    """Whether it goes by whole tensors, so that FSDP1's flat pieces are refused."""
+    NEEDS_FULL_TENSORS: ClassVar[bool] = False
+    """Whether its update needs the shape of a tensor, so that FSDP1's flat pieces are refused."""
     TAKES_SHARDS: ClassVar[bool] = True
-    """Whether it steps the pieces of sharded parameters (DTensors) as one process steps the whole.
-    """
+    """Whether it steps sharded parameters (DTensors) as one process steps the full tensors."""
 
     _lr_driven_by: str | None
     """Name of the schedule that writes the groups' lr; set by whoever drives it."""
     _undecayed: Set[str] = frozenset()
-    """Names that a rule of the optimizer's own exempts from decay; looked up in `_resolve`."""
-    _held_at_zero: bool = False
+    """Names of parameters that an option exempts from decay; looked up in `_resolve`."""
+    _lr_forced_to_zero: bool = False
     """Whether somebody set an lr that is a function of the step to 0 for this step."""
-    _counts_unread: bool = False
+    _counts_without_flag: bool = False
     """Whether the step under way is counted without reading `found_inf`."""
 
     def __init_subclass__(cls, **keywords: object) -> None:
@@ -102,7 +104,7 @@ class NamedOptimizer(Optimizer):
         """
         parameters = inspect.signature(cls.__init__).parameters
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            known_keys(options, parameters.keys() - {"self"}, cls.__name__)
+            refuse_unknown_keys(options, parameters.keys() - {"self"}, cls.__name__)
         return super().__new__(cls)
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
@@ -115,9 +117,9 @@ class NamedOptimizer(Optimizer):
         self._lr_driven_by = None
         self._built = False
         options = dict(defaults)
-        self._base_functions = self._checked(options)
+        self._base_functions = self._check_options(options)
         self._apart = {key: options.pop(key) for key in self.APART if key in options}
-        entries = listed_params(params)
+        entries = list_params(params)
         self._grouped = isinstance(entries[0], dict)
         self._has_names = has_names(entries)
         torch_keywords = inspect.signature(super().__init__).parameters
@@ -132,18 +134,28 @@ class NamedOptimizer(Optimizer):
                 target.update(beside_torch)
         self._register_hooks()
         self._built = True
-        self._take_in_groups()
+        self._refresh_groups()
 
     def _register_hooks(self) -> None:
+        """Register the hooks around `step`, unless they are registered already."""
         if _before_step not in self._optimizer_step_pre_hooks.values():
             self.register_step_pre_hook(_before_step)
             self.register_step_post_hook(_after_step)
 
     def _resolve(self) -> None:
-        """Look up the rules of parameters by the names in the groups."""
+        """Look up what the options of a class say of each parameter; a hook for subclasses."""
 
-    def _take_in_groups(self) -> None:
-        """Look at the groups anew: they were changed, by this optimizer or by its host."""
+    def _refresh_groups(self) -> None:
+        """Check the groups, and look up again what they say of each parameter.
+
+        Called after a change of the groups: by the constructor, `add_param_group`, `__setstate__`,
+        or, noticed before a step, by a host such as accelerate. Names of functions in a loaded
+        group become functions again.
+
+        Raises:
+            ValueError: A sharded parameter or one of FSDP1 that the class cannot step, a function
+                that the optimizer was not given, or whatever `_resolve` refuses.
+        """
         for group in self.param_groups:
             functions = group.get("functions")
             if isinstance(functions, list):  # a group out of a state dict, which holds their names
@@ -151,27 +163,32 @@ class NamedOptimizer(Optimizer):
         pairs = list(self.named_params().items())
         if not self.TAKES_SHARDS:
             self._refuse_shards(pairs)
-        if self.WHOLE_TENSORS:
+        if self.NEEDS_FULL_TENSORS:
             refuse_flat_pieces(pairs, type(self).__name__)
         self._resolve()
-        self._groups_seen = self._groups_now()
+        self._seen_group_entries = self._group_entries()
 
-    def _groups_now(self) -> list[object]:
-        """List the entries of groups that hosts exchange: tensors, names and rules."""
+    def _group_entries(self) -> list[object]:
+        """List the entries of all groups that a host may replace: tensors, names and `RULES`."""
         entries: list[object] = []
         for group in self.param_groups:
             entries += map(group.get, ("params", "param_names", *self.RULES))
         return entries
 
-    def _look_at_groups(self) -> None:
-        """Take in groups with other tensors, names or rules than at the last step."""
-        now = self._groups_now()
-        before = self._groups_seen
+    def _refresh_changed_groups(self) -> None:
+        """Call `_refresh_groups` if a host has replaced tensors, names or rules of a group.
+
+        Runs before every step, so it compares identities and no values.
+        """
+        now = self._group_entries()
+        before = self._seen_group_entries
         if len(now) != len(before) or not all(map(operator.is_, now, before)):
-            self._take_in_groups()
+            self._refresh_groups()
 
     def _functions_of(self, options: Sequence[str], group: Group) -> dict[str, StepFunction]:
-        """Find the functions of a group by the names of its options.
+        """Find the functions of a loaded group by the names of its options.
+
+        A state dict holds no function, so the optimizer's own ones are taken.
 
         Raises:
             ValueError: The optimizer was not given such a function itself.
@@ -188,10 +205,15 @@ class NamedOptimizer(Optimizer):
     # -- groups
     # ----------------------------------------------------------------------------------------------
 
-    def _checked(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
-        """Check `options` in place.
+    def _check_options(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
+        """Check options by `CHECKS`, and return those that are functions of the step.
 
-        Take functions of the step out and put their value at step 0 in.
+        Changes `options`: a function is replaced by its value at step 0, and each value by what its
+        checker returns for it, such as a tuple for a list.
+
+        Raises:
+            TypeError: For a value of a wrong type.
+            ValueError: For a value out of range.
         """
         functions: dict[str, Callable[[int], float]] = {}
         for key in SCHEDULABLE:
@@ -214,19 +236,20 @@ class NamedOptimizer(Optimizer):
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}.")
         allowed = self.defaults.keys() - self.OPTIMIZER_WIDE
-        group = folded(
+        group = fold_lr_scale(
             param_group, base_lr=self.defaults["lr"], allowed=allowed, owner=type(self).__name__
         )
-        functions = self._checked(group)
+        functions = self._check_options(group)
+        # A group without a value of its own takes over the optimizer's function.
         for key, function in self._base_functions.items():
             if key not in param_group and key not in functions:
                 functions[key] = function
-        group["params"] = listed_params(group["params"], may_be_empty=True)
-        pairs = given_names(group["params"], len(self.param_groups))
+        group["params"] = list_params(group["params"], may_be_empty=True)
+        pairs = name_param_pairs(group["params"], len(self.param_groups))
         refuse_repeats([*self.named_params().items(), *pairs])
         if not self.TAKES_SHARDS:
             self._refuse_shards(pairs)
-        if self.WHOLE_TENSORS:
+        if self.NEEDS_FULL_TENSORS:
             of_tensors = [(name, param) for name, param in pairs if isinstance(param, Tensor)]
             refuse_flat_pieces(of_tensors, type(self).__name__)
         if not group["params"] and self._has_names:
@@ -237,10 +260,10 @@ class NamedOptimizer(Optimizer):
         for key, function in functions.items():
             added.setdefault("functions", {})[key] = StepFunction(function, added.get(key, 0.0))
         if self._built:
-            self._take_in_groups()
+            self._refresh_groups()
 
     def _refuse_shards(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Refuse sharded parameters for an optimizer that needs whole tensors."""
+        """Refuse the first parameter that is sharded over several processes, with a ValueError."""
         for name, param in named:
             if isinstance(param, Tensor) and sharding_of(param).groups:
                 raise ValueError(
@@ -249,9 +272,9 @@ class NamedOptimizer(Optimizer):
                 )
 
     def named_params(self) -> dict[str, Tensor]:
-        """Map each name to its parameter, in group order.
+        """Map each name to its parameter, in the order of the groups.
 
-        Unnamed ones are named by their position.
+        A parameter without a name is called by its position: `group 0 parameter 1`.
         """
         params: dict[str, Tensor] = {}
         for index, group in enumerate(self.param_groups):
@@ -259,20 +282,20 @@ class NamedOptimizer(Optimizer):
         return params
 
     def decays(self, name: str) -> bool:
-        """Tell whether weight decay applies to a parameter.
+        """Tell whether an option such as `exclude_from_weight_decay` leaves a parameter its decay.
 
-        False if a rule of the optimizer's own exempts it.
+        The coefficient of its group may still be 0. True for a name that is not known.
 
         Args:
-            name: The parameter's; what its group says of decay stands in the group.
+            name: Name of the parameter.
         """
         return name not in self._undecayed
 
     def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[str]:
-        """Collect the names matched by the patterns under `option`, group by group.
+        """Collect the names of parameters that an option with a list of patterns excludes.
 
-        A group with patterns of its own is searched with those; the optimizer's own patterns must
-        each match somewhere in the groups that take them over.
+        Each group is searched with the patterns that stand in it. A list that several groups share
+        has to match somewhere in one of them.
 
         Args:
             option: Key of the pattern list in the groups and the defaults.
@@ -309,28 +332,29 @@ class NamedOptimizer(Optimizer):
         return False
 
     def step_unless(self, found_inf: Tensor) -> None:
-        """Take a step that changes no weight and no state if a flag is set, without reading it.
+        """Take a step that changes no weight and no state tensor if a flag on the device is set.
 
-        Numbers on the host are counted in any case: the caller sets back its `counters`.
+        The host does not read the flag, so the step counts in any case: if it was set, the caller
+        restores the counters by `set_counters`.
 
         Args:
             found_inf: 1.0 if nothing may change, else 0.0; shape (), float32, on the device.
         """
         flagged: Any = self
         flagged.found_inf = found_inf
-        self._counts_unread = True
+        self._counts_without_flag = True
         try:
             self.step()
         finally:
-            self._counts_unread = False
+            self._counts_without_flag = False
             del flagged.found_inf
 
     def counters(self) -> Any:
-        """Return the numbers on the host that a step changes, for `set_counters`."""
+        """Return what a step counts on the host, for `set_counters`: the steps of each group."""
         return [group["step"] for group in self.param_groups]
 
     def set_counters(self, counters: Any) -> None:
-        """Set the numbers on the host back to what `counters` returned."""
+        """Restore what `counters` returned."""
         for group, step in zip(self.param_groups, counters, strict=True):
             group["step"] = step
 
@@ -338,7 +362,10 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
-        """Name the schedule or function of the learning rate; None if `set_lr` may write it."""
+        """Describe what drives the learning rate; None if nothing does, so that `set_lr` may.
+
+        A scheduler is named before a function of the step.
+        """
         scheduler = self._lr_scheduler()
         if scheduler is not None:
             return scheduler
@@ -347,7 +374,10 @@ class NamedOptimizer(Optimizer):
         return None
 
     def _lr_scheduler(self) -> str | None:
-        """Name the scheduler of the learning rate: optrun's, or torch's around `step`."""
+        """Name the scheduler that writes the lr; None without one.
+
+        One of optrun's has its name; one of torch's is noticed because it wraps `step`.
+        """
         if self._lr_driven_by is not None:
             return self._lr_driven_by
         if hasattr(self.step, "_wrapped_by_lr_sched"):
@@ -355,7 +385,11 @@ class NamedOptimizer(Optimizer):
         return None
 
     def get_lr(self) -> float:
-        """Return the base learning rate in force now, before any group's `lr_scale`."""
+        """Return the base learning rate in force now, before any group's `lr_scale`.
+
+        It is computed from a group that follows the base, preferably one of scale 1. If all groups
+        have an absolute lr or a scale of 0, it is that of the constructor or of `set_lr`.
+        """
         scaled = [group for group in self.param_groups if group.get("lr_ratio")]
         for group in scaled:
             if group["lr_ratio"] == 1.0:
@@ -394,10 +428,10 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def get_config(self) -> PlainDict:
-        """Return the keywords to build this optimizer again, exclusion lists included.
+        """Return the keywords of the constructor, besides `params`, with the values in force.
 
-        Plain values that YAML and JSON can hold, except where the caller gave a function: then that
-        function.
+        Values are plain, so that YAML and JSON can hold them: a tuple becomes a list. Only a
+        function stays a function. Overrides of single groups are not included.
         """
         config: PlainDict = {}
         for key in _keywords(type(self)):
@@ -415,22 +449,22 @@ class NamedOptimizer(Optimizer):
         Raises:
             TypeError: For a key that is no keyword of the constructor, with the nearest one.
         """
-        known_keys(config, _keywords(cls), cls.__name__)
+        refuse_unknown_keys(config, _keywords(cls), cls.__name__)
         return cls(params, **config)
 
     # -- state
     # ----------------------------------------------------------------------------------------------
 
-    def kept_state(self, param: Tensor, group: Group) -> set[str]:
-        """List the keys of a parameter's state after a step of its group.
-
-        Without `step` and master weight.
-        """
+    def state_keys(self, param: Tensor, group: Group) -> set[str]:
+        """List the keys of a parameter's state after a step, besides `step` and `master_weight`."""
         del param
         return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
 
     def state_dict(self) -> StateDict:
-        """Return torch's state dict, with the name of its class under `optimizer`."""
+        """Return torch's state dict, with the name of the class under `optimizer`.
+
+        A group lists the options that are functions by name only, under `functions`.
+        """
         saved = super().state_dict()
         for group in saved["param_groups"]:
             if "functions" in group:
@@ -452,7 +486,7 @@ class NamedOptimizer(Optimizer):
             if changed is not None:
                 state_dict = changed
         self._refuse_other_formula(state_dict)
-        state, groups = restored(self, state_dict)
+        state, groups = load_by_name(self, state_dict)
         for group in groups:
             functions = group.get("functions")
             if isinstance(functions, dict):
@@ -482,15 +516,15 @@ class NamedOptimizer(Optimizer):
                     )
 
     def __getstate__(self) -> StateDict:
-        """As torch's, with the attributes of this class."""
+        """Return what is pickled: torch's entries, and the attributes of this class."""
         keys = ("_lr_driven_by", "_base_functions", "_built", "_apart", "_grouped", "_has_names")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in keys}}
 
     def __setstate__(self, state: State) -> None:
-        """As torch's; a copy gets its hooks back."""
+        """Restore as torch does, register the hooks, and look at the restored groups."""
         super().__setstate__(state)
         self._register_hooks()
-        self._take_in_groups()
+        self._refresh_groups()
 
     def _set_functions(self) -> None:
         """Write the values of functions of the step into the groups.
@@ -504,13 +538,13 @@ class NamedOptimizer(Optimizer):
         driven = [group for group in self.param_groups if group.get("functions")]
         if driven:
             self._refuse_two_drivers()
-        self._held_at_zero = False
+        self._lr_forced_to_zero = False
         for group in driven:
             for key, of_step in group["functions"].items():
                 if group[key] == of_step.written:
-                    self._write(group, key, of_step)
+                    self._write_value(group, key, of_step)
                 elif key == "lr" and group[key] == 0:
-                    self._held_at_zero = True
+                    self._lr_forced_to_zero = True
                 else:
                     raise RuntimeError(
                         f"{key} of a parameter group was set to {group[key]!r}, and it is a"
@@ -527,7 +561,13 @@ class NamedOptimizer(Optimizer):
                 f"lr is a function of the step and {scheduler} drives it too: keep one of the two."
             )
 
-    def _write(self, group: ParamGroup, key: str, of_step: StepFunction) -> None:
+    def _write_value(self, group: ParamGroup, key: str, of_step: StepFunction) -> None:
+        """Write the value of a function at the group's step into the group, `lr` times its scale.
+
+        Raises:
+            TypeError: The function returned no number.
+            ValueError: The number is out of range.
+        """
         value = self.CHECKS.get(key, finite)(key, of_step.function(group["step"]))
         group[key] = value * group.get("lr_ratio", 1.0) if key == "lr" else value
         of_step.written = group[key]
@@ -540,22 +580,23 @@ def _keywords(cls: type[Optimizer]) -> list[str]:
 
 
 def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    """Look at groups that a host has replaced, and set functions of the step; a hook of torch."""
     assert isinstance(optimizer, NamedOptimizer)
-    optimizer._look_at_groups()
+    optimizer._refresh_changed_groups()
     optimizer._set_functions()
 
 
 def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Count a step in every group, unless it changed nothing.
+    """Count a step in every group, unless it changed nothing; a hook of torch.
 
     A step without any gradient, with an lr function held at 0, or with a set `found_inf` changes
     nothing. `step_unless` does not read the flag: its steps count, and its caller sets them back.
     """
     found_inf = getattr(optimizer, "found_inf", None)
-    counts_unread = getattr(optimizer, "_counts_unread", False)
+    counts_unread = getattr(optimizer, "_counts_without_flag", False)
     if found_inf is not None and not counts_unread and found_inf.item():
         return  # torch.amp.GradScaler lets a fused step run, which then changes nothing
-    if getattr(optimizer, "_held_at_zero", False):
+    if getattr(optimizer, "_lr_forced_to_zero", False):
         return
     params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     if any(param.grad is not None for param in params):

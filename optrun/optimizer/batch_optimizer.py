@@ -1,11 +1,10 @@
-"""Optimizers that step batches.
+"""The base class of optimizers that step many tensors at once.
 
-A formula over gathered tensors, by the loop or by what is faster.
+All tensors with a gradient are gathered into batches, over which a kernel computes the formula.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -14,59 +13,76 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from optrun.base.options import Group, Numbers, State
+from optrun.base.options import Group, Scalars, State
 from optrun.optimizer.base import NamedOptimizer
-from optrun.optimizer.batches import Batch, is_plain, keep_master, usable_gradient, working_dtype
+from optrun.optimizer.batches import (
+    Batch,
+    is_plain,
+    keep_master_weight,
+    usable_gradient,
+    working_dtype,
+)
 from optrun.optimizer.groups import names_of
 from optrun.optimizer.kernels.choice import Formula
-from optrun.optimizer.plan import Part, Plan, shared_options
+from optrun.optimizer.plan import Plan, PlannedBatch, shared_options
 
 
 class BatchOptimizer(NamedOptimizer):
-    """A class says its formula, its state, and which numbers a tensor has."""
+    """Step parameters by a formula; a subclass names the formula, its state and its scalars.
+
+    A new optimizer sets `FORMULA` and `STATE`, and overrides `_scalars` where its formula takes
+    more scalars than `lr` and `keep`.
+    """
 
     FORMULA: ClassVar[Formula]
     MOMENTS: ClassVar[tuple[str, ...]] = ()
-    """State tensors of the parameter's shape, zero at first; none: all of `STATE`."""
+    """State tensors of the parameter's shape, zero at first; empty: all of `STATE`."""
     COUNTERS: ClassVar[tuple[str, ...]] = ("step",)
-    """Numbers in the state of a parameter that a step changes."""
+    """Scalars in the state of a parameter that a step changes."""
 
     _ratios: Sequence[tuple[list[str], Tensor]] = ()
-    """What the formula returned in the last step, by the names of its tensors."""
+    """(names, ratios) of each batch of the last step whose formula returned ratios."""
     _plan: Plan | None = None
 
-    def _take_in_groups(self) -> None:
+    def _refresh_groups(self) -> None:
         self._plan = None
-        super()._take_in_groups()
+        super()._refresh_groups()
 
     def _traits(self, group: Group, name: str, param: Tensor) -> Hashable:
-        """Return what sets a tensor apart within its group; None if all tensors are alike.
+        """Return what tells a tensor of a group from the others; None if they are all alike.
 
         A hook for subclasses. Tensors of a group with equal traits and counters share one call of
-        `_numbers`, which gets the traits: `(decays, adapted)` of LAMB, for instance. Computed once;
-        again only if groups, names or `RULES` change.
+        `_scalars`, which gets the traits: `(decays, adapted)` of LAMB, for instance. Computed when
+        batches are planned, and again only if groups, names or `RULES` change.
         """
         del group, name, param
         return None
 
-    def _numbers(self, group: Group, traits: Any, counters: Numbers) -> Numbers:
-        """Return the numbers of all tensors of a group with these traits and counters.
+    def _scalars(self, group: Group, traits: Any, counters: Scalars) -> Scalars:
+        """Return the scalars of a step for all tensors of a group with these traits and counters.
 
-        Here the rate, and what decay leaves of a weight. Also new values of `counters`, whose
-        `step` counts this step already.
+        A hook for subclasses. By default `lr`, and `keep`: the factor 1 - lr * weight_decay that
+        decay leaves of a weight.
+
+        Args:
+            group: A parameter group.
+            traits: What `_traits` returned for these tensors.
+            counters: Values of `COUNTERS`; `step` counts this step already. What is returned under
+                a key of `COUNTERS` becomes its new value in the state.
         """
         del traits, counters
         return {"lr": group["lr"], "keep": 1.0 - group["lr"] * group["weight_decay"]}
 
-    def _sparse(self, group: Group) -> str:
-        """Return the policy of a group for sparse gradients, as for `usable_gradient`."""
+    def _sparse_policy(self, group: Group) -> str:
+        """Return the policy of a group for sparse gradients, see `usable_gradient`."""
         del group
         return "refuse"
 
     def _new_state(self, group: Group, param: Tensor) -> State:
         """Make the state of a parameter before its first step.
 
-        `step` is 0; the slots of `MOMENTS`, or of `STATE` if it has none, are zeros.
+        `step` is 0. The tensors of `MOMENTS`, or of `STATE` if that is empty, are zeros in the
+        shape, layout and sharding of the parameter, float32 for 16-bit parameters.
         """
         del group
         dtype = working_dtype(param.dtype)
@@ -77,16 +93,19 @@ class BatchOptimizer(NamedOptimizer):
         return {"step": 0, **moments}
 
     def _update(self, batch: Batch) -> Tensor | None:
-        """Step a batch in place."""
+        """Step a batch in place; return LAMB's trust ratios, None for other formulas."""
         return self.FORMULA.step(batch)
 
-    def kernel(self, group: Group, device: str, *, whole: bool = True) -> str:
-        """Name the kernel of a group on a type of device; `whole`: no tensor is sharded."""
-        return self.FORMULA.kernel(group, device, whole=whole)
+    def kernel(self, group: Group, device: str, *, sharded: bool = False) -> str:
+        """Name the kernel that steps a group on a type of device; `sharded`: it has DTensors."""
+        return self.FORMULA.kernel(group, device, sharded=sharded)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter with a gradient; return the result of `closure`."""
+        """Update every parameter with a gradient; return the result of `closure`, or None.
+
+        If `found_inf` is set (see `step_unless`), nothing but counters changes.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -99,13 +118,14 @@ class BatchOptimizer(NamedOptimizer):
             elif found_inf is not None and found_inf.item():
                 continue
             ratios_of_batches.append((batch.names, self._update(batch)))
-            batch.done()
+            batch.write_back()
         self._ratios = [
             (names, ratios) for names, ratios in ratios_of_batches if ratios is not None
         ]
         return loss
 
     def _reads_flag(self, batch: Batch) -> bool:
+        """Tell whether a Triton kernel steps a batch, which reads `found_inf` on the device."""
         device = batch.params[0].device.type
         return bool(batch.grad_addresses) and self.kernel(batch.options, device) == "triton"
 
@@ -122,15 +142,15 @@ class BatchOptimizer(NamedOptimizer):
         )
 
     def counters(self) -> Any:
-        """Return the numbers on the host that a step changes, for `set_counters`."""
-        of_params: dict[Tensor, Numbers] = {}
+        """Return what a step counts on the host: steps of groups, ratios, `COUNTERS` of states."""
+        of_params: dict[Tensor, Scalars] = {}
         for param, state in self.state.items():
             if state:
                 of_params[param] = {key: state[key] for key in self.COUNTERS}
         return super().counters(), self._ratios, of_params
 
     def set_counters(self, counters: Any) -> None:
-        """Set counters back; a parameter that had no state has none again."""
+        """Restore what `counters` returned; a parameter that had no state then has none again."""
         of_groups, self._ratios, of_params = counters
         super().set_counters(of_groups)
         for param, state in self.state.items():
@@ -140,7 +160,10 @@ class BatchOptimizer(NamedOptimizer):
                 state.clear()
 
     def gather(self) -> list[Batch]:
-        """Gather all parameters with a gradient, and count the step.
+        """Gather all parameters with a gradient into batches, and count the step.
+
+        Makes the state of a parameter before its first step. The `step` in a parameter's state is
+        counted here, before the update.
 
         Raises:
             RuntimeError: For complex parameters, and for gradients that `usable_gradient` refuses.
@@ -151,19 +174,30 @@ class BatchOptimizer(NamedOptimizer):
         keys = shared_options(self)
         options = [[group.get(key) for key in keys] for group in self.param_groups]
         batches = None
-        if self._plan is not None and self._plan.holds(params, have_gradient, options):
+        if self._plan is not None and self._plan.is_valid_for(params, have_gradient, options):
             batches = self._gather_by_plan(self._plan, grads)
         if batches is None:
-            self._plan = Plan(params, have_gradient, options, self._find_parts(grads, options))
+            self._plan = Plan(params, have_gradient, options, self._plan_batches(grads, options))
             batches = self._gather_by_plan(self._plan, grads)
         assert batches is not None
         return batches
 
-    def _find_parts(self, grads: list[Any], options: list[list[Any]]) -> list[Part]:
-        """Divide the parameters into parts, and make missing state."""
-        parts: dict[tuple[Hashable, ...], Part] = {}
+    def _plan_batches(self, grads: list[Any], options: list[list[Any]]) -> list[PlannedBatch]:
+        """Divide the parameters with a gradient into batches, and make missing state.
+
+        A batch has parameters of one device and working dtype, of equal shared options, and either
+        all or none of them can be read by their addresses (`is_plain`).
+
+        Args:
+            grads: Gradient of each parameter of all groups, or None.
+            options: Values of the `shared_options`, one list for each group.
+
+        Raises:
+            RuntimeError: A parameter is complex.
+        """
+        batches: dict[tuple[Hashable, ...], PlannedBatch] = {}
         slots = self.MOMENTS or self.STATE
-        sharded = any(isinstance(grad, DTensor) for grad in grads)
+        is_sharded = any(isinstance(grad, DTensor) for grad in grads)
         position = -1
         for index, group in enumerate(self.param_groups):
             shared = tuple(tuple(v) if isinstance(v, list) else v for v in options[index])
@@ -179,77 +213,97 @@ class BatchOptimizer(NamedOptimizer):
                 state = self.state[param]
                 if not state:
                     state.update(self._new_state(group, param))
-                plain = not sharded and is_plain(param, grad, [state[slot] for slot in slots])
+                tensors = [state[slot] for slot in slots]
+                plain = not is_sharded and is_plain(param, grad, tensors)
                 key = (param.device, working_dtype(param.dtype), shared, plain)
-                part = parts.setdefault(key, Part(is_plain=plain))
-                part.append(position, name, param, index, self._traits(group, name, param))
-        for part in parts.values():
-            if part.is_plain:
-                states = [self.state[param] for param in part.params]
-                moments = [list(map(operator.itemgetter(slot), states)) for slot in slots]
-                part.find_memory(moments, [grads[position] for position in part.positions])
-        return list(parts.values())
+                batch = batches.setdefault(key, PlannedBatch(is_plain=plain))
+                batch.append(position, name, param, index, self._traits(group, name, param))
+        for batch in batches.values():
+            if batch.is_plain:
+                states = [self.state[param] for param in batch.params]
+                moments = [[state[slot] for state in states] for slot in slots]
+                batch.find_memory(moments, [grads[position] for position in batch.positions])
+        return list(batches.values())
 
     def _gather_by_plan(self, plan: Plan, grads: list[Any]) -> list[Batch] | None:
-        """Gather one batch for each part of the plan, and count the step.
+        """Gather one batch for each batch of the plan, and count the step.
 
-        None, with nothing counted, if state is missing or tensors have moved in memory.
+        Returns None, with nothing counted, if state is missing or tensors have moved in memory: the
+        plan has to be made again.
         """
         gathered = []
-        for part in plan.parts:
-            states = [self.state[param] for param in part.params]
+        for planned in plan.batches:
+            states = [self.state[param] for param in planned.params]
             if not all(states):
                 return None
-            part_grads = [grads[position] for position in part.positions]
-            batch = self._batch(part, states, part_grads)
+            batch_grads = [grads[position] for position in planned.positions]
+            batch = self._batch(planned, states, batch_grads)
             if batch is None:
                 return None
-            gathered.append((part, states, batch))
-        for part, states, batch in gathered:
-            batch.rows, batch.row_of = self._count(part, states)
+            gathered.append((planned, states, batch))
+        for planned, states, batch in gathered:
+            batch.rows, batch.row_of = self._count(planned, states)
         return [batch for _, _, batch in gathered]
 
-    def _batch(self, part: Part, states: list[State], grads: list[Tensor]) -> Batch | None:
-        """Make the batch of a part, without its numbers; None if the plan holds no more."""
+    def _batch(
+        self, planned: PlannedBatch, states: list[State], grads: list[Tensor]
+    ) -> Batch | None:
+        """Make a planned batch, still without `rows`; None if its tensors have moved in memory.
+
+        Args:
+            planned: Its parameters.
+            states: State of each parameter; its `master_weight` is made or dropped here.
+            grads: Gradient of each parameter.
+        """
         slots = self.MOMENTS or self.STATE
-        first = self.param_groups[part.group_of[0]]
+        first = self.param_groups[planned.group_of[0]]
         options = {key: first[key] for key in shared_options(self) if key in first}
-        if part.memory is not None:
-            return part.plain_batch(options, grads, states, slots)
-        batch = Batch(options, state={slot: [] for slot in slots}, shares_memory=part.shares_memory)
-        for index, (param, grad, state) in enumerate(zip(part.params, grads, states, strict=True)):
-            name = part.names[index]
-            group = self.param_groups[part.group_of[index]]
-            usable = usable_gradient(grad, name, type(self).__name__, self._sparse(group))
-            keep_master(state, param, wanted=bool(group.get("master_weights")))
-            batch.append(name, param, usable, state)
+        if planned.memory is not None:
+            return planned.plain_batch(options, grads, states, slots)
+        batch = Batch(
+            options, state={slot: [] for slot in slots}, shares_memory=planned.shares_memory
+        )
+        for index, param in enumerate(planned.params):
+            name = planned.names[index]
+            state = states[index]
+            group = self.param_groups[planned.group_of[index]]
+            policy = self._sparse_policy(group)
+            grad = usable_gradient(grads[index], name, type(self).__name__, policy)
+            keep_master_weight(state, param, wanted=bool(group.get("master_weights")))
+            batch.append(name, param, grad, state)
         return batch
 
-    def _count(self, part: Part, states: list[State]) -> tuple[list[Numbers], list[int]]:
-        """Count the step of each tensor; return rows of numbers, and the row of each tensor."""
-        counters = [list(map(operator.itemgetter(key), states)) for key in self.COUNTERS]
+    def _count(self, planned: PlannedBatch, states: list[State]) -> tuple[list[Scalars], list[int]]:
+        """Count the step in the state of each tensor, and compute the scalars of the step.
+
+        Tensors of one kind (group and traits) with equal counters share one call of `_scalars`.
+
+        Returns:
+            `rows` and `row_of` of a `Batch`.
+        """
+        counters = [[state[key] for state in states] for key in self.COUNTERS]
         if all(values.count(values[0]) == len(values) for values in counters):
-            row_of = part.kind_of
+            row_of = planned.kind_of
             first = [values[0] for values in counters]
-            keys = [(kind, *first) for kind in range(len(part.kinds))]
+            keys = [(kind, *first) for kind in range(len(planned.kinds))]
         else:
-            of_tensors = list(zip(part.kind_of, *counters, strict=True))
-            row_of_key = {key: row for row, key in enumerate(dict.fromkeys(of_tensors))}
-            row_of = [row_of_key[key] for key in of_tensors]
+            key_of = list(zip(planned.kind_of, *counters, strict=True))
+            row_of_key = {key: row for row, key in enumerate(dict.fromkeys(key_of))}
+            row_of = [row_of_key[key] for key in key_of]
             keys = list(row_of_key)
-        kinds = list(part.kinds)
-        numbers = []
-        counted = []
+        kinds = list(planned.kinds)
+        rows = []
+        new_counters = []
         for kind, *values in keys:
             index, traits = kinds[kind]
             group = self.param_groups[index]
-            counts = dict(zip(self.COUNTERS, values, strict=True))
+            row = dict(zip(self.COUNTERS, values, strict=True))
             if group.get("step_count") == "optimizer":
-                counts["step"] = group["step"]
-            counts["step"] += 1
-            counts.update(self._numbers(group, traits, counts))
-            numbers.append(counts)
-            counted.append({key: counts[key] for key in self.COUNTERS})
-        for state, row in zip(states, row_of, strict=True):
-            state.update(counted[row])
-        return numbers, row_of
+                row["step"] = group["step"]
+            row["step"] += 1
+            row.update(self._scalars(group, traits, row))
+            rows.append(row)
+            new_counters.append({key: row[key] for key in self.COUNTERS})
+        for state, row_index in zip(states, row_of, strict=True):
+            state.update(new_counters[row_index])
+        return rows, row_of

@@ -14,42 +14,43 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from optrun.base.options import Numbers, Options, State
-from optrun.optimizer.numerics import Sharding, has_own_numbers, local, sharding_of
+from optrun.base.options import Options, Scalars, State
+from optrun.optimizer.numerics import Sharding, local, sharding_of, stores_its_values
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @dataclass
 class Batch:
-    """What the loop of a paper, its foreach form and the kernels take.
+    """The tensors and scalars of one update, as the loop, foreach and the kernels take them.
 
-    Lists of equal length, one entry per tensor. All tensors lie on one device and have one dtype,
-    float32 or float64. An update changes parameters and state in place.
+    `params`, `grads`, `shardings`, `row_of` and each list of `state` have one entry for each
+    tensor. All tensors are on one device and have one dtype, float32 or float64. An update changes
+    parameters and state in place; then `write_back` has to be called.
     """
 
     options: Options
-    """What these tensors share: every option but `lr` and `weight_decay`."""
+    """Options that these tensors share: all but `lr` and `weight_decay`."""
     names: list[str] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
-    """Local pieces of sharded tensors; touched rows of a table; float32 copies of 16-bit
-    parameters."""
+    """Local shards of DTensors, touched rows of an embedding, float32 copies of 16-bit
+    parameters, other parameters themselves."""
     grads: list[Tensor] = field(default_factory=list)
     state: dict[str, list[Tensor]] = field(default_factory=dict)
     shardings: list[Sharding] = field(default_factory=list)
-    rows: list[Numbers] = field(default_factory=list)
-    """Numbers that tensors share: `step`, from 1, and what the optimizer says, such as `lr`."""
+    rows: list[Scalars] = field(default_factory=list)
+    """Scalars that tensors share: `step`, from 1, and those of the optimizer, such as `lr`."""
     row_of: list[int] = field(default_factory=list)
-    """Which of `rows` each tensor goes by."""
-    finish: list[Callable[[], object]] = field(default_factory=list)
+    """Index into `rows` of each tensor."""
+    write_backs: list[Callable[[], object]] = field(default_factory=list)
     """Write back what was computed on a copy: touched rows, or a float32 copy of a low-precision
     parameter."""
     grad_addresses: list[int] = field(default_factory=list)
-    """Of a batch whose tensors are all known to be plain memory; else empty."""
+    """Addresses of the gradients if kernels can read all tensors by address; else empty."""
     shares_memory: bool = False
-    """Whether a tensor lies where another one is written."""
+    """Whether a tensor shares memory with a parameter of the batch."""
     tables: dict[str, Any] = field(default_factory=dict)
-    """What each kernel keeps of such a batch from step to step."""
+    """Table of addresses that each kernel keeps from step to step, by the kernel's name."""
     found_inf: Tensor | None = None
     """A flag for Triton's kernels, which change nothing if it is set."""
 
@@ -59,27 +60,30 @@ class Batch:
         return self.params, self.grads, *self.state.values()
 
     @property
-    def numbers(self) -> list[Numbers]:
-        """Numbers of each tensor."""
+    def scalars(self) -> list[Scalars]:
+        """The scalars of each tensor."""
         return [self.rows[row] for row in self.row_of]
 
     def tensors(self) -> Iterator[tuple[Any, ...]]:
-        """Yield each parameter with its gradient, its state and its numbers."""
-        return zip(*self.lists, self.numbers, strict=True)
+        """Yield (param, grad, each kind of state, scalars) of each tensor."""
+        return zip(*self.lists, self.scalars, strict=True)
 
-    def each(self, key: str) -> list[Any]:
-        """List a number of every tensor."""
+    def scalar_list(self, key: str) -> list[Any]:
+        """List one scalar of every tensor."""
         values = [row[key] for row in self.rows]
         return [values[row] for row in self.row_of]
 
-    def shrink(self) -> None:
-        """Decay every parameter outside the update, by its number `keep`, all at once."""
-        keeps = self.each("keep")
+    def decay_params(self) -> None:
+        """Multiply every parameter by its scalar `keep`, unless all are 1."""
+        keeps = self.scalar_list("keep")
         if any(keep != 1.0 for keep in keeps):
             torch._foreach_mul_(self.params, keeps)
 
-    def some(self, chosen: Sequence[int]) -> Batch:
-        """Return a batch of some of the tensors, in the order chosen."""
+    def subset(self, chosen: Sequence[int]) -> Batch:
+        """Return a batch of the tensors at some indices, in their order.
+
+        It shares the tensors and `rows`, and has nothing to write back.
+        """
 
         def pick(entries: list[Any]) -> list[Any]:
             return [entries[i] for i in chosen]
@@ -95,20 +99,27 @@ class Batch:
             pick(self.row_of),
         )
 
-    def done(self) -> None:
-        """Write back; call after the update."""
-        for write in self.finish:
+    def write_back(self) -> None:
+        """Copy results into 16-bit parameters and into embeddings; call it after the update."""
+        for write in self.write_backs:
             write()
 
     @property
-    def whole(self) -> bool:
-        """Whether no tensor has pieces on other ranks."""
-        if self.grad_addresses:
-            return True
-        return not any(sharding.groups for sharding in self.shardings)
+    def is_sharded(self) -> bool:
+        """Whether a tensor has shards on other ranks."""
+        if self.grad_addresses:  # kernels that read by address take no DTensor
+            return False
+        return any(sharding.groups for sharding in self.shardings)
 
     def append(self, name: str, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append this process's piece of a parameter, in its working dtype."""
+        """Append the local shard of a parameter, or the rows that a sparse gradient lists.
+
+        Args:
+            name: Name of the parameter.
+            param: Any layout and dtype that is real.
+            grad: As `usable_gradient` returns it.
+            state: Its state, whose tensors named in `self.state` are appended.
+        """
         self.names.append(name)
         if grad.is_sparse:
             self._append_rows(param, grad, state)
@@ -118,7 +129,8 @@ class Batch:
     def _append_dense(self, param: Tensor, grad: Tensor, state: State) -> None:
         """Append a tensor with a dense gradient.
 
-        A 16-bit parameter is appended as a float32 copy, to be written back.
+        A 16-bit parameter is appended as a float32 copy, which `write_back` rounds into it. A
+        DTensor's gradient is placed as its parameter first.
         """
         dtype = working_dtype(param.dtype)
         if (
@@ -127,9 +139,9 @@ class Batch:
             and grad.placements != param.placements
         ):
             grad = grad.redistribute(placements=param.placements)
-        piece = local(grad).to(dtype)
+        shard = local(grad).to(dtype)
         self.shardings.append(sharding_of(param))
-        self.grads.append(piece if has_own_numbers(piece) else piece.clone())
+        self.grads.append(shard if stores_its_values(shard) else shard.clone())
         for slot, tensors in self.state.items():
             tensors.append(local(state[slot]))
         weights = local(param.detach())
@@ -138,12 +150,12 @@ class Batch:
             return
         work = local(state["master_weight"]) if "master_weight" in state else weights.to(dtype)
         self.params.append(work)
-        self.finish.append(lambda: weights.copy_(work))
+        self.write_backs.append(lambda: weights.copy_(work))
 
     def _append_rows(self, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append copies of the touched rows, to be written back.
+        """Append copies of the rows of a sparse gradient, and of their state.
 
-        Nothing here is as large as the table.
+        `write_back` copies them into the parameter. Nothing here is as large as the parameter.
         """
         rows = grad.indices()[0]
         dtype = working_dtype(param.dtype)
@@ -164,24 +176,25 @@ class Batch:
                 master.index_copy_(0, rows, work)
             param.detach().index_copy_(0, rows, work.to(param.dtype))
 
-        self.finish.append(write)
+        self.write_backs.append(write)
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of moments and updates: float32 for 16-bit parameters, else their own."""
+    """Return the dtype of moments and updates: float32 for 16-bit dtypes, else the same one."""
     if dtype in LOW_PRECISION:
         return torch.float32
     return dtype
 
 
 def is_plain(param: Tensor, grad: Tensor, states: Sequence[Tensor]) -> bool:
-    """Tell whether a kernel may take a parameter, its gradient and its state by their addresses.
+    """Tell whether a kernel may read a parameter, its gradient and its state by their addresses.
 
-    State may have been loaded in another dtype, or a model moved without its optimizer: the loop
-    says so.
+    They must be contiguous float32 or float64 tensors of one dtype, size and device, neither
+    DTensors nor lazy. False, too, for state that was loaded in another dtype, or a model that was
+    moved without its optimizer: the loop then raises torch's error.
     """
     return param.dtype in (torch.float32, torch.float64) and all(
-        has_own_numbers(tensor)
+        stores_its_values(tensor)
         and tensor.layout is torch.strided
         and tensor.is_contiguous()
         and tensor.device == param.device
@@ -192,7 +205,7 @@ def is_plain(param: Tensor, grad: Tensor, states: Sequence[Tensor]) -> bool:
 
 
 def usable_gradient(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
-    """Return a gradient as an update takes it: dense, or coalesced and sparse over its rows.
+    """Return a gradient that an update can read: dense, or coalesced and sparse over its rows.
 
     Args:
         grad: As autograd left it.
@@ -222,10 +235,11 @@ def usable_gradient(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
     return grad.coalesce()
 
 
-def keep_master(state: State, param: Tensor, *, wanted: bool) -> None:
-    """Make or drop the float32 copy of a 16-bit parameter.
+def keep_master_weight(state: State, param: Tensor, *, wanted: bool) -> None:
+    """Make or drop the state entry `master_weight`, the float32 copy of a 16-bit parameter.
 
-    The state may have been saved, and loaded, with the other choice.
+    A loaded state may have the entry though it is not wanted, or lack it. A float32 or float64
+    parameter has none.
     """
     dtype = working_dtype(param.dtype)
     if not wanted or param.dtype == dtype:

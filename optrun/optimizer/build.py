@@ -19,9 +19,9 @@ from optrun.config.kind import kind_of
 from optrun.config.schema.optimizer import SCHEMAS, PytorchOptimizerConfig
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
-from optrun.optimizer.classes import class_of, is_own
+from optrun.optimizer.classes import class_of, is_builtin
 from optrun.optimizer.composite import Composite
-from optrun.optimizer.groups import given_names, refuse_flat_pieces
+from optrun.optimizer.groups import name_param_pairs, refuse_flat_pieces
 from optrun.optimizer.other_libraries import build_plain, build_pytorch_optimizer, library_class
 from optrun.optimizer.round_trip import Build, build_checked
 from optrun.param_groups.roles import LORA, is_lora
@@ -41,8 +41,8 @@ _IF_IT_DOES = (
 HIDDEN_ROLES = frozenset({"matrix"})
 """Roles of parameters that Muon takes, if they are 2-D.
 
-The factors of a LoRA are none: what is orthogonalised would be
-each factor, r x d, and not the update of the matrix, which is their product."""
+The factors of a LoRA are none: Muon would orthogonalize each factor, r x d, and not the update of
+the matrix, which is their product."""
 
 
 def choice_of(config: OptimizerConfig) -> str:
@@ -109,9 +109,9 @@ def refuse_unshardable(
     for key, name in names.items():
         cls = class_of(name)
         reason = f"{key}: {cls.__name__} steps whole parameters, and distributed=fsdp shards them."
-        if is_own(name) and not getattr(cls, "TAKES_SHARDS", False):
+        if is_builtin(name) and not getattr(cls, "TAKES_SHARDS", False):
             raise ConfigError(f"{reason} {_NO_SHARDS}")
-        if not is_own(name) and not vars(cls).get("TAKES_SHARDS", False):
+        if not is_builtin(name) and not vars(cls).get("TAKES_SHARDS", False):
             raise ConfigError(f"{reason} {_NO_SHARDS} {_IF_IT_DOES}")
 
 
@@ -169,7 +169,7 @@ def build_optimizer(
             constructor: Callable[..., NamedOptimizer] = cls
             build = partial(constructor, lr=lr, **keywords)
         names = {*members, *(group.get("optimizer", choice) for group in groups)}
-        if all(is_own(name) for name in names if class_of(name)):
+        if all(is_builtin(name) for name in names if class_of(name)):
             return build(groups)
         hint = "Mend it, or take another optimizer."
         key = f"optimizer={choice}"
@@ -228,7 +228,7 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
     return short >= 8 and long <= 8 * short
 
 
-def hidden_and_rest(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
+def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
     """Split a group into the parameters for Muon and the others.
 
     LoRA's factors are stepped if asked for.
@@ -236,7 +236,7 @@ def hidden_and_rest(group: Group, *, factors: bool = False) -> tuple[list[Any], 
     hidden: list[Any] = []
     rest: list[Any] = []
     for pair in group["params"]:
-        name, param = given_names([pair], 0)[0]
+        name, param = name_param_pairs([pair], 0)[0]
         role = _role(group, name)
         is_factor = factors and role == LORA and param.dim() == 2
         is_hidden = is_hidden_matrix(param, role) and group.get("layer") != "head"
@@ -264,9 +264,9 @@ def _split_for_muon(
         if group["optimizer"] != "muon":
             split.append(dict(group))
             continue
-        pairs = given_names(group["params"], 0)
+        pairs = name_param_pairs(group["params"], 0)
         refuse_flat_pieces(pairs, "Muon")  # the companion would take all of them
-        hidden, rest = hidden_and_rest(group, factors=names_muon)
+        hidden, rest = split_hidden_matrices(group, factors=names_muon)
         if not names_muon:
             factors += [name for name, _ in pairs if _role(group, name) == LORA]
         if hidden:

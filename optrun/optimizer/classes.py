@@ -40,7 +40,7 @@ def class_of(name: str) -> type[Optimizer]:
     return cls
 
 
-def member_class(name: str) -> type[NamedOptimizer]:
+def class_of_member(name: str) -> type[NamedOptimizer]:
     """Find the class behind the `optimizer` of a parameter group.
 
     Raises:
@@ -57,7 +57,7 @@ def member_class(name: str) -> type[NamedOptimizer]:
     return cls
 
 
-def is_own(name: str) -> bool:
+def is_builtin(name: str) -> bool:
     """Tell whether a choice is optrun's own, and so held by its tests."""
     row = registry.choices("optimizer").get(name)
     return row is not None and row.origin is None

@@ -17,8 +17,8 @@ from optrun.base.options import Options, ParamGroup, State, StateDict
 from optrun.base.plain import PlainDict
 from optrun.config.schema.ranges import not_negative
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.classes import member_class
-from optrun.optimizer.groups import given_names, listed_params, refuse_repeats
+from optrun.optimizer.classes import class_of_member
+from optrun.optimizer.groups import list_params, name_param_pairs, refuse_repeats
 
 
 class Composite(NamedOptimizer):
@@ -53,7 +53,7 @@ class Composite(NamedOptimizer):
         if not members:
             raise ValueError("members: expected at least one optimizer by name, got none.")
         for name in members:
-            member_class(name)
+            class_of_member(name)
         self.members: dict[str, NamedOptimizer] = {}
         self._options = {name: dict(options) for name, options in members.items()}
         self._first_member = next(iter(members))
@@ -87,12 +87,12 @@ class Composite(NamedOptimizer):
         """
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise TypeError("Composite takes group dicts with the key 'params'.")
-        group = {**param_group, "params": listed_params(param_group["params"], may_be_empty=True)}
+        group = {**param_group, "params": list_params(param_group["params"], may_be_empty=True)}
         name = group.pop("optimizer", self._first_member)
         if not self._built:
             self._waiting.append((name, group))
             return
-        pairs = given_names(group["params"], len(self.param_groups))
+        pairs = name_param_pairs(group["params"], len(self.param_groups))
         refuse_repeats([*self.named_params().items(), *pairs])
         if name in self.members:
             self.members[name].add_param_group(group)
@@ -109,7 +109,8 @@ class Composite(NamedOptimizer):
         the order in which they were given.
         """
         pairs = [
-            given_names(group["params"], index) for index, (_, group) in enumerate(self._waiting)
+            name_param_pairs(group["params"], index)
+            for index, (_, group) in enumerate(self._waiting)
         ]
         refuse_repeats(chain.from_iterable(pairs))
         groups_by_member: dict[str, list[ParamGroup]] = {}
@@ -146,7 +147,7 @@ class Composite(NamedOptimizer):
     def _add_member(self, name: str, groups: list[ParamGroup]) -> None:
         """Build the member of a name over its groups; it shares the state of the composite."""
         lr = self._base_functions.get("lr", self.defaults["lr"])
-        member = member_class(name)(groups, **{"lr": lr, **self._options.get(name, {})})
+        member = class_of_member(name)(groups, **{"lr": lr, **self._options.get(name, {})})
         member.state = self.state
         member._lr_driven_by = self._lr_driven_by
         self.members[name] = member

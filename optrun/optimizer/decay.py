@@ -49,7 +49,7 @@ def decay_scale(group: Group) -> float:
     return lr * of_peak
 
 
-def note_peak(group: ParamGroup, functions: Collection[str], base_lr: float) -> None:
+def keep_base_lr(group: ParamGroup, functions: Collection[str], base_lr: float) -> None:
     """Note the base rate in a group if its decay needs it; refuse a rate without a known peak.
 
     Args:

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-def averages(optimizer: Optimizer) -> bool:
+def has_evaluation_weights(optimizer: Optimizer) -> bool:
     """Tell whether an optimizer has weights of its own for evaluation, put in place by `eval()`.
 
     Example:
-        >>> averages(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
+        >>> has_evaluation_weights(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
         False
     """
     return bool(_averaging(optimizer))

@@ -1,4 +1,4 @@
-"""Parameter groups: which keys they may carry, and how their learning rate is folded."""
+"""Parameter groups: which keys they may carry, and how `lr_scale` becomes a learning rate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COUNTER_KEYS = frozenset({"step"})
 """Keys an optimizer counts in; restored with the state, not given by the user."""
 
 
-def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
+def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
     """Refuse an unknown key.
 
     Args:
@@ -47,7 +47,7 @@ def known_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
         TypeError: With the first unknown key and the nearest valid one.
 
     Example:
-        >>> known_keys(["bettas"], ["lr", "betas"], "Lamb")
+        >>> refuse_unknown_keys(["bettas"], ["lr", "betas"], "Lamb")
         Traceback (most recent call last):
         TypeError: Lamb has no option 'bettas'. Did you mean betas?
     """
@@ -70,7 +70,7 @@ class StepFunction:
     """What the optimizer wrote into the group last: another value there is somebody else's."""
 
 
-def unnamed(group_index: int, position: int) -> str:
+def placeholder_name(group_index: int, position: int) -> str:
     """Name a parameter without a name, for messages and tables."""
     return f"group {group_index} parameter {position}"
 
@@ -87,16 +87,16 @@ def names_of(group: Group, group_index: int) -> list[str]:
     names = group.get("param_names")
     if names is not None:
         return list(names)
-    return [unnamed(group_index, position) for position in range(len(group["params"]))]
+    return [placeholder_name(group_index, position) for position in range(len(group["params"]))]
 
 
-def given_names(params: Iterable[object], group_index: int) -> list[tuple[str, Any]]:
+def name_param_pairs(params: Iterable[object], group_index: int) -> list[tuple[str, Any]]:
     """Return (name, parameter) pairs of a group's `params` as they were given, named or not."""
     return [
         (
             entry
             if isinstance(entry, tuple) and len(entry) == 2
-            else (unnamed(group_index, position), entry)
+            else (placeholder_name(group_index, position), entry)
         )
         for position, entry in enumerate(params)
     ]
@@ -135,7 +135,7 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
         names[id(tensor)] = name
 
 
-def listed_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
+def list_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
     """Return the `params` argument of an optimizer or a group as a list, whatever iterable it is.
 
     Args:
@@ -206,7 +206,9 @@ def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
     return any(t.numel() == 0 or t.untyped_storage().nbytes() > t.nbytes for t in plain)
 
 
-def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) -> dict[str, Any]:
+def fold_lr_scale(
+    group: Group, *, base_lr: float, allowed: Iterable[str], owner: str
+) -> dict[str, Any]:
     """Fold a group's `lr_scale` into its `lr`, as the optimizer keeps it.
 
     `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an
@@ -226,14 +228,15 @@ def folded(group: Group, *, base_lr: float, allowed: Iterable[str], owner: str) 
         ValueError: For an `lr_scale` below 0, or a group without `params`.
 
     Example:
-        >>> folded({"params": [], "lr_scale": 0.5}, base_lr=0.1, allowed=["lr"], owner="Lamb")["lr"]
+        >>> group = {"params": [], "lr_scale": 0.5}
+        >>> fold_lr_scale(group, base_lr=0.1, allowed=["lr"], owner="Lamb")["lr"]
         0.05
     """
     if "params" not in group:
         raise ValueError(
             f"a parameter group of {owner} needs the key 'params', got {sorted(group)}."
         )
-    known_keys(
+    refuse_unknown_keys(
         group,
         {*allowed, *DESCRIPTIVE_KEYS, *COUNTER_KEYS, "params", "functions"},
         f"a parameter group of {owner}",

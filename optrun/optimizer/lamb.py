@@ -12,13 +12,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers
+from optrun.base.options import Group, Scalars
 from optrun.config.schema.optimizer import LambConfig
 from optrun.config.schema.ranges import in_order
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
-from optrun.optimizer.decay import decay_scale, note_peak
+from optrun.optimizer.decay import decay_scale, keep_base_lr
 from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.lamb_rule import corrections, trust_ratios
 from optrun.optimizer.numerics import first_moment_, moments_, norms, second_moment_
@@ -72,7 +72,7 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
         )
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     firsts, seconds, lr_factors = zip(
-        *(corrections(o, step) for step in batch.each("step")), strict=True
+        *(corrections(o, step) for step in batch.scalar_list("step")), strict=True
     )
     denoms = torch._foreach_sqrt(exp_avg_sqs)
     torch._foreach_div_(denoms, [math.sqrt(correction2) for correction2 in seconds])
@@ -80,21 +80,23 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
     updates = torch._foreach_div(exp_avgs, denoms)
     torch._foreach_div_(updates, firsts)
     del denoms
-    decays = batch.each("decay")
+    decays = batch.scalar_list("decay")
     decayed = [i for i, decay in enumerate(decays) if decay]
     if decayed:
         decay = torch._foreach_mul([params[i] for i in decayed], [decays[i] for i in decayed])
         torch._foreach_add_([updates[i] for i in decayed], decay)
         del decay
-    batch.shrink()
+    batch.decay_params()
     ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
-    adapted = [i for i, adapt in enumerate(batch.each("adapt")) if adapt]
+    adapted = [i for i, adapt in enumerate(batch.scalar_list("adapt")) if adapt]
     if adapted:
         both = [params[i] for i in adapted] + [updates[i] for i in adapted]
         shardings = [batch.shardings[i] for i in adapted]
         together = norms(both, shardings * 2, foreach=True)
         ratios[torch.tensor(adapted, device=ratios.device)] = trust_ratios(o, *together.chunk(2))
-    rates = [lr * lr_factor for lr, lr_factor in zip(batch.each("lr"), lr_factors, strict=True)]
+    rates = [
+        lr * lr_factor for lr, lr_factor in zip(batch.scalar_list("lr"), lr_factors, strict=True)
+    ]
     scales = ratios * torch.tensor(rates, dtype=ratios.dtype, device=ratios.device)
     torch._foreach_mul_(updates, list(scales.unbind()))
     torch._foreach_sub_(params, updates)
@@ -171,7 +173,7 @@ class Lamb(BatchOptimizer):
     FORMULA = Formula(_single_tensor_lamb, _multi_tensor_lamb, "lamb", norms=True)
     OPTIMIZER_WIDE: ClassVar[frozenset[str]] = frozenset({"unmatched_patterns"})
     RULES = ("exclude_from_weight_decay", "exclude_from_layer_adaptation")
-    WHOLE_TENSORS = True
+    NEEDS_FULL_TENSORS = True
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def __init__(
@@ -228,7 +230,7 @@ class Lamb(BatchOptimizer):
         self._ratios = ()
         for group in self.param_groups:
             in_order(group, LambConfig.BOUNDS)
-            note_peak(group, group.get("functions", ()), self.defaults["lr"])
+            keep_base_lr(group, group.get("functions", ()), self.defaults["lr"])
         must_match = self.defaults["unmatched_patterns"] == "error"
         self._undecayed = self._excluded("exclude_from_weight_decay", must_match=must_match)
         self._unadapted: set[str] = self._excluded(
@@ -252,7 +254,7 @@ class Lamb(BatchOptimizer):
         del group, param
         return self.decays(name), name not in self._unadapted
 
-    def _numbers(self, group: Group, traits: tuple[bool, bool], counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: tuple[bool, bool], counters: Scalars) -> Scalars:
         """Return lr, both kinds of decay, and whether a tensor is adapted.
 
         `decay` is added to the update before the trust ratio; `keep` multiplies the weights outside
@@ -269,5 +271,5 @@ class Lamb(BatchOptimizer):
             "adapt": may_adapt and (decay > 0 or group["always_adapt"]),
         }
 
-    def _sparse(self, _group: Group) -> str:
+    def _sparse_policy(self, _group: Group) -> str:
         return "densify"

@@ -12,9 +12,9 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from optrun.base.options import Group, Numbers, ParamGroup
+from optrun.base.options import Group, ParamGroup, Scalars
 from optrun.config.schema.optimizer import LazyAdamConfig
-from optrun.optimizer.adam_update import ADAM, prepared
+from optrun.optimizer.adam_update import ADAM, unscale_and_decay
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
@@ -154,7 +154,7 @@ class LazyAdam(BatchOptimizer):
             )
         return self.decays(name), centre
 
-    def _numbers(self, group: Group, traits: tuple[bool, bool], counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: tuple[bool, bool], counters: Scalars) -> Scalars:
         """Return lr, L2 decay, gradient centralization and loss scale of a tensor."""
         del counters
         decays, centre = traits
@@ -166,7 +166,7 @@ class LazyAdam(BatchOptimizer):
             "loss_scale": group["loss_scale"],
         }
 
-    def _sparse(self, _group: Group) -> str:
+    def _sparse_policy(self, _group: Group) -> str:
         return "rows"
 
     def _update(self, batch: Batch) -> None:
@@ -179,23 +179,25 @@ class LazyAdam(BatchOptimizer):
 def _with_centred_grads(batch: Batch) -> Batch:
     """Return a batch with the gradients of some tensors unscaled, decayed and centred."""
     grads = []
-    for param, grad, x in zip(batch.params, batch.grads, batch.numbers, strict=True):
+    for param, grad, x in zip(batch.params, batch.grads, batch.scalars, strict=True):
         if x["centre"]:
-            grad = centred(prepared(param, grad, l2=x["l2"], loss_scale=x["loss_scale"]))
+            grad = centre_rows(
+                unscale_and_decay(param, grad, l2=x["l2"], loss_scale=x["loss_scale"])
+            )
         grads.append(grad)
     done = {"l2": 0.0, "loss_scale": 1.0}
     rows = [{**row, **done} if row["centre"] else row for row in batch.rows]
     return replace(batch, grads=grads, rows=rows, grad_addresses=[], tables={})
 
 
-def centred(grad: Tensor) -> Tensor:
+def centre_rows(grad: Tensor) -> Tensor:
     """Return a gradient less its mean over all axes but the first.
 
     Shape (n, ...) of two or more dimensions.
 
     Example:
         >>> import torch
-        >>> centred(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()
+        >>> centre_rows(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist()
         [[-1.0, 1.0], [0.0, 0.0]]
     """
     return grad - grad.mean(dim=tuple(range(1, grad.dim())), keepdim=True)

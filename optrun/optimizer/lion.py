@@ -28,10 +28,10 @@ def _multi_tensor_lion(batch: Batch) -> None:
     """Step as `_single_tensor_lion`."""
     beta1, beta2 = batch.options["betas"]
     params, grads, exp_avgs = batch.lists
-    batch.shrink()
+    batch.decay_params()
     updates = torch._foreach_lerp(exp_avgs, grads, 1 - beta1)
     torch._foreach_sign_(updates)
-    torch._foreach_mul_(updates, batch.each("lr"))
+    torch._foreach_mul_(updates, batch.scalar_list("lr"))
     torch._foreach_sub_(params, updates)
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta2)
 

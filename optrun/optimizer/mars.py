@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers
+from optrun.base.options import Group, Scalars
 from optrun.config.schema.optimizer import MarsConfig
 from optrun.optimizer.adam_update import ADAM
 from optrun.optimizer.base import Numeric, Params
@@ -45,12 +45,12 @@ def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
             grads = wave.grads
             options = batch.options
             if corrected:
-                wave.grads = corrected_grads(
+                wave.grads = correct_grads(
                     grads,
                     last_grads,
                     foreach=foreach,
                     shardings=wave.shardings,
-                    strengths=wave.each("strength"),
+                    strengths=wave.scalar_list("strength"),
                 )
             else:
                 options = {**options, "betas": options["betas_1d"]}
@@ -62,16 +62,16 @@ def _waves(batch: Batch, corrected: bool, *, together: bool) -> Iterator[Batch]:
     """Yield parts of a batch to correct at once: all tensors together, or a few."""
     wave: list[int] = []
     total = 0
-    for i, x in enumerate(batch.numbers):
+    for i, x in enumerate(batch.scalars):
         if x["corrected"] == corrected:
             wave.append(i)
             total += batch.params[i].numel()
         if total >= WAVE and not together:
-            yield batch.some(wave)
+            yield batch.subset(wave)
             wave = []
             total = 0
     if wave:
-        yield batch.some(wave)
+        yield batch.subset(wave)
 
 
 class Mars(BatchOptimizer):
@@ -125,7 +125,7 @@ class Mars(BatchOptimizer):
     OPTIONS = MarsConfig
     FORMULA = Formula(_single_tensor_mars, _multi_tensor_mars, "mars", norms=True)
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "last_grad")
-    WHOLE_TENSORS = True
+    NEEDS_FULL_TENSORS = True
 
     def __init__(
         self,
@@ -157,18 +157,18 @@ class Mars(BatchOptimizer):
         del group, name
         return param.dim() >= 2
 
-    def _numbers(self, group: Group, traits: bool, counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: bool, counters: Scalars) -> Scalars:
         """Add the strength of the variance reduction, which is 0 in the first step."""
         beta1 = group["betas"][0]
         is_first = counters["step"] == 1
         return {
-            **super()._numbers(group, traits, counters),
+            **super()._scalars(group, traits, counters),
             "strength": 0.0 if is_first else group["gamma"] * beta1 / (1 - beta1),
             "corrected": group["optimize_1d"] or traits,
         }
 
 
-def corrected_grads(
+def correct_grads(
     grads: list[Tensor],
     last_grads: list[Tensor],
     *,
@@ -192,7 +192,7 @@ def corrected_grads(
     Example:
         >>> grads, last_grads = [torch.tensor([3.0, 0.0])], [torch.tensor([3.0, 4.0])]
         >>> options = {"shardings": [Sharding(())], "strengths": [1.0]}
-        >>> corrected_grads(grads, last_grads, foreach=False, **options)
+        >>> correct_grads(grads, last_grads, foreach=False, **options)
         [tensor([ 0.6000, -0.8000])]
     """
     if not foreach:

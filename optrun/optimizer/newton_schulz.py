@@ -17,7 +17,7 @@ rounding.
 """
 
 
-def orthogonalised(
+def orthogonalize(
     update: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
     """Bring the singular values of a matrix near to 1, as `torch.optim.Muon` does it (Jordan 2024).
@@ -46,7 +46,7 @@ def orthogonalised(
 def by_float32(
     update: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Orthogonalise as `orthogonalised`, each product in float32 and then rounded to bfloat16."""
+    """Orthogonalize as `orthogonalize`, each product in float32 and then rounded to bfloat16."""
     a, b, c = coefficients
     tall = update.size(0) > update.size(1)
     x = update.T if tall else update

@@ -59,15 +59,15 @@ def local(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def has_own_numbers(tensor: Tensor) -> bool:
+def stores_its_values(tensor: Tensor) -> bool:
     """Tell whether a tensor's numbers are the bytes in its memory.
 
     Nothing lazy, no subclass.
 
     Example:
-        >>> has_own_numbers(torch.ones(2))
+        >>> stores_its_values(torch.ones(2))
         True
-        >>> has_own_numbers(torch.ones(2, dtype=torch.complex64).conj().imag)
+        >>> stores_its_values(torch.ones(2, dtype=torch.complex64).conj().imag)
         False
     """
     return type(tensor) in (Tensor, Parameter) and not (tensor.is_neg() or tensor._is_zerotensor())

@@ -14,8 +14,8 @@ from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.optimizer_base import refuse_few_bits
-from optrun.optimizer.evaluation_weights import averages
-from optrun.optimizer.groups import DESCRIPTIVE_KEYS, known_keys
+from optrun.optimizer.evaluation_weights import has_evaluation_weights
+from optrun.optimizer.groups import DESCRIPTIVE_KEYS, refuse_unknown_keys
 from optrun.optimizer.round_trip import build_checked
 
 LIBRARY = "pytorch_optimizer"
@@ -195,18 +195,18 @@ def _build_foreign(
     keywords = _named_keywords(cls)
     options = _without_zero_decay(options, keywords)
     groups = [_without_zero_decay(group, keywords) for group in param_groups]
-    known_keys(options, keywords, owner)
+    refuse_unknown_keys(options, keywords, owner)
     for group in groups:
         if "optimizer" in group:
             raise ConfigError(
                 f"a parameter group asks for optimizer={group['optimizer']}, which goes with"
                 f" optrun's own optimizers and torch's, not with {key}."
             )
-        known_keys(group, {*keywords, *_READ_BY_OPTRUN}, f"a group of {owner}")
+        refuse_unknown_keys(group, {*keywords, *_READ_BY_OPTRUN}, f"a group of {owner}")
 
     def build(groups: Sequence[ParamGroup]) -> Optimizer:
         optimizer: Any = cls([dict(group) for group in groups], lr=lr, **options)
-        if averages(optimizer):
+        if has_evaluation_weights(optimizer):
             optimizer.train()
         assert isinstance(optimizer, Optimizer)
         return optimizer

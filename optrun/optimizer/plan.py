@@ -1,7 +1,8 @@
-"""What a step asks of every tensor although it changes almost never: found once, then compared.
+"""The division of parameters into batches, computed once and checked at each step.
 
-A plan holds until groups, options, state, memory or the kind of a gradient change. It keeps no
-tensor alive but the parameters, which the groups hold anyway.
+What a step asks of every tensor (device, dtype, options, addresses) almost never changes. A plan
+is valid until groups, options, state, memory or the kind of a gradient change. It references no
+tensor but the parameters, which the groups reference anyway.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ _PLAIN_TYPES = {Tensor}
 
 
 class Memory:
-    """Where plain tensors of one dtype and device lie, for kernels that go by addresses.
+    """The addresses of tensors of one dtype and device, for kernels that read by address.
 
-    Whole lists are compared at once, attribute by attribute: half the cost of a loop over tensors.
+    Lists are compared at once, attribute by attribute: half the cost of a loop over tensors.
+
+    Args:
+        params: Tensors for which `is_plain` is true, at least one.
+        states: For each kind of state, its tensor for each parameter.
     """
 
     def __init__(self, params: list[Tensor], states: Sequence[list[Tensor]]) -> None:
@@ -36,7 +41,7 @@ class Memory:
         self._sizes = [param.nbytes for param in params]
         self._single_numbers = [i for i, param in enumerate(params) if param.numel() == 1]
         self._param_addresses = _addresses(params)
-        # Weak: who throws state away, or moves it to another device, gets the memory back at once.
+        # Weak, so that state that is dropped or moved to another device frees its memory at once.
         self._states = [[weakref.ref(tensor) for tensor in tensors] for tensors in states]
         self._state_addresses = [_addresses(tensors) for tensors in states]
         self.grad_addresses: list[int] = []
@@ -55,11 +60,11 @@ class Memory:
         self._grad_sizes = torch.tensor(self._sizes, device="cpu")
 
     def is_unchanged(self, params: list[Tensor], states: Sequence[list[Any]]) -> bool:
-        """Tell whether parameters and state still lie in the same plain memory.
+        """Tell whether parameters and state are still contiguous tensors at the same addresses.
 
         Args:
-            params: The same objects; their data may have been exchanged.
-            states: Each kind of state; None where a parameter has none.
+            params: The same objects as before; their data may have been replaced.
+            states: As in the constructor; None where a parameter has no such state.
         """
         if (
             _addresses(params) != self._param_addresses
@@ -75,16 +80,21 @@ class Memory:
                 return False
         return True
 
-    def takes(self, grads: list[Tensor]) -> bool:
-        """Note the addresses of gradients; False if a kernel cannot read them as they are."""
+    def accepts_grads(self, grads: list[Tensor]) -> bool:
+        """Tell whether kernels can read gradients by address; stores their `grad_addresses`.
+
+        They must be contiguous tensors of the parameters' sizes and device, and share no memory
+        with a parameter.
+        """
         if (
             set(map(type, grads)) != _PLAIN_TYPES
             or [grad.layout for grad in grads] != self._layouts
-            # Torch holds dtypes together; who exchanges `.grad.data` mostly changes the size.
+            # Torch keeps `.grad` in the parameter's dtype; other data usually have another size.
             or [grad.nbytes for grad in grads] != self._sizes
             or set(map(Tensor.get_device, grads)) != {self._device}
             or not all(map(Tensor.is_contiguous, grads))
-            # A view of negative numbers is the imaginary part of others, which leaves gaps.
+            # A lazily negated view is the imaginary part of a complex tensor. Only one of a single
+            # element is contiguous.
             or any(grads[i].is_neg() for i in self._single_numbers)
         ):
             return False
@@ -101,33 +111,36 @@ class Memory:
 
 
 @dataclass
-class Part:
-    """Parameters with a gradient that take one update together."""
+class PlannedBatch:
+    """Parameters with a gradient that are stepped by one update.
+
+    The lists have one entry for each parameter.
+    """
 
     positions: list[int] = field(default_factory=list)
-    """Where each stands among the parameters of all groups."""
+    """Its index among the parameters of all groups."""
     names: list[str] = field(default_factory=list)
     params: list[Tensor] = field(default_factory=list)
     group_of: list[int] = field(default_factory=list)
-    """Index of the group of each."""
+    """Index of its group."""
     kinds: dict[tuple[int, Hashable], int] = field(default_factory=dict)
-    """Index of a group and traits -> number of a kind, whose tensors go by the same numbers."""
+    """(index of a group, traits) -> number of the kind; tensors of a kind share their scalars."""
     kind_of: list[int] = field(default_factory=list)
-    """Kind of each."""
+    """Number of its kind."""
     is_plain: bool = False
-    """Whether parameters, state and gradients were plain memory; see `is_plain`."""
+    """Whether kernels may read parameters, state and gradients by address; see `is_plain`."""
     memory: Memory | None = None
-    """None: the tensors are laid out anew at each step."""
+    """Addresses of the tensors; None: the batch is gathered tensor by tensor at each step."""
     tables: dict[str, Any] = field(default_factory=dict)
-    """What each kernel keeps of the tensors from step to step."""
+    """`Batch.tables`, which outlive a step."""
 
     @property
     def shares_memory(self) -> bool:
-        """Whether plain tensors share memory with weights."""
+        """Whether a tensor that kernels could read by address shares memory with a parameter."""
         return self.is_plain and self.memory is None
 
     def append(self, position: int, name: str, param: Tensor, group: int, traits: Hashable) -> None:
-        """Append a parameter of a group."""
+        """Append a parameter; `traits` as from `BatchOptimizer._traits`."""
         self.positions.append(position)
         self.names.append(name)
         self.params.append(param)
@@ -135,22 +148,29 @@ class Part:
         self.kind_of.append(self.kinds.setdefault((group, traits), len(self.kinds)))
 
     def find_memory(self, states: Sequence[list[Tensor]], grads: list[Tensor]) -> None:
-        """Note the addresses of plain tensors, unless weights share memory with others."""
+        """Set `memory`, unless parameters share memory with each other or with gradients."""
         memory = Memory(self.params, states)
-        if not memory.overlaps and memory.takes(grads):
+        if not memory.overlaps and memory.accepts_grads(grads):
             self.memory = memory
 
     def plain_batch(
         self, options: Options, grads: list[Tensor], states: list[State], slots: Sequence[str]
     ) -> Batch | None:
-        """Make a batch of the tensors in their memory; None if that has changed."""
+        """Make a batch whose tensors kernels read by address; None if their memory has changed.
+
+        Args:
+            options: Options that the tensors share.
+            grads: Gradient of each parameter.
+            states: State of each parameter.
+            slots: State keys whose tensors the formula takes.
+        """
         assert self.memory is not None
         by_slot: dict[str, list[Any]] = {}
         for slot in slots:
             by_slot[slot] = [state.get(slot) for state in states]
         if not self.memory.is_unchanged(self.params, list(by_slot.values())):
             return None
-        if not self.memory.takes(grads):
+        if not self.memory.accepts_grads(grads):
             return None
         return Batch(
             options,
@@ -166,38 +186,42 @@ class Part:
 
 @dataclass
 class Plan:
-    """How the parameters of an optimizer are stepped."""
+    """The batches in which an optimizer steps its parameters, and for what they were computed."""
 
     params: list[Tensor]
-    """Of all groups."""
+    """The parameters of all groups."""
     have_gradient: list[bool]
+    """Whether each of `params` had a gradient."""
     options: list[list[Any]]
-    """Of each group, what its tensors share."""
-    parts: list[Part]
+    """For each group, its values of the `shared_options`."""
+    batches: list[PlannedBatch]
 
-    def holds(
+    def is_valid_for(
         self, params: list[Tensor], have_gradient: list[bool], options: list[list[Any]]
     ) -> bool:
-        """Tell whether the plan is still valid; takes over changed options if it is.
+        """Tell whether the plan is still valid for a step.
 
         It needs the same parameter objects, and gradients on the same ones. Options may change, as
-        a cycled momentum does, if groups that are stepped together still have equal ones.
+        a cycled momentum does, if groups of one batch still have equal ones; the plan then stores
+        the new values. Never valid if tensors of a batch share memory.
         """
         if len(params) != len(self.params) or not all(map(operator.is_, params, self.params)):
             return False
-        if have_gradient != self.have_gradient or any(part.shares_memory for part in self.parts):
+        if have_gradient != self.have_gradient:
+            return False
+        if any(batch.shares_memory for batch in self.batches):
             return False
         if options != self.options:
             self.options = options
-            for part in self.parts:
-                groups = sorted(set(part.group_of))
+            for batch in self.batches:
+                groups = sorted(set(batch.group_of))
                 if any(options[index] != options[groups[0]] for index in groups):
                     return False
         return True
 
 
 def shared_options(optimizer: Optimizer) -> list[str]:
-    """List the options shared in a batch: all but `lr` and `weight_decay`."""
+    """List the options that a batch shares: all defaults but `lr` and `weight_decay`."""
     return [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
 
 

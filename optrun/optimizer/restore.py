@@ -122,9 +122,9 @@ def refuse_other_state(
         ValueError: Naming parameter and state key.
     """
     stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
-    if not entries or not hasattr(stepper, "kept_state"):
+    if not entries or not hasattr(stepper, "state_keys"):
         return
-    required = stepper.kept_state(param, group)
+    required = stepper.state_keys(param, group)
     optional = set(stepper.SLOTS.values())
     for key in sorted(required - entries.keys()):
         options = [
@@ -141,7 +141,7 @@ def refuse_other_state(
         )
 
 
-def restored_state(
+def restore_state(
     optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, PlainMapping]
 ) -> dict[Tensor, dict[str, Any]]:
     """Compute the state by parameter from the state by name.
@@ -165,31 +165,33 @@ def restored_state(
                 if isinstance(value, Tensor):
                     refuse_other_sharding(name, param, value, str(key))
             refuse_other_state(optimizer, group, name, param, saved[name])
-            state[param] = {
-                key: placed(value, param, group, str(key)) for key, value in saved[name].items()
-            }
+            state[param] = copy_to_param(dict(saved[name]), param, group, "")
     return state
 
 
-def placed(value: object, param: Tensor, group: Group, key: str) -> Any:
+def copy_to_param(value: object, param: Tensor, group: Group, key: str) -> Any:
     """Copy one state value to its parameter's device and sharding, in its own dtype.
 
     `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
     """
     if isinstance(value, Tensor):
         on_device = key != "step" or group.get("fused") or group.get("capturable")
-        piece = sharded_like(value.detach(), param)
+        piece = shard_like(value.detach(), param)
         return piece.to(device=param.device if on_device else torch.device("cpu"), copy=True)
     if isinstance(value, dict):
-        return {inner: placed(entry, param, group, str(inner)) for inner, entry in value.items()}
+        return {
+            inner: copy_to_param(entry, param, group, str(inner)) for inner, entry in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return type(value)(placed(entry, param, group, key) for entry in value)
+        return type(value)(copy_to_param(entry, param, group, key) for entry in value)
     if isinstance(value, deque):
-        return deque((placed(entry, param, group, key) for entry in value), maxlen=value.maxlen)
+        return deque(
+            (copy_to_param(entry, param, group, key) for entry in value), maxlen=value.maxlen
+        )
     return deepcopy(value)
 
 
-def sharded_like(value: Tensor, param: Tensor) -> Tensor:
+def shard_like(value: Tensor, param: Tensor) -> Tensor:
     """Cut a tensor of a parameter's shape as the parameter is sharded.
 
     Every other tensor comes back as it is.
@@ -204,7 +206,7 @@ def sharded_like(value: Tensor, param: Tensor) -> Tensor:
     return value
 
 
-def restored(
+def load_by_name(
     optimizer: Optimizer, state_dict: PlainMapping
 ) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
     """Compute the state and the groups of an optimizer after loading.
@@ -228,7 +230,7 @@ def restored(
                 f" {list(state_dict)[:6]}."
             )
     saved_by = state_dict.get("optimizer")
-    classes = {base.__name__ for base in type(optimizer).__mro__ if hasattr(base, "kept_state")}
+    classes = {base.__name__ for base in type(optimizer).__mro__ if hasattr(base, "state_keys")}
     if saved_by is not None and saved_by not in classes:
         raise ValueError(
             f"the state was saved by {saved_by}, the optimizer is {type(optimizer).__name__}."
@@ -252,7 +254,7 @@ def restored(
         for name, param in zip(names, own_group["params"], strict=True):
             _refuse_foreign_tensors(name, param, saved.get(name, {}))
         groups.append(_restored_group(own_group, saved_group))
-    state = defaultdict[Tensor, Any](dict, restored_state(optimizer, groups, saved))
+    state = defaultdict[Tensor, Any](dict, restore_state(optimizer, groups, saved))
     for group, names in zip(groups, own_names, strict=True):
         # Torch counts for each parameter alone.
         if names and "step" not in saved_groups[_only_group(names, sources)]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers, ParamGroup, State
+from optrun.base.options import Group, ParamGroup, Scalars, State
 from optrun.config.schema.optimizer import ScheduleFreeConfig
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -46,17 +46,17 @@ def _multi_tensor_schedule_free(batch: Batch) -> None:
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
     denoms = torch._foreach_div(
-        exp_avg_sqs, [bias_correction(beta2, step) for step in batch.each("step")]
+        exp_avg_sqs, [bias_correction(beta2, step) for step in batch.scalar_list("step")]
     )
     torch._foreach_sqrt_(denoms)
     torch._foreach_add_(denoms, batch.options["eps"])
     directions = torch._foreach_div(grads, denoms)
     del denoms
-    if any(batch.each("decay")):
-        torch._foreach_add_(directions, torch._foreach_mul(params, batch.each("decay")))
-    torch._foreach_lerp_(params, zs, batch.each("mix"))
-    torch._foreach_sub_(params, torch._foreach_mul(directions, batch.each("scale")))
-    torch._foreach_mul_(directions, batch.each("lr"))
+    if any(batch.scalar_list("decay")):
+        torch._foreach_add_(directions, torch._foreach_mul(params, batch.scalar_list("decay")))
+    torch._foreach_lerp_(params, zs, batch.scalar_list("mix"))
+    torch._foreach_sub_(params, torch._foreach_mul(directions, batch.scalar_list("scale")))
+    torch._foreach_mul_(directions, batch.scalar_list("lr"))
     torch._foreach_sub_(zs, directions)
 
 
@@ -191,7 +191,7 @@ class ScheduleFreeAdamW(BatchOptimizer):
         state["z"].copy_(param)
         return {**state, "weight_sum": 0.0, "lr_max": 0.0, "beta1": group["betas"][0]}
 
-    def _numbers(self, group: Group, traits: None, counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
         """Take the weight of the step into the average."""
         del traits
         lr = group["lr"]

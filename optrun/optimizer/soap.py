@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Numbers
+from optrun.base.options import Group, Scalars
 from optrun.config.schema.optimizer import SoapConfig
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -36,10 +36,10 @@ def _single_tensor_soap(batch: Batch) -> None:
         bases = x["bases"]
         if done:
             first_moment_(exp_avg, grad, beta1)
-            second_moment_(exp_avg_sq, projected(grad, bases), beta2)
-            direction = projected(exp_avg, bases).div_(exp_avg_sq.sqrt().add_(o["eps"]))
+            second_moment_(exp_avg_sq, project(grad, bases), beta2)
+            direction = project(exp_avg, bases).div_(exp_avg_sq.sqrt().add_(o["eps"]))
             scale = bias_correction(beta2, done) ** 0.5 / bias_correction(beta1, done)
-            param.sub_(projected(direction, bases, back=True), alpha=x["lr"] * scale)
+            param.sub_(project(direction, bases, back=True), alpha=x["lr"] * scale)
             if x["keep"] != 1.0:
                 param.mul_(x["keep"])
         for dim, total in sums.items():
@@ -59,15 +59,15 @@ def _dims(param: Tensor, longest: int, vectors: bool) -> list[int]:
     return [dim for dim, side in enumerate(param.shape) if side <= longest]
 
 
-def projected(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
+def project(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
     """Project a tensor to other coordinates, a new one: each dimension by its basis.
 
     Example:
         >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
-        >>> projected(torch.tensor([[1.0], [2.0]]), {"0": turn})
+        >>> project(torch.tensor([[1.0], [2.0]]), {"0": turn})
         tensor([[-2.],
                 [ 1.]])
-        >>> projected(projected(torch.tensor([[1.0], [2.0]]), {"0": turn}), {"0": turn}, back=True)
+        >>> project(project(torch.tensor([[1.0], [2.0]]), {"0": turn}), {"0": turn}, back=True)
         tensor([[1.],
                 [2.]])
     """
@@ -190,7 +190,7 @@ class Soap(BatchOptimizer):
     MOMENTS: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "preconditioners", "bases")
     TAKES_SHARDS: ClassVar[bool] = False
-    WHOLE_TENSORS = True
+    NEEDS_FULL_TENSORS = True
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Soap(BatchOptimizer):
         del group, name
         return param
 
-    def _numbers(self, group: Group, traits: Tensor, counters: Numbers) -> Numbers:
+    def _scalars(self, group: Group, traits: Tensor, counters: Scalars) -> Scalars:
         """Add the preconditioners, created as zeros in the first step, and their eigenbases."""
         state = self.state[traits]
         dims = self._preconditioned(traits, group)
@@ -236,7 +236,7 @@ class Soap(BatchOptimizer):
             state["bases"] = {}
         shampoo_beta = group["shampoo_beta"]
         return {
-            **super()._numbers(group, traits, counters),
+            **super()._scalars(group, traits, counters),
             "preconditioners": state.get("preconditioners", {}),
             "bases": state.get("bases", {}),
             "shampoo_beta": group["betas"][1] if shampoo_beta is None else shampoo_beta,
@@ -245,9 +245,9 @@ class Soap(BatchOptimizer):
     def _preconditioned(self, param: Tensor, group: Group) -> list[int]:
         return _dims(param, group["max_precondition_dim"], group["precondition_1d"])
 
-    def kept_state(self, param: Tensor, group: Group) -> set[str]:
+    def state_keys(self, param: Tensor, group: Group) -> set[str]:
         """List state keys as `NamedOptimizer`, with bases only for preconditioned tensors."""
-        keys = super().kept_state(param, group)
+        keys = super().state_keys(param, group)
         if self._preconditioned(param, group):
             return keys
         return keys - {"preconditioners", "bases"}

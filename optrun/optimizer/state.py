@@ -21,12 +21,7 @@ from optrun.base.plain import PlainMapping
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.evaluation_weights import averaged_params
 from optrun.optimizer.groups import DESCRIPTIVE_KEYS
-from optrun.optimizer.restore import (
-    placed,
-    refuse_difference,
-    restored_state,
-    sharded_like,
-)
+from optrun.optimizer.restore import copy_to_param, refuse_difference, restore_state, shard_like
 
 FORMAT = 1
 
@@ -120,9 +115,9 @@ def load_named_state(
     saved: dict[str, State] = {}
     for name, entries in meta["state"].items():
         saved[name] = {key: _unpack(value, tensors, unused) for key, value in entries.items()}
-    loaded: dict[Any, Any] = {**restored_state(optimizer, optimizer.param_groups, saved)}
+    loaded: dict[Any, Any] = {**restore_state(optimizer, optimizer.param_groups, saved)}
     for key, value in meta["shared"]:
-        loaded[key] = placed(
+        loaded[key] = copy_to_param(
             _unpack(value, tensors, unused), next(iter(params.values())), {}, str(key)
         )
     counters = _load_counters(optimizer, meta, tensors, unused)
@@ -143,7 +138,7 @@ def load_named_state(
         group.update(values)
     with torch.no_grad():
         for name, value in trained.items():
-            params[name].copy_(sharded_like(value, params[name]).to(params[name].device))
+            params[name].copy_(shard_like(value, params[name]).to(params[name].device))
 
 
 def _refuse_other_optimizer(optimizer: Optimizer, meta: PlainMapping) -> None:

@@ -26,10 +26,10 @@ from optrun.config.schema.optimizer import (
 )
 from optrun.config.schema.ranges import Check, flag, one_of, optional, positive
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
-from optrun.optimizer.decay import decay_scale, note_peak
-from optrun.optimizer.groups import listed_params
-from optrun.optimizer.newton_schulz import orthogonalised
-from optrun.optimizer.numerics import has_own_numbers, local, sharding_of
+from optrun.optimizer.decay import decay_scale, keep_base_lr
+from optrun.optimizer.groups import list_params
+from optrun.optimizer.newton_schulz import orthogonalize
+from optrun.optimizer.numerics import local, sharding_of, stores_its_values
 from optrun.optimizer.whole_matrices import on_whole
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -113,7 +113,7 @@ def _all_flat(tensors: list[Any]) -> bool:
 
 def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
     """Return a tensor with the strides of a parameter: itself or a copy."""
-    if tensor.is_sparse or (tensor.stride() == param.stride() and has_own_numbers(tensor)):
+    if tensor.is_sparse or (tensor.stride() == param.stride() and stores_its_values(tensor)):
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
 
@@ -128,13 +128,13 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     SLOTS: ClassVar[Mapping[str, str]] = {"amsgrad": "max_exp_avg_sq"}
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
-        entries = listed_params(params)
+        entries = list_params(params)
         if any(isinstance(entry, dict) and "params" not in entry for entry in entries):
             super().__init__(entries, defaults)  # which refuses them
             return
         for index, entry in enumerate(entries):
             if isinstance(entry, dict):
-                of_group = listed_params(entry["params"], may_be_empty=True)
+                of_group = list_params(entry["params"], may_be_empty=True)
                 entries[index] = {**entry, "params": of_group}
         if defaults["foreach"] is None and defaults["fused"] is None:
             defaults["fused"] = fusable(entries) or None
@@ -224,7 +224,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
     def _resolve(self) -> None:
         for group in self.param_groups:
             if "weight_decay_mode" in group:  # torch's constructor makes groups before there is one
-                note_peak(group, group.get("functions", ()), self.defaults["lr"])
+                keep_base_lr(group, group.get("functions", ()), self.defaults["lr"])
 
     def _set_functions(self) -> None:
         for group in self.param_groups:
@@ -330,7 +330,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
     OPTIONS = AdafactorConfig
 
     TAKES_SHARDS: ClassVar[bool] = False
-    WHOLE_TENSORS = True
+    NEEDS_FULL_TENSORS = True
 
     def __init__(
         self,
@@ -355,7 +355,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
             },
         )
 
-    def kept_state(self, param: torch.Tensor, group: Group) -> set[str]:
+    def state_keys(self, param: torch.Tensor, group: Group) -> set[str]:
         """List state keys as `NamedOptimizer`.
 
         Second moments of rows and columns, or of a vector's entries.
@@ -369,10 +369,10 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
 class Muon(NamedOptimizer, torch.optim.Muon):
     """torch's Muon, for 2-D parameters alone, sharded ones too; keywords as there.
 
-    A sharded matrix is orthogonalised whole, on one rank, as `whole.py` says; momentum and weights
-    stay in pieces. With 16-bit parameters and `nesterov=False` torch 2.13 normalises the momentum
-    in place; here it stays a momentum. On a CPU without arithmetic for bfloat16 larger matrices are
-    multiplied in float32 and rounded (`newton_schulz.py`).
+    A sharded matrix is gathered and orthogonalized on one rank, see `whole_matrices.py`; momentum
+    and weights stay sharded. With 16-bit parameters and `nesterov=False` torch 2.13 normalises the
+    momentum in place; here it stays a momentum. On a CPU without arithmetic for bfloat16 larger
+    matrices are multiplied in float32 and rounded (`newton_schulz.py`).
     """
 
     OPTIONS = MuonConfig
@@ -381,7 +381,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         "adjust_lr_fn": optional(one_of("original", "match_rms_adamw")),
     }
     STATE: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
-    WHOLE_TENSORS = True
+    NEEDS_FULL_TENSORS = True
 
     def __init__(
         self,
@@ -437,7 +437,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
 
         def orthogonal(index: int, update: Tensor) -> Tensor:
             group = bucket[index][1]
-            return orthogonalised(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            return orthogonalize(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
         pieces = on_whole(orthogonal, updates, [param for param, _ in bucket])
         for (param, group), piece in zip(bucket, pieces, strict=True):

@@ -91,7 +91,7 @@ _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
 """Form of decoupled decay -> the power of a group's lr in it; see `decay_scale`."""
 
 
-def transferred(
+def transfer_groups(
     groups: Sequence[Group],
     sizes: Mapping[str, Growth],
     config: OptimizerConfig,

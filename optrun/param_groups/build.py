@@ -24,13 +24,13 @@ from optrun.config.schema.param_groups import (
 )
 from optrun.param_groups.layer_map import (
     STARTED,
+    Layer,
     Layers,
-    Place,
-    restore_place,
-    scale_of,
+    lr_scale_of,
+    restore_layer,
 )
-from optrun.param_groups.name_dict import places_of_names
-from optrun.param_groups.order import Uses, look_at_uses
+from optrun.param_groups.name_dict import layers_from_name_dict
+from optrun.param_groups.order import Uses, describe_uses
 from optrun.param_groups.roles import (
     BIAS,
     EMBEDDING,
@@ -41,7 +41,7 @@ from optrun.param_groups.roles import (
     roles_of,
     roles_of_names,
 )
-from optrun.param_groups.rules import claims, overrides
+from optrun.param_groups.rules import assign_rules, group_options
 
 ModelOrParameters: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
 """A model, whose module types are then known, or (name, parameter) pairs."""
@@ -114,21 +114,21 @@ def build_param_groups(
         and isinstance(config, LayerwiseConfig)
         and config.name_dict is None
     ):
-        uses, sentence = look_at_uses(source.model, batch)
+        uses, sentence = describe_uses(source.model, batch)
         sentences.append(sentence)
     layers = Layers(source.params, roles, source.model, uses)
-    positions: Mapping[str, Place] = {}
+    positions: Mapping[str, Layer] = {}
     scales: Mapping[str, float] = {}
     if isinstance(config, LayerwiseConfig):
         positions = _find_places(config, layers, started_groups)
-        scales = {name: scale_of(place, config.decay_rate) for name, place in positions.items()}
+        scales = {name: lr_scale_of(place, config.decay_rate) for name, place in positions.items()}
     sentences += _note_kept_layers(positions)
     roles |= dict.fromkeys(layers.heads(), HEAD)
     roles |= {name: group["role"] for name, group in started_groups.items()}
     undecayed: tuple[str, ...] = ()
     if isinstance(config, StandardConfig):
         undecayed = UNDECAYED if config.decay_embeddings else (*UNDECAYED, EMBEDDING)
-    rule_of = claims(config.rules, source.params, source.tied)
+    rule_of = assign_rules(config.rules, source.params, source.tied)
     groups: dict[tuple[Any, ...], PlainDict] = {}
     for name, param in source.params.items():
         rule_index = rule_of.get(name)
@@ -171,7 +171,7 @@ def _started_groups(
     return groups
 
 
-def _note_kept_layers(positions: Mapping[str, Place]) -> list[str]:
+def _note_kept_layers(positions: Mapping[str, Layer]) -> list[str]:
     """Name the parameters kept in the layer of the start of the run."""
     kept_params = [
         f"{name} ({place.label})" for name, place in positions.items() if place.why == STARTED
@@ -241,13 +241,13 @@ def _no_parameters(got: object) -> str:
 
 def _find_places(
     config: LayerwiseConfig, layers: Layers, started_groups: Mapping[str, PlainMapping]
-) -> dict[str, Place]:
+) -> dict[str, Layer]:
     """Find the place of every parameter between embeddings and head."""
     if config.name_dict is not None:
-        return places_of_names(layers.params, config.name_dict, n_layers=config.n_layers)
+        return layers_from_name_dict(layers.params, config.name_dict, n_layers=config.n_layers)
     positions = layers.places(config.n_layers)
     for name, group in started_groups.items():
-        positions[name] = restore_place(positions[name], group["layer_id"], group["layer"])
+        positions[name] = restore_layer(positions[name], group["layer_id"], group["layer"])
     return positions
 
 
@@ -262,11 +262,11 @@ def _hyper_parameters(
             group["lr"] = lr * scale
     if decay is not None:
         group["weight_decay"] = decay
-    return group | overrides(rule)
+    return group | group_options(rule)
 
 
 def _explain_claim(
-    config: ParamGroupsConfig, place: Place | None, rule_index: int | None, rule: Group
+    config: ParamGroupsConfig, place: Layer | None, rule_index: int | None, rule: Group
 ) -> str:
     """Say in a few words why the parameters are in this group."""
     if rule_index is not None:

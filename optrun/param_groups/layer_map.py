@@ -13,7 +13,7 @@ from optrun.base.errors import ConfigError
 from optrun.param_groups.order import Uses
 from optrun.param_groups.roles import EMBEDDING, HEAD, MATRIX
 from optrun.param_groups.stacks import Stack, find_stacks, stacks_of
-from optrun.param_groups.tree import inside, pieces_of, tree_of, upwards
+from optrun.param_groups.tree import is_inside, path_and_ancestors, split_path, tree_of
 
 EMBEDDINGS = "embeddings"
 ABOVE = "above the blocks"
@@ -28,7 +28,7 @@ _EMBEDDING_DIRECT = re.compile(r"embed|(^|_)emb(_|$)|(^|_)pos(_|$)|(^|_)tokens?(
 
 
 @dataclass(frozen=True)
-class Place:
+class Layer:
     """The layer of a parameter.
 
     Attributes:
@@ -44,13 +44,13 @@ class Place:
     why: str
 
 
-def scale_of(place: Place, decay_rate: float) -> float:
+def lr_scale_of(place: Layer, decay_rate: float) -> float:
     """Return the factor on the learning rate at a place: decay_rate ** (n_layers + 1 - layer).
 
     Source: PaddleNLP; Bao et al. 2022, arXiv:2106.08254 (BEiT).
 
     Example:
-        >>> [scale_of(Place(layer, 2, "", ""), 0.5) for layer in (3, 2, 1, 0)]
+        >>> [lr_scale_of(Layer(layer, 2, "", ""), 0.5) for layer in (3, 2, 1, 0)]
         [1.0, 0.5, 0.25, 0.125]
     """
     return float(decay_rate ** (place.n_layers + 1 - place.layer_id))
@@ -72,12 +72,12 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
     return name
 
 
-def place_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Place:
+def layer_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Layer:
     """Make the place of a layer, under its label."""
-    return Place(layer_id, n_layers, label_of(layer_id, n_layers, tower), why)
+    return Layer(layer_id, n_layers, label_of(layer_id, n_layers, tower), why)
 
 
-def restore_place(place: Place, layer_id: int, label: str) -> Place:
+def restore_layer(place: Layer, layer_id: int, label: str) -> Layer:
     """Return the place that a parameter had at the start of the run.
 
     It differs from `place` if another version of optrun or another batch places it otherwise.
@@ -88,12 +88,12 @@ def restore_place(place: Place, layer_id: int, label: str) -> Place:
         label: Saved with the run.
 
     Example:
-        >>> restore_place(Place(0, 2, "embeddings", BELOW), 3, "head")
-        Place(layer_id=3, n_layers=2, label='head', why='as the run was started')
+        >>> restore_layer(Layer(0, 2, "embeddings", BELOW), 3, "head")
+        Layer(layer_id=3, n_layers=2, label='head', why='as the run was started')
     """
     if label == place.label:
         return place
-    return Place(layer_id, layer_id - 1 if label == HEAD else place.n_layers, label, STARTED)
+    return Layer(layer_id, layer_id - 1 if label == HEAD else place.n_layers, label, STARTED)
 
 
 class Layers:
@@ -134,7 +134,7 @@ class Layers:
         places = self._places()
         return {name for name in matrices if places[name].label == HEAD}
 
-    def places(self, n_layers: int | None) -> dict[str, Place]:
+    def places(self, n_layers: int | None) -> dict[str, Layer]:
         """Map every parameter to its place.
 
         Args:
@@ -168,13 +168,13 @@ class Layers:
             stacks[0].depth = n_layers
         return self._places()
 
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, Layer]:
         places = {name: self._place_by_name(name) for name in self.params}
         by_use = self._by_use().items()
         return places | {name: place for name, place in by_use if place.label != places[name].label}
 
-    def _by_use(self) -> dict[str, Place]:
-        """Place parameters by their use before the first block or after the last.
+    def _by_use(self) -> dict[str, Layer]:
+        """Layer parameters by their use before the first block or after the last.
 
         After the last means after all blocks have begun. What is used in between, such as a
         projection from one tower into the next, keeps its place; and so does what is used on both
@@ -201,8 +201,8 @@ class Layers:
                 out[name] = replace(_head_place(near), why="used after the blocks")
         return out
 
-    def _place_by_name(self, name: str) -> Place:
-        """Place a parameter: in its block, else with the embeddings below or the head above."""
+    def _place_by_name(self, name: str) -> Layer:
+        """Layer a parameter: in its block, else with the embeddings below or the head above."""
         path = name.rpartition(".")[0]
         for tower in self.towers:
             stack = tower.stack
@@ -211,7 +211,7 @@ class Layers:
                 holder = stack.path.rpartition(".")[0]
                 if block == 0 and stack.on_edge(path) and self._embeds(path, below=holder):
                     return _embedding_place([tower])
-                return place_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
+                return layer_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
         near = self._towers_near(path)
         own_tower = self._own_tower(path)
         if id(self.params[name]) in self.outputs:
@@ -232,15 +232,15 @@ class Layers:
         if not own_tower:
             return self._embeds(path) or (embeds and role != "vector")
         trunk = own_tower[0].stack.path
-        fork = next(above for above in upwards(path) if inside(trunk, above))
+        fork = next(above for above in path_and_ancestors(path) if is_inside(trunk, above))
         if fork == path:
             return embeds
-        shared = len(pieces_of(fork))
-        branch, *rest = pieces_of(path)[shared:]
+        shared = len(split_path(fork))
+        branch, *rest = split_path(path)[shared:]
         if any(_HEAD_NAME.search(piece) for piece in (branch, *rest)):
             return False
         siblings = list(self.root.at(fork).children)
-        before = siblings.index(branch) < siblings.index(pieces_of(trunk)[shared])
+        before = siblings.index(branch) < siblings.index(split_path(trunk)[shared])
         return (before and not _FINAL_CHILD.search(branch)) or self._embeds(path, below=fork)
 
     def _embeds(self, path: str, *, below: str = "") -> bool:
@@ -249,10 +249,10 @@ class Layers:
         Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known
         of its class.
         """
-        for above in takewhile(lambda above: above != below, upwards(path)):
+        for above in takewhile(lambda above: above != below, path_and_ancestors(path)):
             node = self.root.at(above)
             name = above.rpartition(".")[2]
-            if re.search("embed", node.kind, re.IGNORECASE) and not node.whole_model:
+            if re.search("embed", node.kind, re.IGNORECASE) and not node.is_model:
                 return True
             name_decides = node.kind in ("", "Embedding") or "norm" in node.kind.lower()
             if name_decides and _EMBEDDING_CHILD.search(name):
@@ -261,15 +261,15 @@ class Layers:
 
     def _own_tower(self, path: str) -> list[_Tower]:
         """Find the tower around a module; empty if it lies beside several."""
-        return [tower for tower in self.towers if inside(path, tower.root)][:1]
+        return [tower for tower in self.towers if is_inside(path, tower.root)][:1]
 
     def _towers_near(self, path: str) -> list[_Tower]:
         """Find the tower around `path`, else the towers of its closest ancestor."""
         own_tower = self._own_tower(path)
         if own_tower:
             return own_tower
-        for ancestor in upwards(path):
-            towers = [tower for tower in self.towers if inside(tower.root, ancestor)]
+        for ancestor in path_and_ancestors(path):
+            towers = [tower for tower in self.towers if is_inside(tower.root, ancestor)]
             if towers:
                 return towers
         raise AssertionError("the whole model holds every tower")
@@ -290,8 +290,8 @@ def _find_towers(stacks: list[Stack]) -> list[_Tower]:
     out = []
     for stack, name in zip(stacks, names, strict=True):
         root = stack.path
-        for ancestor in upwards(stack.path):
-            towers_inside = [tower for tower in stacks if inside(tower.path, ancestor)]
+        for ancestor in path_and_ancestors(stack.path):
+            towers_inside = [tower for tower in stacks if is_inside(tower.path, ancestor)]
             if towers_inside == [stack]:
                 root = ancestor
         out.append(_Tower(stack, root, name))
@@ -310,8 +310,12 @@ def _tower_names(paths: list[str]) -> list[str]:
     if len(paths) < 2:
         return [""] * len(paths)
     split = [path.split(".") for path in paths]
-    fork = next(above for above in upwards(paths[0]) if all(inside(path, above) for path in paths))
-    shared = len(pieces_of(fork))
+    fork = next(
+        above
+        for above in path_and_ancestors(paths[0])
+        if all(is_inside(path, above) for path in paths)
+    )
+    shared = len(split_path(fork))
     length = shared + 1
     while len({tuple(pieces[shared:length]) for pieces in split}) < len(paths):
         length += 1
@@ -337,15 +341,15 @@ def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
     return outputs - inputs, inputs
 
 
-def _embedding_place(towers: list[_Tower]) -> Place:
-    """Place an embedding below the deepest of the towers it feeds."""
+def _embedding_place(towers: list[_Tower]) -> Layer:
+    """Layer an embedding below the deepest of the towers it feeds."""
     deepest = max(towers, key=lambda tower: tower.stack.depth)
-    return place_at(0, deepest.stack.depth, BELOW, deepest.name if len(towers) == 1 else "")
+    return layer_at(0, deepest.stack.depth, BELOW, deepest.name if len(towers) == 1 else "")
 
 
-def _head_place(towers: list[_Tower]) -> Place:
+def _head_place(towers: list[_Tower]) -> Layer:
     depth = max(tower.stack.depth for tower in towers)
-    return place_at(depth + 1, depth, ABOVE)
+    return layer_at(depth + 1, depth, ABOVE)
 
 
 def block_paths(model: nn.Module) -> list[str]:

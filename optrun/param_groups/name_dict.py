@@ -9,7 +9,7 @@ from torch import Tensor
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.names import near_names
-from optrun.param_groups.layer_map import EMBEDDINGS, Place, place_at
+from optrun.param_groups.layer_map import EMBEDDINGS, Layer, layer_at
 from optrun.param_groups.roles import HEAD
 
 _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
@@ -70,9 +70,9 @@ def structured_names(
     return out
 
 
-def places_of_names(
+def layers_from_name_dict(
     params: Mapping[str, Tensor], name_dict: Mapping[str, object], *, n_layers: int | None = None
-) -> dict[str, Place]:
+) -> dict[str, Layer]:
     """Map every parameter to its place in the user's words, or to the head.
 
     Args:
@@ -108,15 +108,15 @@ def places_of_names(
                 )
         depths = dict.fromkeys(depths, n_layers)
     deepest = max(depths.values())
-    out: dict[str, Place] = {}
+    out: dict[str, Layer] = {}
     for name in params:
         tower, block = kinds.get(name, (HEAD, None))
         if block is not None:
-            out[name] = place_at(
+            out[name] = layer_at(
                 block + 1, depths[tower], "name_dict", tower if len(depths) > 1 else ""
             )
         else:
-            out[name] = place_at(0 if tower == EMBEDDINGS else deepest + 1, deepest, "name_dict")
+            out[name] = layer_at(0 if tower == EMBEDDINGS else deepest + 1, deepest, "name_dict")
     return out
 
 

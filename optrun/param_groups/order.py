@@ -126,7 +126,7 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
     return [batch]
 
 
-def look_at_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[Uses, str]:
+def describe_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[Uses, str]:
     """Watch a forward pass over shapes, and describe the result in a sentence.
 
     Args:

@@ -16,7 +16,7 @@ EVERYTHING = (".*",)
 """Pattern list that matches every name of a group."""
 
 
-def claims(
+def assign_rules(
     rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> dict[str, int]:
     """Assign every trainable parameter to its first matching rule.
@@ -61,7 +61,7 @@ def claims(
     return claimed
 
 
-def overrides(rule: Group) -> PlainDict:
+def group_options(rule: Group) -> PlainDict:
     """Return a rule's overrides as the keys of a parameter group.
 
     The scale and freezing are the caller's.
@@ -70,7 +70,7 @@ def overrides(rule: Group) -> PlainDict:
     stand for.
 
     Example:
-        >>> overrides({"pattern": "bias", "weight_decay": 0.0, "betas": [0.9, 0.99]})
+        >>> group_options({"pattern": "bias", "weight_decay": 0.0, "betas": [0.9, 0.99]})
         {'weight_decay': 0.0, 'betas': (0.9, 0.99)}
     """
     options = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from optrun.param_groups.roles import roles_of
-from optrun.param_groups.tree import Node, inside, tree_of, upwards
+from optrun.param_groups.tree import Node, is_inside, path_and_ancestors, tree_of
 
 LARGE = 0.15
 """Share of the largest stack's elements from which another one, in the same model, counts as a
@@ -53,11 +53,14 @@ class Stack:
 
     def block_of(self, path: str) -> int | None:
         """Return the block number at a dotted name; None outside of the stack."""
-        return next((self.blocks[above] for above in upwards(path) if above in self.blocks), None)
+        for ancestor in path_and_ancestors(path):
+            if ancestor in self.blocks:
+                return self.blocks[ancestor]
+        return None
 
     def on_edge(self, path: str) -> bool:
         """Tell whether a dotted name lies in an edge."""
-        return any(inside(path, edge) for edge in self.edges)
+        return any(is_inside(path, edge) for edge in self.edges)
 
 
 def stacks_of(model: nn.Module) -> list[Stack]:
@@ -217,7 +220,7 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
             continue
         for number in child.children:
             element = f"{stack.path}.{number}"
-            numbers = [block for path, block in stack.blocks.items() if inside(path, element)]
+            numbers = [block for path, block in stack.blocks.items() if is_inside(path, element)]
             if numbers:
                 stack.blocks[f"{child.path}.{number}"] = min(numbers) if before else max(numbers)
                 if before:
@@ -251,7 +254,7 @@ def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:
     if stack.numel >= LARGE * largest.numel or stack.depth >= DEEP:
         return True
     return any(
-        root.at(above).whole_model
-        for above in upwards(stack.path)
-        if not inside(largest.path, above)
+        root.at(above).is_model
+        for above in path_and_ancestors(stack.path)
+        if not is_inside(largest.path, above)
     )

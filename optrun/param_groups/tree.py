@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from optrun.param_groups.roles import BIAS, EMBEDDING, LORA, MATRIX, NORM, VECTOR
 
 
-def pieces_of(path: str) -> list[str]:
+def split_path(path: str) -> list[str]:
     """Split a dotted name; nothing for the model itself."""
     if path:
         return path.split(".")
     return []
 
 
-def upwards(path: str) -> Iterator[str]:
+def path_and_ancestors(path: str) -> Iterator[str]:
     """Yield a dotted name and its ancestors, up to the model itself.
 
     Example:
-        >>> list(upwards("encoder.layer"))
+        >>> list(path_and_ancestors("encoder.layer"))
         ['encoder.layer', 'encoder', '']
     """
     while path:
@@ -33,7 +33,7 @@ def upwards(path: str) -> Iterator[str]:
     yield path
 
 
-def inside(path: str, above: str) -> bool:
+def is_inside(path: str, above: str) -> bool:
     """Tell whether a dotted name is a module's own, or lies inside of it."""
     return not above or path == above or path.startswith(f"{above}.")
 
@@ -45,7 +45,7 @@ class Node:
     Attributes:
         path: Dotted name; empty for the model itself.
         kind: Class name; empty where only parameter names are known.
-        whole_model: The module is a model of its own (a tower of a larger one).
+        is_model: The module is a model of its own (a tower of a larger one).
         children: By their own names, in the order of registration; only those that hold parameters.
         own: Its direct parameters: leaf name -> shape.
         numel: Elements below it, itself included.
@@ -56,7 +56,7 @@ class Node:
 
     path: str
     kind: str = ""
-    whole_model: bool = False
+    is_model: bool = False
     children: dict[str, Node] = field(default_factory=dict)
     own: dict[str, tuple[int, ...]] = field(default_factory=dict)
     numel: int = 0
@@ -80,7 +80,7 @@ class Node:
     def at(self, path: str) -> Node:
         """Return the node at a dotted name below this one."""
         node = self
-        for piece in pieces_of(path):
+        for piece in split_path(path):
             node = node.children[piece]
         return node
 
@@ -110,16 +110,16 @@ def tree_of(
     root = Node("")
     if model is not None:
         root.kind = type(model).__name__
-        root.whole_model = _is_whole_model(model)
+        root.is_model = _is_model(model)
         for path, module in model.named_modules():
             if path and any(True for _ in module.parameters()):
                 node = _add_path(root, path)
                 node.kind = type(module).__name__
-                node.whole_model = _is_whole_model(module)
+                node.is_model = _is_model(module)
     for name, param in params.items():
         path, _, leaf = name.rpartition(".")
         _add_path(root, path).own[leaf] = tuple(param.shape)
-        for node in map(root.at, upwards(path)):
+        for node in map(root.at, path_and_ancestors(path)):
             node.numel += param.numel()
             node.matrices += roles[name] in (MATRIX, EMBEDDING, LORA)
             node.vectors += roles[name] in (NORM, VECTOR)
@@ -131,7 +131,7 @@ def tree_of(
 def _add_path(root: Node, path: str) -> Node:
     """Add the nodes of a dotted path that are missing, and return the last one."""
     node = root
-    for piece in pieces_of(path):
+    for piece in split_path(path):
         if piece not in node.children:
             node.children[piece] = Node(f"{node.path}.{piece}" if node.path else piece)
         node = node.children[piece]
@@ -147,6 +147,6 @@ def _prune(node: Node) -> None:
             del node.children[name]
 
 
-def _is_whole_model(module: nn.Module) -> bool:
+def _is_model(module: nn.Module) -> bool:
     """Tell a transformers model, without importing transformers."""
     return hasattr(type(module), "base_model_prefix")

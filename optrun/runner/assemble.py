@@ -31,7 +31,7 @@ from optrun.optimizer.guard import Guard
 from optrun.optimizer.kernels.report import kernel_of
 from optrun.optimizer.kernels.report import refuse_different as refuse_different_kernels
 from optrun.optimizer.sparse_gradients import refuse_sparse_gradients
-from optrun.optimizer.transfer import transferred
+from optrun.optimizer.transfer import transfer_groups
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.chunked import settle_chunked_loss
@@ -196,7 +196,7 @@ def assemble(
     groups = [] if saved is None or moves_layers(start.changes) else _valid_groups(saved.optimizer)
     train_step = _train_step(config, prepared, device, schedule_steps, world, groups, notes)
     kernel = kernel_of(
-        train_step.optimizer, device.type, whole=not isinstance(config.distributed, FsdpConfig)
+        train_step.optimizer, device.type, sharded=isinstance(config.distributed, FsdpConfig)
     )
     refuse_different_kernels(world.gather_objects(kernel))
     constants.environment = environment(device, world.size, kernel)
@@ -412,7 +412,7 @@ def _train_step(
         started=started,
         notes=placed,
     )
-    groups = transferred(
+    groups = transfer_groups(
         groups, prepared.sizes, config.optimizer, config.parametrization, lr=config.lr, notes=placed
     )
     notes += placed

@@ -14,7 +14,7 @@ from optrun.artifacts.manifest import FORMAT
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.tensor_file import local_part
 from optrun.model.weights import model_tensors
-from optrun.optimizer.evaluation_weights import averages, evaluation_weights
+from optrun.optimizer.evaluation_weights import evaluation_weights, has_evaluation_weights
 from optrun.optimizer.state import named_state
 from optrun.training.setup import TrainingSetup
 
@@ -117,7 +117,8 @@ class Snapshots:
         with evaluation_weights(
             step.optimizer
         ):  # those it trains are among the optimizer's tensors
-            changes = averages(step.optimizer)  # to those it trains, at the end of the block
+            # At the end of the block the weights change to those that are trained.
+            changes = has_evaluation_weights(step.optimizer)
             weights = self._copy_model(
                 model_tensors(self.setup.model), in_place=in_place and not changes
             )

@@ -26,7 +26,7 @@ from optrun.distributed.world import ALONE, World
 from optrun.model.attention import plain_attention
 from optrun.model.forward import lean_forward
 from optrun.optimizer.build import require_optimizer
-from optrun.optimizer.evaluation_weights import averages
+from optrun.optimizer.evaluation_weights import has_evaluation_weights
 from optrun.runner.assemble import Assembled, assemble
 from optrun.runner.checkpoint_space import checkpoint_bytes, space_warning
 from optrun.runner.components import build_loop
@@ -215,7 +215,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
         loop()
     beat(Phase.publishing, state.global_step)
     optimizer = setup.train_step.optimizer
-    if is_sharded(prepared.model) and not averages(optimizer):
+    if is_sharded(prepared.model) and not has_evaluation_weights(optimizer):
         optimizer.state.clear()  # no step follows, and what is gathered needs room
     with setup.evaluation_weights():
         model = whole_model(prepared.model, run_start.run.path)

@@ -30,7 +30,10 @@ LARGEST = 4 * WIDTH * 4 * WIDTH
 """Bytes of a matrix of the feed-forward part."""
 SLACK = 64 * 1024
 PHASES = {
-    "save": ("optrun.training.saving.refuse_different_weights", "optrun.runner.train.averages"),
+    "save": (
+        "optrun.training.saving.refuse_different_weights",
+        "optrun.runner.train.has_evaluation_weights",
+    ),
     "end": ("optrun.runner.train.whole_model", "optrun.runner.train.whole_model"),
 }
 """A function with which each begins, and one with which it ends."""

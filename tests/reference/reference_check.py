@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optrun.optimizer.evaluation_weights import averages, evaluation_weights
+from optrun.optimizer.evaluation_weights import evaluation_weights, has_evaluation_weights
 from tests.reference.reference_adapter import player
 from tests.reference.reference_format import (
     ATOL,
@@ -225,7 +225,7 @@ def _torch_state(system: str, play: Player, _left_out: dict[str, set[int]]) -> N
         for slot, want in saved.items():
             atol, rtol = ATOL[system, play.case.dtype], RTOL[system]
             _check_tensor(f"{play.case.id}: state of {name}, {slot}", own[slot], want, atol, rtol)
-    if averages(play.optimizer):
+    if has_evaluation_weights(play.optimizer):
         with evaluation_weights(play.optimizer):
             for (name, param), want in zip(play.params.items(), play.case.evaluated, strict=True):
                 _check_tensor(

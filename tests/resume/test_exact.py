@@ -215,7 +215,7 @@ def test_a_run_keeps_the_layers_it_was_started_with(
         "training.logging_steps=1",
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(build, "look_at_uses", lambda *_: (older, "an older version"))
+        patch.setattr(build, "describe_uses", lambda *_: (older, "an older version"))
         assert optrun(*words, "hydra.run.dir=straight") == 0
         assert optrun(*words, "hydra.run.dir=stopped", "training.max_seconds=1e-9") == 75
     capsys.readouterr()

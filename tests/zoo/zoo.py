@@ -32,7 +32,7 @@ from optrun.explain.build import explain
 from optrun.explain.tables import render
 from optrun.param_groups import block_paths, build_param_groups
 from optrun.param_groups import build as grouping
-from optrun.param_groups.order import look_at_uses
+from optrun.param_groups.order import describe_uses
 
 SAMPLE = (
     "albert",
@@ -225,10 +225,10 @@ def examine(model_type: str, model: nn.Module, *, fills_row: bool = True) -> Row
     _claimed_once(params, standard)
     row.norms = _decays_right(model, standard)
     calls = _note_calls(model)
-    looked = look_at_uses(model, None)
+    looked = describe_uses(model, None)
     row.used, (_, _, why) = len(looked[0]), looked[1].partition("was made (")
     row.not_run = why.partition("). ")[0]
-    with mock.patch.object(grouping, "look_at_uses", return_value=looked):
+    with mock.patch.object(grouping, "describe_uses", return_value=looked):
         try:
             layerwise = build_param_groups(
                 model, "layerwise", lr=1.0, weight_decay=DECAY, decay_rate=DECAY_RATE
@@ -249,7 +249,7 @@ def examine(model_type: str, model: nn.Module, *, fills_row: bool = True) -> Row
     if row.used:
         _runs_where_it_lies(model, layers, calls)
     if row.used and fills_row:
-        with mock.patch.object(grouping, "look_at_uses", return_value=({}, "")):
+        with mock.patch.object(grouping, "describe_uses", return_value=({}, "")):
             by_name = build_param_groups(model, "layerwise", lr=1.0, decay_rate=DECAY_RATE)
         row.moved = [
             name

@@ -1,11 +1,9 @@
-"""Which kernel takes a step.
+"""Choose the kernel of a step: the loop, foreach, the compiled one or Triton's.
 
-The loop of the paper's file, its foreach form, the compiled or Triton's.
-
-The loop is the truth; every other kernel equals it as far as rounding lets it. `foreach=True` and
-`foreach=False` name a kernel themselves. Where `foreach` is None, accelerators take Triton's or
-foreach, and a CPU the fastest that computes what the options ask for; the environment variable
-`OPTRUN_KERNEL` names one instead.
+The loop, in the file of each paper, defines the result; the others equal it but for rounding.
+`foreach=True` and `foreach=False` name a kernel themselves. Where `foreach` is None, accelerators
+take Triton's or foreach, and a CPU the fastest that computes what the options ask for; the
+environment variable `OPTRUN_KERNEL` names one instead.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ Update = Callable[[Batch], Tensor | None]
 
 @dataclass(frozen=True)
 class Formula:
-    """A paper's update in each of its forms."""
+    """The update of a paper: the loop, its foreach form, and the name of its faster kernels."""
 
     loop: Update
     foreach: Update | None = None
@@ -43,30 +41,38 @@ class Formula:
     name: str = ""
     """Among `ROWS`, which `step.c` and Triton's kernels compute; empty: only what is above."""
     norms: bool = False
-    """Whether it takes norms of whole tensors: over shards foreach needs one collective for all of
-    them."""
+    """Whether it takes the norm of a tensor. Then foreach steps shards: one collective for all."""
 
-    def kernels(self, *, whole: bool) -> tuple[str, ...]:
-        """List the kernels of this formula, preferred first; `foreach` always computes it too.
+    def kernels(self, *, sharded: bool) -> tuple[str, ...]:
+        """List the kernels of this formula, preferred first; `foreach` always computes it, too.
 
         Args:
-            whole: No tensor has pieces on other ranks.
+            sharded: Whether a tensor has shards on other ranks.
         """
-        if self.norms and not whole:
+        if self.norms and sharded:
             return ("foreach", "loop")
         if self.name:
             return ("triton", "compiled", "loop")
-        return ("loop",) if whole else ("foreach", "loop")
+        if sharded:
+            return ("foreach", "loop")
+        return ("loop",)
 
-    def kernel(self, options: Options, device: str, *, whole: bool) -> str:
-        """Name the kernel of a step on a type of device."""
+    def kernel(self, options: Options, device: str, *, sharded: bool) -> str:
+        """Name the kernel of a step on a type of device; its arguments as in `pick`."""
         if self.foreach is None:
             return "loop"
-        return pick(options["foreach"], device, self.kernels(whole=whole))
+        return pick(options["foreach"], device, self.kernels(sharded=sharded))
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Step a batch, by the loop (foreach on an accelerator) if its kernel cannot read it."""
-        kernel = self.kernel(batch.options, batch.params[0].device.type, whole=batch.whole)
+        """Step a batch in place by the kernel that its options and device call for.
+
+        If that kernel cannot read the tensors by their addresses, the loop steps them, on an
+        accelerator foreach. If tensors share memory, the loop does.
+
+        Returns:
+            LAMB's trust ratios, shape (n,); None for other formulas.
+        """
+        kernel = self.kernel(batch.options, batch.params[0].device.type, sharded=batch.is_sharded)
         if kernel in ("loop", "foreach"):
             return self.step_by(kernel, batch)
         # Autograd refuses a graph from before the step; no kernel tells it by itself.
@@ -83,7 +89,10 @@ class Formula:
         return self.step_by("foreach" if kernel == "triton" else "loop", batch)
 
     def step_by(self, kernel: str, batch: Batch) -> Tensor | None:
-        """Step a batch by a kernel of that name."""
+        """Step a batch in place by the kernel of a name; by the loop if there is no foreach.
+
+        The tables of the compiled kernel and of Triton's are kept in `batch.tables`.
+        """
         if kernel == "loop" or self.foreach is None:
             return self.loop(batch)
         if kernel == "foreach":
@@ -127,6 +136,7 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
     if choice in kernels:
         return choice
     if choice != "auto":
+        # The kernel that was named does not compute this formula.
         return "foreach" if kernels[0] == "foreach" else "loop"
     missing = {"triton"}  # Triton's interpreter is slow
     if library.library().loaded is None:
@@ -135,7 +145,11 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
 
 
 def _choice_of_environment(device: str) -> str:
-    """Read the kernel that the environment names; refuse one that cannot step here."""
+    """Read the kernel that `OPTRUN_KERNEL` names; `auto` if it is unset or empty.
+
+    Raises:
+        ConfigError: It is no kernel, or one that cannot step tensors on this type of device.
+    """
     choice = os.environ.get(VARIABLE) or "auto"
     if choice not in NAMES:
         raise ConfigError(

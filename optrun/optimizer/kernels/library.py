@@ -80,7 +80,7 @@ class Table:
 
         Args:
             grads: Addresses of the gradients.
-            rows: Numbers that tensors share.
+            rows: Scalars that tensors share.
             row_of: Which of `rows` each tensor goes by.
 
         Returns:

@@ -19,13 +19,13 @@ from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
 from optrun.optimizer.kernels.triton.availability import why_not
 
 
-def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
+def kernel_of(optimizer: Optimizer, device: str, *, sharded: bool = False) -> str:
     """Name the kernel of an optimizer's step.
 
     Args:
         optimizer: Any; of several members, all are asked.
         device: Type of the device that its parameters will be on.
-        whole: No parameter is sharded.
+        sharded: Whether parameters will be DTensors.
 
     Returns:
         Names as in `OPTRUN_KERNEL`, where groups differ several; "torch" for optimizers whose
@@ -35,7 +35,7 @@ def kernel_of(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
         ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
     """
     names = {
-        _kernel_of_group(stepper, group, device, whole=whole)
+        _kernel_of_group(stepper, group, device, sharded=sharded)
         for stepper, group in _steppers(optimizer)
     }
     return ", ".join(sorted(names))
@@ -67,10 +67,10 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
     ]
 
 
-def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool) -> str:
+def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: bool) -> str:
     """Name the kernel that steps a group: our own, else `torch`, `foreach` or `loop`."""
     if hasattr(stepper, "kernel"):
-        return str(stepper.kernel(group, device, whole=whole))
+        return str(stepper.kernel(group, device, sharded=sharded))
     ancestors = type(stepper).__mro__
     below_torch = ancestors[: ancestors.index(Optimizer)]
     has_step_of_torch = any(cls.__module__.startswith("torch.") for cls in below_torch)
@@ -81,7 +81,7 @@ def _kernel_of_group(stepper: object, group: Group, device: str, *, whole: bool)
     return "loop"
 
 
-def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
+def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> str:
     """Write the row of `optrun explain`: the kernel, and why it is not the fastest one.
 
     Arguments as in `kernel_of`.
@@ -92,7 +92,7 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
         >>> kernel_row(torch.optim.SGD([weight]), "cpu")
         "torch's own"
     """
-    kernel = kernel_of(optimizer, device, whole=whole)
+    kernel = kernel_of(optimizer, device, sharded=sharded)
     if kernel == "torch":
         return "torch's own"
     if device == "cpu":
@@ -104,11 +104,11 @@ def kernel_row(optimizer: Optimizer, device: str, *, whole: bool = True) -> str:
         fallback = "foreach"
         reason = why_not(device)
     kernels = {
-        _kernel_of_group(stepper, group, device, whole=whole)
+        _kernel_of_group(stepper, group, device, sharded=sharded)
         for stepper, group in _steppers(optimizer)
         if isinstance(stepper, BatchOptimizer)
         and group.get("foreach") is None
-        and fastest.lower() in stepper.FORMULA.kernels(whole=whole)
+        and fastest.lower() in stepper.FORMULA.kernels(sharded=sharded)
     }
     if reason and fallback in kernels:
         return f"{kernel}; the {fastest} one: {reason}"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from optrun.base.options import Numbers, Options
+from optrun.base.options import Options, Scalars
 from optrun.optimizer.lamb_rule import corrections
 from optrun.optimizer.numerics import bias_correction
 
-NUMBERS: dict[str, float] = {
+SCALARS: dict[str, float] = {
     "scale": 0.0,
     "keep": 1.0,
     "beta1": 0.0,
@@ -35,24 +35,24 @@ NUMBERS: dict[str, float] = {
     "mix": 0.0,
     "strength": 0.0,
 }
-"""Fields of `Numbers` in step.c, which says what they are, in its order; and what they are where a
+"""Fields of `Scalars` in step.c, which says what they are, in its order; and what they are where a
 formula has none."""
 
 EPS = {"decayed": "eps", "gradient": "eps_gradient", "denominator": "eps_denominator"}
 """Adamax's eps by the form that says where it is added."""
 
 Row = dict[str, float]
-"""All of `NUMBERS` of one tensor, or of several that share them."""
+"""All of `SCALARS` of one tensor, or of several that share them."""
 
 
-def of_adam(o: Options, x: Numbers) -> Row:
+def of_adam(o: Options, x: Scalars) -> Row:
     """Return the numbers of `adam_update._single_tensor_adam`."""
     beta1, beta2 = o["betas"]
     scale = x["lr"] / bias_correction(beta1, x["step"])
     root = math.sqrt(bias_correction(beta2, x["step"]))
     adds_eps_to_raw = o.get("eps_form") == "mindspore"
     return {
-        **NUMBERS,
+        **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
         "eps": o["eps"],
@@ -65,11 +65,11 @@ def of_adam(o: Options, x: Numbers) -> Row:
     }
 
 
-def of_adamax(o: Options, x: Numbers) -> Row:
+def of_adamax(o: Options, x: Scalars) -> Row:
     """Return the numbers of `adamax._single_tensor_adamax`."""
     beta1, beta2 = o["betas"]
     return {
-        **NUMBERS,
+        **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
         EPS[o["eps_form"]]: o["eps"],
@@ -80,12 +80,12 @@ def of_adamax(o: Options, x: Numbers) -> Row:
     }
 
 
-def of_lamb(o: Options, x: Numbers) -> Row:
+def of_lamb(o: Options, x: Scalars) -> Row:
     """Return the numbers of `lamb._single_tensor_lamb`."""
     beta1, beta2 = o["betas"]
     correction1, correction2, lr_factor = corrections(o, x["step"])
     return {
-        **NUMBERS,
+        **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
         "eps": o["eps"],
@@ -104,17 +104,17 @@ def of_lamb(o: Options, x: Numbers) -> Row:
     }
 
 
-def of_lion(o: Options, x: Numbers) -> Row:
+def of_lion(o: Options, x: Scalars) -> Row:
     """Return the numbers of `lion._single_tensor_lion`."""
     beta1, beta2 = o["betas"]
-    return {**NUMBERS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
+    return {**SCALARS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
 
 
-def of_schedule_free(o: Options, x: Numbers) -> Row:
+def of_schedule_free(o: Options, x: Scalars) -> Row:
     """Return the numbers of `schedule_free._single_tensor_schedule_free`."""
     _, beta2 = o["betas"]
     return {
-        **NUMBERS,
+        **SCALARS,
         "beta2": beta2,
         "eps": o["eps"],
         "rate": x["lr"],
@@ -125,11 +125,11 @@ def of_schedule_free(o: Options, x: Numbers) -> Row:
     }
 
 
-def of_ademamix(o: Options, x: Numbers) -> Row:
+def of_ademamix(o: Options, x: Scalars) -> Row:
     """Return the numbers of `ademamix._single_tensor_ademamix`."""
     beta1, beta2, _ = o["betas"]
     return {
-        **NUMBERS,
+        **SCALARS,
         "beta1": beta1,
         "beta2": beta2,
         "eps": o["eps"],
@@ -142,7 +142,7 @@ def of_ademamix(o: Options, x: Numbers) -> Row:
     }
 
 
-def of_mars(o: Options, x: Numbers) -> Row:
+def of_mars(o: Options, x: Scalars) -> Row:
     """Return the numbers of `mars._single_tensor_mars`."""
     if not x["corrected"]:
         return of_adam({**o, "betas": o["betas_1d"]}, x)

@@ -188,7 +188,7 @@ def test_what_is_said_to_be_kept_is_kept(case: Case, options: Any) -> None:
     for group in optimizer.param_groups:
         member = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
         for param in group["params"]:
-            assert optimizer.state[param].keys() - {"step"} == member.kept_state(param, group)
+            assert optimizer.state[param].keys() - {"step"} == member.state_keys(param, group)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_the_state_of_a_torch_optimizer_is_refused_or_goes_on(case: Case, name: 
         assert not optimizer.state
         return
     optimizer.load_state_dict(saved.state_dict())
-    for key in optimizer.kept_state(again["gain"], optimizer.param_groups[0]):
+    for key in optimizer.state_keys(again["gain"], optimizer.param_groups[0]):
         assert torch.equal(optimizer.state[again["gain"]][key], saved.state[params["gain"]][key])
     set_grads(again, 1)
     optimizer.step()

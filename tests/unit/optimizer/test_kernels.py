@@ -183,9 +183,9 @@ def test_what_no_kernel_computes_the_loop_does(use: Kernel) -> None:
     assert taken(Lamb([weight], foreach=True)) == "foreach"
     assert taken(Lamb([weight], foreach=False)) == "loop"
     assert taken(Lamb([weight]), device="cuda") == ("foreach" if why_not("cuda") else "triton")
-    assert taken(Lamb([weight]), whole=False) == "foreach"
+    assert taken(Lamb([weight]), sharded=True) == "foreach"
     assert taken(AdamW([weight])) == "torch"
-    assert taken(Lion([weight])) == taken(Lion([weight]), whole=False) == best
+    assert taken(Lion([weight])) == taken(Lion([weight]), sharded=True) == best
     assert taken(Soap([weight])) == taken(Soap([weight]), device="cuda") == "loop"
     assert taken(Lion([weight]), device="cuda") == taken(Lamb([weight]), device="cuda")
     assert taken(Lion([weight], foreach=True)) == "foreach"

@@ -55,6 +55,6 @@ def test_where_it_is_used(
     """On small matrices, and where the CPU has the arithmetic, the step is torch's bit for bit."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     update = torch.randn(rows, 64).bfloat16()
-    found = newton_schulz.orthogonalised(update.clone(), *NUMBERS)
+    found = newton_schulz.orthogonalize(update.clone(), *NUMBERS)
     wanted = newton_schulz.by_float32 if own else _zeropower_via_newtonschulz
     assert torch.equal(found, wanted(update.clone(), *NUMBERS))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optrun.base.errors import OtherFormatError
 from optrun.optimizer import AdamW, Lamb, torch_named
 from optrun.optimizer.build import build_optimizer
-from optrun.optimizer.restore import canonical, placed
+from optrun.optimizer.restore import canonical, copy_to_param
 from optrun.optimizer.state import load_named_state, named_state
 from tests.optimizer_cases import set_grads, toy
 
@@ -349,12 +349,12 @@ def test_groups_of_a_state_dict_are_not_joined() -> None:
 
 def test_state_goes_where_its_parameter_is_and_the_step_stays() -> None:
     there = torch.nn.Parameter(torch.ones(2, device="meta"))
-    moved = {key: placed(torch.ones(2), there, {}, key) for key in ("exp_avg", "step")}
+    moved = {key: copy_to_param(torch.ones(2), there, {}, key) for key in ("exp_avg", "step")}
     assert {key: value.device.type for key, value in moved.items()} == {
         "exp_avg": "meta",
         "step": "cpu",
     }
-    assert placed(torch.ones(()), there, {"fused": True}, "step").device.type == "meta"
+    assert copy_to_param(torch.ones(()), there, {"fused": True}, "step").device.type == "meta"
 
 
 def test_adamw_is_fused_however_its_parameters_are_given() -> None:

@@ -23,7 +23,7 @@ from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, TransferDecay
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.coordinates import CoordinateCheck, SizedModel, coordinate_check
-from optrun.optimizer.transfer import RULES, transferred
+from optrun.optimizer.transfer import RULES, transfer_groups
 from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth, growth_of
 from optrun.param_groups.parametrization import scale_initial_weights
@@ -46,7 +46,7 @@ def carried(
 ) -> dict[str, Any]:
     config = config_of(name, **options)
     groups = build_param_groups(model, "single", lr=1.0, weight_decay=config.weight_decay)
-    return by_name(transferred(groups, growth_of(model, base), config, mup, lr=1.0))
+    return by_name(transfer_groups(groups, growth_of(model, base), config, mup, lr=1.0))
 
 
 class Perceptron(nn.Module):
@@ -198,7 +198,7 @@ def test_scales_multiply_and_eps_follows_the_gradient() -> None:
     ]
     groups = build_param_groups(model, "standard", lr=2.0, weight_decay=0.1, rules=rules)
     notes: list[str] = []
-    got = by_name(transferred(groups, growth_of(model, base), config, MUP, lr=2.0, notes=notes))
+    got = by_name(transfer_groups(groups, growth_of(model, base), config, MUP, lr=2.0, notes=notes))
     assert got["hidden.weight"]["lr_scale"] == pytest.approx(0.025)
     assert got["hidden.weight"]["lr"] == pytest.approx(0.05)
     assert got["hidden.weight"]["eps"] == pytest.approx(0.25e-6)
@@ -281,7 +281,7 @@ def test_a_scaled_branch_trains_as_the_multiplied_forward_pass(name: str) -> Non
         grown = dict(sizes(model, ends=ends))
         groups = build_param_groups(model, "single", lr=lr, weight_decay=0.1)
         optimizers.append(
-            build_optimizer(config, transferred(groups, grown, config, MUP, lr=lr), lr=lr)
+            build_optimizer(config, transfer_groups(groups, grown, config, MUP, lr=lr), lr=lr)
         )
     with torch.no_grad():
         for key, param in scaled.named_parameters():
@@ -350,7 +350,7 @@ def test_a_scaled_norm_trains_as_the_multiplied_logits(
         sizes = carrying(growth_of(model, model), share)
         scale_initial_weights(model, multiplied, sizes)
         optimizers.append(
-            build_optimizer(config, transferred(groups, sizes, config, MUP, lr=lr), lr=lr)
+            build_optimizer(config, transfer_groups(groups, sizes, config, MUP, lr=lr), lr=lr)
         )
     for _ in range(12):
         for model, optimizer in zip((multiplied, scaled), optimizers, strict=True):
@@ -364,7 +364,7 @@ def test_a_bias_at_zero_that_is_adapted_carries_no_factor() -> None:
     model, config = Tied(), config_of("lamb", always_adapt=True)
     groups = build_param_groups(model, "standard", lr=1.0, weight_decay=0.1)
     with pytest.raises(ConfigError, match=r"norm.bias .*always_adapt=false"):
-        transferred(groups, carrying(growth_of(model, model), 0.5), config, MUP, lr=1.0)
+        transfer_groups(groups, carrying(growth_of(model, model), 0.5), config, MUP, lr=1.0)
 
 
 def tied_check(name: str, carries: Callable[[float], float]) -> CoordinateCheck:
@@ -378,7 +378,7 @@ def tied_check(name: str, carries: Callable[[float], float]) -> CoordinateCheck:
         base, model = (Tied(int(32 * size)).double() for size in (1, width))
         sizes = carrying(growth_of(model, base), carries(width))
         scale_initial_weights(model, base, sizes)
-        groups = transferred(build_param_groups(model, lr=lr), sizes, config, MUP, lr=lr)
+        groups = transfer_groups(build_param_groups(model, lr=lr), sizes, config, MUP, lr=lr)
         optimizer = build_optimizer(config, groups, lr=lr)
 
         def train() -> None:
@@ -485,7 +485,7 @@ def shared_check(steps: int, lr: float, *, by_gradient: bool) -> CoordinateCheck
         base, model = (SharedGain(int(32 * size)).double() for size in (1, width))
         sizes = growth_of(model, base)
         scale_initial_weights(model, base, sizes)
-        groups = transferred(build_param_groups(model, lr=lr), sizes, config, MUP, lr=lr)
+        groups = transfer_groups(build_param_groups(model, lr=lr), sizes, config, MUP, lr=lr)
         optimizer = build_optimizer(config, groups, lr=lr)
 
         def train() -> None:
@@ -545,7 +545,7 @@ def shared_heads_check(name: str) -> CoordinateCheck:
         base, model = build(1), build(int(width))
         sizes = growth_of(model, base)
         scale_initial_weights(model, base, sizes)
-        groups = transferred(build_param_groups(model, lr=0.01), sizes, config, MUP, lr=0.01)
+        groups = transfer_groups(build_param_groups(model, lr=0.01), sizes, config, MUP, lr=0.01)
         optimizer = build_optimizer(config, groups, lr=0.01)
 
         def train() -> None:

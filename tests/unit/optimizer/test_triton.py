@@ -33,7 +33,7 @@ from optrun.optimizer import (
 from optrun.optimizer.guard import Guard
 from optrun.optimizer.kernels import choice
 from optrun.optimizer.kernels.report import kernel_of, kernel_row
-from optrun.optimizer.kernels.rows import NUMBERS
+from optrun.optimizer.kernels.rows import SCALARS
 from optrun.optimizer.kernels.triton import availability, launch
 from optrun.optimizer.kernels.triton import trial as trials
 from optrun.optimizer.state import named_state
@@ -270,7 +270,7 @@ def test_whole_vectors_are_loaded_where_all_addresses_allow_it(
     for one in (whole, whole[1:], whole[4:]):
         for grad, moment in ((one, whole), (whole, one)):
             table = launch.Table("adam", [[whole], [grad], [whole], [moment]])
-            table.step([grad.data_ptr()], [dict(NUMBERS)], [0])
+            table.step([grad.data_ptr()], [dict(SCALARS)], [0])
     assert told == [True, True, False, False, True, True]
 
 
@@ -321,14 +321,14 @@ def test_which_are_taken(use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     for cls in (Lamb, Adamax, AdamWDL, LazyAdam, Lion, ScheduleFreeAdamW, AdEMAMix, Mars):
         optimizer = cls([weight])
         assert kernel_of(optimizer, "cuda") == "triton"
-    assert kernel_of(lamb, "cuda", whole=False) == "foreach"
-    assert kernel_of(Lion([weight]), "cuda", whole=False) == "triton"
+    assert kernel_of(lamb, "cuda", sharded=True) == "foreach"
+    assert kernel_of(Lion([weight]), "cuda", sharded=True) == "triton"
     assert kernel_of(Lamb([weight], foreach=False), "cuda") == "loop"
     use("foreach")
     assert kernel_of(lamb, "cuda") == "foreach"
     use("triton")
     assert kernel_of(lamb, "cpu") == "triton"
-    assert kernel_of(lamb, "cpu", whole=False) == kernel_of(Mars([weight]), "cuda", whole=False)
+    assert kernel_of(lamb, "cpu", sharded=True) == kernel_of(Mars([weight]), "cuda", sharded=True)
 
 
 def test_why_there_are_none(device: Any, use: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,7 +202,7 @@ def test_a_loop_that_shapes_never_end_is_left(monkeypatch: pytest.MonkeyPatch) -
             return x
 
     monkeypatch.setattr(order, "_MOST", 100)
-    uses, told = order.look_at_uses(Settles(2, 2), {"x": torch.ones(1, 2)})
+    uses, told = order.describe_uses(Settles(2, 2), {"x": torch.ones(1, 2)})
     assert uses == {}
     assert "more than 100 operations" in told
 

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from optrun.optimizer.kernels.rows import NUMBERS
+from optrun.optimizer.kernels.rows import SCALARS
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """Whether Triton's interpreter runs the kernels, on the CPU: TRITON_INTERPRET=1 as this file was
@@ -35,18 +35,18 @@ Sums are added in an order that warps decide, too; multiply-adds are not fused, 
 MOST_STATES = 3
 """Kinds of state that a formula has at most."""
 PLACES = ("params", "firsts", "seconds", "thirds", "size", "chunks")
-"""What is told of each tensor besides `NUMBERS`: addresses of the parameter and of each kind of
+"""What is told of each tensor besides `SCALARS`: addresses of the parameter and of each kind of
 state, elements, which chunk is its first."""
 TWO_PASSES = {"lamb": ("lamb_moments", "lamb_update"), "mars": ("mars_norm", "mars_update")}
 """Formulas that need a norm of a whole tensor before they can move a weight."""
 
 # Triton takes constants of a file only as these.
 _PLACES = tl.constexpr(len(PLACES))
-_NUMBERS = tl.constexpr(len(NUMBERS))
+_SCALARS = tl.constexpr(len(SCALARS))
 _PARAMS, _FIRSTS, _SECONDS, _THIRDS, _SIZE, _CHUNKS = (
     tl.constexpr(at) for at in range(len(PLACES))
 )
-_AT = {name: tl.constexpr(at) for at, name in enumerate(NUMBERS)}
+_AT = {name: tl.constexpr(at) for at, name in enumerate(SCALARS)}
 _SCALE, _KEEP, _ROOT, _FIRST, _UNSCALE = (
     _AT[name] for name in ("scale", "keep", "root", "first", "unscale")
 )
@@ -80,7 +80,7 @@ def _job(places, rows, numbers, chunks, CHUNK: tl.constexpr):
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
     lies_at = places + tensor * _PLACES
-    x = numbers + 1 + tl.load(rows + tensor) * _NUMBERS
+    x = numbers + 1 + tl.load(rows + tensor) * _SCALARS
     size = tl.minimum(tl.load(lies_at + _SIZE) - begin, CHUNK)
     size = tl.where(tl.load(numbers) != 0, 0, size)
     return tensor, lies_at, x, begin, size
@@ -304,7 +304,7 @@ def set_ratios(
     """Compute the trust ratio of each tensor, from the sums of its chunks."""
     tensor = tl.program_id(0)
     lies_at = places + tensor * _PLACES
-    x = numbers + 1 + tl.load(rows + tensor) * _NUMBERS
+    x = numbers + 1 + tl.load(rows + tensor) * _SCALARS
     chunks = (tl.load(lies_at + _SIZE) + CHUNK - 1) // CHUNK
     first_sum = sums + 2 * tl.load(lies_at + _CHUNKS)
     weights = tl.full((BLOCK,), 0.0, tl.float64)

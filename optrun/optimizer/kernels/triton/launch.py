@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 import torch
 from torch import Tensor
 
-from optrun.optimizer.kernels.rows import NUMBERS, Row
+from optrun.optimizer.kernels.rows import SCALARS, Row
 
 ALIGNMENT = 16
 """Bytes of the widest load of a thread."""
@@ -63,7 +63,7 @@ class Table:
 
         Args:
             grads: Addresses of the gradients.
-            rows: Numbers that tensors share.
+            rows: Scalars that tensors share.
             row_of: Which of `rows` each tensor goes by.
             found_inf: The kernels read it, and change nothing if it is 1.0; shape (), on the
                 device.
@@ -144,7 +144,7 @@ class Table:
         for pinned, copied in self._pinned:
             if copied.query():
                 return pinned, copied
-        longest = self._count * (2 + len(NUMBERS)) + 1
+        longest = self._count * (2 + len(SCALARS)) + 1
         pinned = torch.empty(longest, dtype=torch.int64, device="cpu", pin_memory=True)
         self._pinned.append((pinned, torch.cuda.Event()))
         return self._pinned[-1]
