@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim import lr_scheduler
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from optrun.optimizer import AdamW, Lamb
 from optrun.optimizer import torch_named as ours
@@ -327,3 +328,116 @@ def test_the_plain_class_says_it_too() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match=r"parameter 'w' appears twice"):
         AdamW([("w", weight), ("w", weight)])
+
+
+# -- groups that are stepped in one call
+# ------------------------------------------------------------------------------------------
+
+
+class FusedCalls(TorchDispatchMode):
+    """Inside, notes how many tensors each call of torch's fused kernel gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "_fused_adam" in str(func):
+            self.sizes.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def in_groups() -> list[dict[str, Any]]:
+    """Two equal groups, a different one, one like the first two, and four equal ones."""
+    params = list(toy().items())
+    return [
+        {"params": params[:1], "weight_decay": 0.1},
+        {"params": params[1:2], "weight_decay": 0.1},
+        {"params": params[2:3], "weight_decay": 0.0, "betas": (0.8, 0.9)},
+        {"params": params[3:], "weight_decay": 0.1},
+        *({"params": [(f"more.{name}", param)]} for name, param in toy(seed=1).items()),
+    ]
+
+
+def as_torch_wants_them(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**group, "params": [param for _, param in group["params"]]} for group in groups]
+
+
+def params_of(optimizer: Optimizer) -> dict[str, torch.nn.Parameter]:
+    params = itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return {str(index): param for index, param in enumerate(params)}
+
+
+def move_all_rates(optimizer: Optimizer) -> Optimizer:
+    """As a schedule does."""
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+    return optimizer
+
+
+def part_the_first(optimizer: Optimizer) -> Optimizer:
+    optimizer.param_groups[0]["lr"] *= 3
+    return optimizer
+
+
+def freeze_the_first(optimizer: Optimizer) -> Optimizer:
+    optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"]
+    params_of(optimizer)["0"].requires_grad_(requires_grad=False)
+    params_of(optimizer)["0"].grad = None
+    return optimizer
+
+
+def as_loaded(optimizer: Optimizer) -> Optimizer:
+    """A fresh one with the same weights and the state dict of this one."""
+    groups = in_groups()
+    options = {"lr": 1.0, "amsgrad": optimizer.defaults["amsgrad"]}
+    fresh = type(optimizer)(
+        groups if isinstance(optimizer, NamedOptimizer) else as_torch_wants_them(groups), **options
+    )
+    fresh.load_state_dict(optimizer.state_dict())
+    for param, before in zip(params_of(fresh).values(), params_of(optimizer).values(), strict=True):
+        param.data.copy_(before.detach())
+        param.requires_grad_(before.requires_grad)
+    return fresh
+
+
+def step_with_gradients(optimizer: Optimizer, number: int) -> list[int]:
+    """How many tensors each call of the fused kernel got."""
+    params = params_of(optimizer)
+    set_grads(params, number)
+    for param in params.values():
+        if not param.requires_grad:
+            param.grad = None
+    with FusedCalls() as calls:
+        optimizer.step()
+    return calls.sizes
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+@pytest.mark.parametrize("amsgrad", [False, True], ids=["", "amsgrad"])
+def test_equal_groups_in_one_call_are_stepped_as_torch_steps_each(name: str, amsgrad: bool) -> None:
+    """Bit for bit; what changes between two steps changes which groups share a call."""
+    options = {"lr": 0.05, "amsgrad": amsgrad}
+    mine = getattr(ours, name)(in_groups(), **options)
+    torchs = getattr(torch.optim, name)(as_torch_wants_them(in_groups()), fused=True, **options)
+    numbers = itertools.count()
+    for change, sizes in (
+        (lambda optimizer: optimizer, [2, 1, 1, 4]),
+        (move_all_rates, [2, 1, 1, 4]),
+        (part_the_first, [1, 1, 1, 1, 4]),
+        (freeze_the_first, [1, 1, 1, 4]),
+        (as_loaded, [1, 1, 1, 4]),
+    ):
+        mine, torchs = change(mine), change(torchs)
+        for number in itertools.islice(numbers, 2):
+            assert step_with_gradients(mine, number) == sizes
+            assert set(step_with_gradients(torchs, number)) == {1}
+        assert_same(mine, torchs)
+
+
+def assert_same(optimizer: Optimizer, other: Optimizer) -> None:
+    for param, truth in zip(params_of(optimizer).values(), params_of(other).values(), strict=True):
+        assert torch.equal(param, truth)
+        torch.testing.assert_close(
+            dict(optimizer.state[param]), dict(other.state[truth]), rtol=0, atol=0
+        )
