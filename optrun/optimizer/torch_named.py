@@ -147,7 +147,9 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         if group is self.param_groups[0]:
             runs = [list(run) for _, run in groupby(self.param_groups, self._options_of)]
             self._runs = {id(run[0]): run for run in runs}
-        run = self._runs.pop(id(group), [])
+        run = self._runs.pop(id(group), None)
+        if run is None:  # stepped with the group before
+            return False
         joined = {**group, "params": chain.from_iterable(each["params"] for each in run)}
         return super()._init_group(joined, params, grads, *state)
 

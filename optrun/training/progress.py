@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from optrun.base.plain import PlainMapping
 from optrun.training.device import peak_memory_bytes
@@ -122,18 +123,25 @@ def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
         >>> learning_rates([{"lr": 0.1, "layer": "head"}, {"lr": 0.05, "layer": "block 3"}])
         {'train/lr': 0.1, 'lr/head': 0.1, 'lr/block_03': 0.05}
     """
+    rates = [float(group["lr"]) for group in groups]
+    peak = {"train/lr": max(rates)}
+    if len(set(rates)) == 1:
+        return peak
     layers: dict[str, float] = {}
-    for group in groups:
+    for group, rate in zip(groups, rates, strict=True):
         if group.get("layer"):
-            pieces = str(group["layer"]).split()
-            name = "lr/" + "_".join(
-                f"{int(piece):02d}" if piece.isdecimal() else piece for piece in pieces
-            )
-            layers[name] = max(layers.get(name, 0.0), float(group["lr"]))
-    peak = {"train/lr": max(float(group["lr"]) for group in groups)}
+            name = _metric_of_layer(str(group["layer"]))
+            layers[name] = max(layers.get(name, 0.0), rate)
     if len(set(layers.values())) > 1:
         return {**peak, **layers}
     return peak
+
+
+@cache
+def _metric_of_layer(layer: str) -> str:
+    """Name the learning rate of a layer, such as `lr/block_03` of "block 3"."""
+    pieces = [f"{int(piece):02d}" if piece.isdecimal() else piece for piece in layer.split()]
+    return "lr/" + "_".join(pieces)
 
 
 def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:

@@ -9,15 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from optrun.optimizer.clip.gradients import (
-    Gradient,
-    by_device_and_dtype,
-    gradient_of,
-    norms,
-    scale_,
-)
+from optrun.optimizer.clip.gradients import Gradients, gradients_of, norms, scale_
 
-Rule = Callable[[list[Gradient], Tensor | None], None]
+Rule = Callable[[Gradients, Tensor | None], None]
 """Changes gradients; gets their norms, shape (n,), where those are still right."""
 
 
@@ -55,8 +49,8 @@ class Clip:
     @torch.no_grad()
     def clip_params(self, params: Iterable[Tensor]) -> Tensor:
         """Clip the gradients of some parameters."""
-        gradients = [entry for entry in map(gradient_of, params) if entry is not None]
-        if not gradients:
+        gradients = gradients_of(params)
+        if gradients is None:
             return torch.zeros(())
         lengths = norms(gradients)
         total: Tensor = torch.linalg.vector_norm(lengths)
@@ -70,14 +64,13 @@ class Clip:
 def clip_by_value(min_value: float, max_value: float) -> Rule:
     """Clip g = min(max(g, min_value), max_value), elementwise."""
 
-    def rule(gradients: list[Gradient], _: Tensor | None) -> None:
-        if not min_value <= 0 <= max_value and any(entry.sparse for entry in gradients):
+    def rule(gradients: Gradients, _: Tensor | None) -> None:
+        if not min_value <= 0 <= max_value and gradients.sparse:
             raise ValueError(
                 f"clip=value to [{min_value}, {max_value}]: a sparse gradient cannot take it,"
                 " because its empty rows are 0 and would have to move. Widen the interval."
             )
-        for positions in by_device_and_dtype(gradients):
-            values = [gradients[at].values for at in positions]
+        for _positions, values in gradients.together:
             torch._foreach_clamp_min_(values, min_value)
             torch._foreach_clamp_max_(values, max_value)
 
@@ -87,7 +80,7 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
 def clip_by_norm(max_norm: float, eps: float) -> Rule:
     """Clip g = g * min(1, max_norm / (norm of g + eps)), each tensor alone."""
 
-    def rule(gradients: list[Gradient], measured: Tensor | None) -> None:
+    def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
         scale_(gradients, (max_norm / (lengths + eps)).clamp(max=1.0).unbind())
 
@@ -97,7 +90,7 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 def clip_by_global_norm(max_norm: float, eps: float) -> Rule:
     """Clip g = g * min(1, max_norm / (norm of all g + eps))."""
 
-    def rule(gradients: list[Gradient], measured: Tensor | None) -> None:
+    def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
         total = torch.linalg.vector_norm(lengths)
         scale_(gradients, [(max_norm / (total + eps)).clamp(max=1.0)])

@@ -8,8 +8,9 @@ once it becomes a Python number, and one reduction per tensor makes many small c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -17,81 +18,100 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 ShardKey = tuple[object, tuple[int, ...]]
-"""Device mesh, and its dimensions over which a gradient is cut into pieces; (None, ()) for a plain
-tensor."""
+"""Device mesh, and its dimensions over which a gradient is cut into pieces."""
+_KIND = operator.attrgetter("device", "dtype")
+_LAYOUT = operator.attrgetter("layout")
+_GRADIENT = operator.attrgetter("grad")
 
 
-class Gradient(NamedTuple):  # made for each tensor at each step, a third of a dataclass's time
-    """One gradient.
+@dataclass
+class Gradients:
+    """The gradients of a step, at least one."""
 
-    Attributes:
-        values: What to measure and to scale in place: the gradient, its local shard, or the values
-            of its sparse rows.
-        shards: Where the other pieces of it are.
-        sparse: Only some rows have values; the others are 0.
-    """
+    values: list[Tensor]
+    """What to measure and to scale in place: each gradient, its local shard, or the values of its
+    sparse rows."""
+    shards: dict[ShardKey, list[int]] = field(default_factory=dict)
+    """The positions of gradients that are cut into pieces."""
+    sparse: bool = False
+    """Whether of some gradients only some rows have values; the others are 0."""
 
-    values: Tensor
-    shards: ShardKey
-    sparse: bool
+    def __post_init__(self) -> None:
+        """Group the values by device and dtype, for one foreach call each."""
+        kinds = list(map(_KIND, self.values))
+        distinct = list(dict.fromkeys(kinds))
+        self.together: list[tuple[Sequence[int], list[Tensor]]]
+        """Positions, and the values there."""
+        self.together = [(range(len(kinds)), self.values)]
+        if len(distinct) > 1:
+            positions = [[at for at, kind in enumerate(kinds) if kind == one] for one in distinct]
+            self.together = [(some, [self.values[at] for at in some]) for some in positions]
 
 
-def gradient_of(param: Tensor) -> Gradient | None:
-    """Prepare the gradient of a parameter to be measured; None if it has none.
+def gradients_of(params: Iterable[Tensor]) -> Gradients | None:
+    """Prepare the gradients of parameters to be measured; None if none has one.
 
     A sparse gradient is coalesced first, so that repeated rows count as their sum. A DTensor whose
     pieces are partial sums is summed first.
     """
-    grad = param.grad
-    if grad is None:
+    params = list(params)
+    grads = [grad for grad in map(_GRADIENT, params) if grad is not None]
+    if not grads:
         return None
-    if isinstance(grad, DTensor):
-        if any(isinstance(placement, Partial) for placement in grad.placements):
-            summed = [Replicate() if isinstance(at, Partial) else at for at in grad.placements]
-            grad = grad.redistribute(placements=summed)
-            param.grad = grad
-        cut = tuple(
-            dim
-            for dim, placement in enumerate(grad.placements)
-            if not isinstance(placement, Replicate)
-        )
-        return Gradient(grad.to_local(), (grad.device_mesh, cut), sparse=False)
-    if grad.is_sparse:
-        if not grad.is_coalesced():
-            grad = grad.coalesce()
-            param.grad = grad
-        return Gradient(grad._values(), (None, ()), sparse=True)
-    return Gradient(grad, (None, ()), sparse=False)
+    if set(map(type, grads)) == {Tensor} and set(map(_LAYOUT, grads)) == {torch.strided}:
+        return Gradients(grads)
+    shards: dict[ShardKey, list[int]] = {}
+    sparse = False
+    with_gradient = (param for param in params if param.grad is not None)
+    for at, param in enumerate(with_gradient):
+        grad = grads[at]
+        if isinstance(grad, DTensor):
+            grad = param.grad = _summed(grad)
+            cut = tuple(
+                dim
+                for dim, placement in enumerate(grad.placements)
+                if not isinstance(placement, Replicate)
+            )
+            if cut:
+                shards.setdefault((grad.device_mesh, cut), []).append(at)
+            grads[at] = grad.to_local()
+        elif grad.is_sparse:
+            sparse = True
+            grad = param.grad = grad.coalesce()
+            grads[at] = grad._values()
+    return Gradients(grads, shards, sparse)
 
 
-def norms(gradients: Sequence[Gradient]) -> Tensor:
+def _summed(grad: DTensor) -> DTensor:
+    """Sum the pieces of a gradient that are partial sums."""
+    if not any(isinstance(placement, Partial) for placement in grad.placements):
+        return grad
+    summed = [Replicate() if isinstance(at, Partial) else at for at in grad.placements]
+    return grad.redistribute(placements=summed)
+
+
+def norms(gradients: Gradients) -> Tensor:
     """Compute the L2 norm of each gradient, over all of its pieces.
 
     One pass of `torch._foreach_norm` per device and dtype, one all-reduce per mesh dimension that
     cuts; gradients in half precision are measured in float32.
 
-    Args:
-        gradients: At least one.
-
     Returns:
         Shape (n,), float64 where a gradient is, else float32; on the device of the first gradient.
     """
-    home = gradients[0].values.device
+    home = gradients.values[0].device
     wide = torch.float32
-    if any(entry.values.dtype is torch.float64 for entry in gradients):
+    if any(values[0].dtype is torch.float64 for _, values in gradients.together):
         wide = torch.float64
-    out: list[Tensor | None] = [None] * len(gradients)
-    for positions in by_device_and_dtype(gradients):
-        values = [gradients[at].values for at in positions]
-        norms_there = torch._foreach_norm(values, 2, dtype=wide)
-        for at, norm in zip(positions, norms_there, strict=True):
-            out[at] = norm if values[0].device == home else norm.to(home, non_blocking=True)
-    lengths = torch.stack([norm for norm in out if norm is not None])
-    by_shards: dict[ShardKey, list[int]] = {}
-    for at, entry in enumerate(gradients):
-        if entry.shards[1]:
-            by_shards.setdefault(entry.shards, []).append(at)
-    for (mesh, dims), positions in by_shards.items():
+    by_position: dict[int, Tensor] = {}
+    for positions, values in gradients.together:
+        lengths = torch.stack(torch._foreach_norm(values, 2, dtype=wide))
+        lengths = lengths.to(home, non_blocking=True)
+        if len(gradients.together) > 1:
+            by_position.update(zip(positions, lengths.unbind(), strict=True))
+    if by_position:
+        lengths = torch.stack([by_position[at] for at in sorted(by_position)])
+    for (mesh, dims), positions in gradients.shards.items():
         rows = torch.tensor(positions, device=home)
         squares = lengths[rows].double().square()
         for dim in dims:
@@ -100,29 +120,19 @@ def norms(gradients: Sequence[Gradient]) -> Tensor:
     return lengths
 
 
-def by_device_and_dtype(gradients: Sequence[Gradient]) -> list[list[int]]:
-    """Group the positions of gradients by device and dtype, for one foreach call each."""
-    together: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for at, entry in enumerate(gradients):
-        together.setdefault((entry.values.device, entry.values.dtype), []).append(at)
-    return list(together.values())
-
-
-def scale_(gradients: Sequence[Gradient], factors: Sequence[Tensor]) -> None:
+def scale_(gradients: Gradients, factors: Sequence[Tensor]) -> None:
     """Multiply each gradient by its factor, in place.
 
     Args:
         gradients: To be scaled.
         factors: One of shape () for each, or one for all of them.
     """
-    shared = len(factors) == 1
-    for positions in by_device_and_dtype(gradients):
-        values = [gradients[at].values for at in positions]
+    for positions, values in gradients.together:
         device = values[0].device
         dtype = values[0].dtype
         if dtype in (torch.float16, torch.bfloat16):
             dtype = torch.float32
-        if shared:
+        if len(factors) == 1:
             torch._foreach_mul_(values, factors[0].to(device, dtype))
         else:
             torch._foreach_mul_(values, [factors[at].to(device, dtype) for at in positions])
