@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from optrun.distributed.memory_file import MemoryFile
 
@@ -42,8 +42,7 @@ class Phase(IntEnum):
     closing = 8
 
 
-@dataclass(frozen=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """The last sign of life of a rank."""
 
     pid: int
@@ -141,19 +140,10 @@ class Heartbeats:
 
     def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
         """Write the line of a rank."""
-        line = (
-            heartbeat.pid,
-            heartbeat.rank,
-            heartbeat.phase,
-            heartbeat.step,
-            heartbeat.time,
-            heartbeat.done,
-            heartbeat.stack,
-        )
         # By one copy: `pack_into` clears the place first, and another process could read a silence
         # since 1970.
         at = self._line_at(local_rank)
-        self._memory[at : at + self._LINE.size] = self._LINE.pack(*line)
+        self._memory[at : at + self._LINE.size] = self._LINE.pack(*heartbeat)
 
     def __getitem__(self, local_rank: int) -> Heartbeat:
         """Read the line of a rank."""
@@ -201,7 +191,7 @@ class Heartbeats:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Line:
     """The line of this process."""
 
@@ -244,7 +234,6 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     Returns:
         The phase before.
     """
-    global _line
     line = _line
     if line is None:
         return Phase.starting
@@ -257,9 +246,8 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     # The first step number is that from which this start goes on.
     if last.phase > Phase.preparing and step > last.step:
         done += 1
-    now = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
-    line.table.write(line.local_rank, now)
-    _line = _Line(line.table, line.local_rank, now)
+    line.last = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
+    line.table.write(line.local_rank, line.last)
     return last.phase
 
 

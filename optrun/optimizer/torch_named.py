@@ -76,7 +76,10 @@ class _OneLayout(Optimizer):
     ) -> Any:
         """Give gradients and state their parameters' strides, as torch's fused kernel needs."""
         returned = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
-        if not group.get("fused") or _all_flat([*params, *grads, *chain.from_iterable(state)]):
+        if not group.get("fused") or (
+            _all_flat([*params, *grads])
+            and all(map(Tensor.is_contiguous, chain.from_iterable(state)))
+        ):
             return returned
         for i, param in enumerate(params):
             if isinstance(param, DTensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from optrun.data.loader import share_of
@@ -47,7 +48,7 @@ class GlobalStep:
     """Of those that this rank runs; one beyond the last counts nothing."""
     requests: Requests
 
-    @property
+    @cached_property
     def total_weight(self) -> float:
         """Sum the tokens or examples of the step's mean loss."""
         return sum(fact.weight for fact in self.facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +187,15 @@ class Hooks:
                 self.failure = self.failure or error
 
     def _one(self, key: str, component: object, hook: str, *args: object) -> None:
-        with self._watching() if key in self.callbacks else nullcontext(), self._as(key, hook):
+        if key in self.callbacks:
+            with self._watching(), self._as(key, hook):
+                getattr(component, hook)(self.training, *args)
+            return
+        self.training.caller = key
+        try:
             getattr(component, hook)(self.training, *args)
+        finally:
+            self.training.caller = ""
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -25,8 +26,9 @@ class HostCopy:
             self._arrived = torch.cuda.Event()
             self._arrived.record(torch.cuda.current_stream(device))
 
+    @cached_property
     def lists(self) -> list[list[float]]:
-        """Wait until the numbers have arrived, and return them, one flat list a tensor."""
+        """The numbers, one flat list a tensor; waits until they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [tensor.numpy().ravel().tolist() for tensor in self._tensors]

@@ -363,7 +363,9 @@ class Loop:
             window = {name: getattr(state, name) for name in empty}
             vars(state).update(empty)
             self.progress.reset()
-        self._log(record, unscheduled)
+        if record:
+            self._log(record, unscheduled)
+        self.training.step_finished = True
         if unscheduled:
             before["last"] |= {
                 name: value
@@ -432,17 +434,13 @@ class Loop:
         if unscheduled:
             record["unscheduled"] = unscheduled
         state.last.update(metrics)
-        if metrics:
-            due = {
-                name: value
-                for name, value in record.items()
-                if not name.startswith(tuple(unscheduled))
-            }
-            if not due.keys() & metrics.keys():
-                self.hooks.begin_final()
-                due = record
-            self.hooks.on_log(
-                record, {name: value for name, value in due.items() if name != "unscheduled"}
-            )
-            self._agree_on_requests()
-        self.training.step_finished = True
+        due = {
+            name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))
+        }
+        if not due.keys() & metrics.keys():
+            self.hooks.begin_final()
+            due = record
+        self.hooks.on_log(
+            record, {name: value for name, value in due.items() if name != "unscheduled"}
+        )
+        self._agree_on_requests()

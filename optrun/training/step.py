@@ -211,7 +211,7 @@ class UnreadStep:
     @property
     def is_applied(self) -> bool:
         """Whether `TrainStep.update` changes anything: all values are finite. Waits for them."""
-        return all(map(math.isfinite, self.host.lists()[0]))
+        return all(map(math.isfinite, self.host.lists[0]))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -370,7 +370,7 @@ class TrainStep(Precision):
         """Wait for the numbers of a step."""
         if unread.step.total_weight == 0:
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
-        values, *sums = unread.host.lists()
+        values, *sums = unread.host.lists
         result = self._result(unread.step, unread.numbers, values)
         if self.by_source is not None:
             total = over_ranks(sums.pop(0), self.world.size)
