@@ -1,4 +1,4 @@
-"""optrun: train transformers with the optimizer you mean.
+"""optrun: train transformers with exactly the optimizer you asked for.
 
 From Python: `optrun.run`, `optrun.sweep`, `optrun.compose`, `optrun.load_run`, `optrun.transfer`,
 and the decorators

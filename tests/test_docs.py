@@ -89,15 +89,46 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def relative_links(page: Path) -> list[str]:
+    text = re.sub(
+        r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S
+    )
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    return [link for link in links if not re.match(r"[a-z]+:", link)]
+
+
+def test_a_wheel_has_what_its_pages_link_to() -> None:
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    shipped = wheel["targets"]["wheel"]["force-include"]
+    in_wheel = {
+        ROOT / target / path.relative_to(ROOT / source): path
+        for source, target in shipped.items()
+        for path in (ROOT / source).rglob("*")
+    }
+    pages = {place: page for place, page in in_wheel.items() if page.suffix == ".md"}
+    assert len(pages) > 20
+    for place, page in pages.items():
+        for link in relative_links(page):
+            target = (place.parent / link.partition("#")[0]).resolve()
+            assert link.startswith("#") or target in in_wheel, f"{page.relative_to(ROOT)}: {link}"
+
+
+def test_every_file_that_a_page_names_exists() -> None:
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in (ROOT / "docs").rglob("*.md")
+        for name in re.findall(
+            r"`((?:tests|examples|benchmarks|recipes)/[\w./-]+\.\w+)", page.read_text()
+        )
+        if not (ROOT / name).is_file()
+    ]
+    assert missing == []
+
+
 def test_every_link_leads_somewhere() -> None:
     broken, checked = [], 0
     for page in PAGES:
-        text = re.sub(
-            r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S
-        )
-        for link in re.findall(r"\]\(([^)\s]+)\)", text):
-            if re.match(r"[a-z]+:", link):
-                continue
+        for link in relative_links(page):
             path, _, anchor = link.partition("#")
             target = page.parent / path if path else page
             whole = target.exists() and (not anchor or anchor in anchors(target))

@@ -11,24 +11,22 @@ from optrun.cli.verbs import VERBS
 from optrun.config.paths import config_dir, docs_dir
 
 _TRAINING = {
-    "[KEY=VALUE ...]": "train; no argument: the embedded default, real input, no download",
-    "optimizer=lamb lr=2e-3": "the same with another optimizer and peak learning rate",
-    "-m optimizer=lamb,adamw lr=1e-3,2e-3": "a sweep: one run per combination, then the comparison",
+    "[KEY=VALUE ...]": "train; without arguments a built-in demo, no download",
+    "optimizer=lamb lr=2e-3": "train with another optimizer and peak learning rate",
+    "-m optimizer=lamb,adamw lr=1e-3,2e-3": "a sweep: one run per combination, then a comparison",
     "-cn NAME|FILE.yaml [KEY=VALUE ...]": "a recipe, or a YAML file of your own",
-    "resume=RUN_DIR|CHECKPOINT|latest|auto": "go on where it stopped, in the same run directory",
-    "branch_from=RUN_DIR|CHECKPOINT [...]": (
-        "a new run from there: its weights and place in the data"
-    ),
+    "resume=RUN_DIR|CHECKPOINT|latest|auto": "continue a run where it stopped",
+    "branch_from=RUN_DIR|CHECKPOINT [...]": "a new run from these weights and this point in the data",
 }
 _MORE = """\
-optrun --help optimizer            its choices, each in a sentence
-optrun --help optimizer=lamb       every key of one
+optrun --help optimizer            the choices of a group, each in a sentence
+optrun --help optimizer=lamb       every key of one choice
 optrun --help lr                   one key: default, type, meaning
 optrun VERB --help                 what a command takes
 optrun --cfg job --resolve         the configuration that would run
-optrun --info defaults             where it comes from
-optrun --hydra-help                Hydra's own options
-eval "$(optrun -sc install=bash)"  completion
+optrun --info defaults             the files that it is composed of
+optrun --hydra-help                options that come from Hydra
+eval "$(optrun -sc install=bash)"  completion in bash
 """
 
 
@@ -42,7 +40,7 @@ def overview(config_folder: str | None) -> str:
     choices = (f"{group}: {', '.join(names)}" for group, names in groups(config_folder).items())
     return "\n".join(
         [
-            "optrun: train transformers with the optimizer you mean.",
+            "optrun: train transformers with exactly the optimizer you asked for.",
             f"Pages: {docs_dir() / 'index.md'}",
             "",
             *(f"optrun {usage:40} {meaning}" for usage, meaning in lines.items()),

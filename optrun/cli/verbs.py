@@ -3,29 +3,29 @@
 VERBS = {
     "start": (
         "FILE|FOLDER|NAME [run=true]",
-        "what data hold, which task and model fit, the commands to run",
+        "inspect data and get suggested commands",
     ),
-    "explain": ("[KEY=VALUE ...]", "which parameter gets what, without training"),
-    "evaluate": ("RUN_DIR|CHECKPOINT [...]", "metrics on the evaluation split, of other data too"),
+    "explain": ("[KEY=VALUE ...]", "lr, decay and memory of each parameter group; trains nothing"),
+    "evaluate": ("RUN_DIR|CHECKPOINT [...]", "metrics of a checkpoint, also on other data"),
     "predict": (
         "RUN_DIR data.eval=FILE out=FILE",
-        "labels, entities, texts for the rows of a file",
+        "predictions for the rows of a file",
     ),
     "report": ("DIR [DIR ...]", "compare runs and sweeps"),
     "confirm": (
         "DIR [seeds=5-9|difference=0.05]",
-        "what a sweep chose, on fresh seeds: a verdict to quote",
+        "rerun a sweep's winners on fresh seeds: a result to cite",
     ),
     "transfer": (
         'DIR [DIR ...] to="KEY=VALUE"',
-        "the lr for another size, from sweeps at smaller ones",
+        "predict the lr of a larger model from sweeps of smaller ones",
     ),
-    "verify": ("RUN_DIR|CHECKPOINT", "is every file whole?"),
+    "verify": ("RUN_DIR|CHECKPOINT", "are all files intact?"),
     "certify": (
         "resume [KEY=VALUE ...]",
-        "kill this configuration at random, resume it, prove equality",
+        "kill and resume a run, and prove that nothing changed",
     ),
-    "export": ("CHECKPOINT DEST", "a folder that transformers loads, or peft"),
+    "export": ("CHECKPOINT DEST", "a folder for transformers or peft"),
 }
 
 
