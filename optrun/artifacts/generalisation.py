@@ -76,7 +76,7 @@ class Generalisation:
     majority: Majority | None
     """None: the examples have no classes, or several each."""
     seen: int = 0
-    """How many texts of the evaluation set stand in the training data, too."""
+    """How many texts of the evaluation set are also in the training data."""
     texts: int = 0
     """Of how many."""
 
@@ -97,13 +97,13 @@ class Generalisation:
             figures += f", train/loss {number(self.train_loss)} over the last logged steps"
         if floor is not None:
             figures = (
-                f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} labels, always"
-                f" {floor.label!r} {number(floor.accuracy)}; {figures}"
+                f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} evaluation labels (always"
+                f" answering {floor.label!r} gives {number(floor.accuracy)}); {figures}"
             )
         if self.seen:
             figures += (
-                f"; {self.seen:,} of {self.texts:,} evaluation texts stand in the training"
-                " data, too"
+                f"; {self.seen:,} of {self.texts:,} evaluation texts are also in the training"
+                " data"
             )
         return f"{judgement}: {figures}"
 

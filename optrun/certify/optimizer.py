@@ -420,7 +420,7 @@ def build_reference(
         dialects = dict.fromkeys(chain.from_iterable(DIALECTS.values()))
         raise ConfigError(
             f"dialect={dialect}: no package whose formula is known here, and no optimizer that is"
-            f" registered. {did_you_mean(dialect, dialects)} A class of your own comes by --plugin"
+            f" registered. {did_you_mean(dialect, dialects)} For a class of your own, add --plugin"
             " FILE.py."
         ) from error
     title = f"{cls.__qualname__}, the class of optimizer={dialect}"

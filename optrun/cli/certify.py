@@ -20,15 +20,15 @@ state, schedule, loss scale, random states, sample order, counters and metrics l
 to the last bit. Prints the certificate and writes it as JSON, or names the first tensor that
 differs.
 
-optimizer: takes the configured optimizer and that of a package (dialect=timm, apex, deepspeed,
+optimizer: steps the configured optimizer and that of a package (dialect=timm, apex, deepspeed,
 optax, ...), or one that --plugin registers (dialect=ITS_NAME), over the same weights, gradients
-and groups. Says that they are equal, or at which step, in which tensor and by which term they
-part, with the options that would make them equal.
+and groups. Says that they are equal, or in which step, tensor and term they first differ, and
+which options would make them equal.
 
-transfer: trains models of several widths (times the base of parametrization.base, or the model
-itself) and depths for a few steps. What a layer puts out, what the steps change of it, and what
-each parameter's update adds to that must not grow or die with the size. Prints the powers, draws
-them, or names the parameter that is off.
+transfer: trains models of several widths (multiples of parametrization.base, or of the model
+itself) and depths for a few steps. The output of each layer, its change, and the share of each
+parameter's update in that change must neither grow nor vanish with the size. Prints and draws the
+exponents, or names the parameter that scales wrongly.
 
 Exit code 0: it holds; 1: it does not.
 """,

@@ -18,21 +18,20 @@ def parser() -> VerbParser:
         "confirm",
         ["DIR"],
         """
-Runs the configuration that a sweep chose for each contender on seeds that took no part in the
-choice, and gives the verdict from these alone. The same line goes on where it was stopped. A
-confirmation is planned once.
+Runs the best configuration of each optimizer of a sweep on fresh seeds, and compares them on
+these seeds alone. If it is interrupted, the same command continues it. A confirmation is planned
+once.
 
-  seeds       at least 3 fresh ones, such as 5-9 or 5,6,7; else as many as find the difference,
-              20 at most
-  difference  the smallest that matters to you, in units of the metric; else `matters` of the runs,
-              or what another seed changes (one standard deviation)
-  power       the chance with which it is found, 0.8 unless told
-  baseline    the contender that the others are compared with; else each is asked whether it could
-              be the best
-  metric      the metric to choose and compare by; else the main metric of the runs
-  by          configuration keys that tell contenders apart, as for optrun report
-  out         where the runs go; else DIR/confirm, which the report of DIR shows
-  hydra...    how they run, as for a sweep: hydra/launcher=joblib, hydra.sweeper.devices=auto
+  seeds       at least 3 fresh seeds, such as 5-9 or 5,6,7; default: as many as detect the
+              difference, at most 20
+  difference  the smallest difference that matters to you, in units of the metric; default:
+              `matters` of the runs, or one standard deviation between seeds
+  power       the probability of detecting that difference; default: 0.8
+  baseline    test the others against this one; without it, test whether each could be the best
+  metric      choose and compare by this metric; default: the main metric of the runs
+  by          compare the values of these keys, as in optrun report
+  out         folder of the runs; default: DIR/confirm, which the report of DIR shows
+  hydra...    how the runs are launched: hydra/launcher=joblib, hydra.sweeper.devices=auto
 """,
         keys={
             "seeds": "FIRST-LAST",

@@ -36,10 +36,10 @@ def parser() -> VerbParser:
         "evaluate",
         ["RUN_DIR|CHECKPOINT"],
         """
-Metrics of a checkpoint (of a run: its newest) on the evaluation split, with the configuration it
-was trained with and the changes given here, such as data.eval=other.tsv. Tokenizer and classes are
-those it was trained with. Classes get precision, recall and f1 each, and which was taken for
-which; entities likewise. Nothing is written; --json prints all figures.
+Evaluates a checkpoint, or the newest one of a run, on its evaluation split. Keys change that, such
+as data.eval=other.tsv; tokenizer and classes stay those of the training. Shows precision, recall
+and f1 of each class or kind of entity, and which classes are confused. Writes nothing; --json
+prints all figures.
 """,
         overrides="KEY",
         instead={
@@ -144,7 +144,7 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
             sys.stderr.write(f"optrun: {note}\n")
         if not isinstance(state.get("config"), dict):
             raise CheckpointError(
-                f"{checkpoint}: state.json holds no configuration: it is not whole."
+                f"{checkpoint}: state.json holds no configuration: it is damaged."
             )
         config = saved.with_schemas(state["config"], str(checkpoint))
         rebase_paths(config, original_cwd(target.run.hydra))

@@ -1,4 +1,4 @@
-"""`optrun explain`: which parameter gets what, without training."""
+"""`optrun explain`: what each parameter gets, without training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def parser() -> VerbParser:
         "explain",
         [],
         """
-Builds the model as shapes alone and says, without training and whatever its size: every parameter
-group with layer, lr at its peak, weight decay, adaptation, parameters and the bytes its state will
-take; the schedule as a curve.
+Shows what a configuration would train: the layers, peak lr, weight decay, parameters and optimizer
+state of each group, the schedule as a curve, and the rows, tokens and labels of the data. Trains
+nothing and allocates no weights, so it works for a model of any size.
 """,
         overrides="KEY",
         instead={
@@ -29,7 +29,7 @@ take; the schedule as a curve.
         },
     )
     verb_parser.add_recipe_options()
-    verb_parser.add_argument("--all", action="store_true", help="every tensor, not every group")
+    verb_parser.add_argument("--all", action="store_true", help="list every tensor instead of every group")
     verb_parser.add_argument("--json", action="store_true", help="print one JSON object")
     return verb_parser
 
@@ -51,8 +51,8 @@ def run(arguments: VerbArguments) -> int:
     for token in arguments.overrides:
         if key_of(token) == "resume" and token != "resume=null":
             raise ConfigError(
-                f"{token}: explain shows what a configuration means, not a run. Leave it out; what"
-                " a run computes stands in its config.yaml."
+                f"{token}: explain shows a configuration, not a run. Leave it out; the run's own"
+                " configuration is in its config.yaml."
             )
         if is_hydra(token) and not token.startswith("hydra.searchpath="):
             raise ConfigError(f"{token}: explain starts no run, so it has no effect; leave it out.")

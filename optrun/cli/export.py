@@ -14,15 +14,13 @@ def parser() -> VerbParser:
         "export",
         ["RUN_DIR|CHECKPOINT", "DEST"],
         """
-Writes the model of a checkpoint (of a run: its newest) in save_pretrained form: config.json,
-model.safetensors, tokenizer, model card. transformers.AutoModel...from_pretrained(DEST) loads it.
-DEST must be new or empty.
-Of a run with an adapter, writes the adapter as peft does; merge=true adds it to its base, and
-writes the whole model.
+Writes the model of a checkpoint, or of the newest one of a run, as save_pretrained does:
+config.json, model.safetensors, tokenizer, model card. AutoModel...from_pretrained(DEST) loads it.
+DEST must be new or empty. An adapter is written as peft does; merge=true writes the whole model
+with the adapter added.
 
-  push_to_hub  then publish DEST as this model repository of the Hugging Face hub, NAME or
-               OWNER/NAME, as one commit
-  private      whether a repository that is made for it is; true or false
+  push_to_hub  also publish DEST on the Hugging Face hub, as NAME or OWNER/NAME, in one commit
+  private      true: a repository that is created for it is private
 """,
         keys={"merge": "true", "push_to_hub": "NAME", "private": "true"},
     )
@@ -40,7 +38,7 @@ def run(arguments: VerbArguments) -> int:
     destination = Path(target).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(
-            f"{destination}: is there already, and nothing is overwritten. Choose a new folder."
+            f"{destination}: already exists, and optrun never overwrites files. Choose a new folder."
         )
     name_there = arguments.key_values.get("push_to_hub")
     if private is not None and name_there is None:

@@ -21,10 +21,8 @@ def parser() -> argparse.ArgumentParser:
     hydra_parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
-        if re.match(r"ambiguous option: --config(=| )", message):
-            raise ConfigError(
-                "--config: no such option. A YAML file of your own is given as -cn FILE.yaml"
-            )
+        if re.match(r"ambiguous option: --config(=| )|argument --cfg/-c.*\.ya?ml'", message):
+            raise ConfigError("To run a YAML file of your own, write optrun -cn FILE.yaml")
         raise ConfigError(f"{message}. `optrun --hydra-help` lists the options.")
 
     hydra_parser.error = refuse  # type: ignore[method-assign]
@@ -70,20 +68,20 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
     ]
     if len(several) > 1:
         raise ConfigError(
-            f"{' and '.join(several)} are given, and one answer is. Ask for them one by one."
+            f"{' and '.join(several)} are given, but optrun answers one at a time. Ask for them one by one."
         )
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
     if args.package is not None and not args.cfg:
         raise ConfigError("--package belongs to --cfg: optrun --cfg job --package optimizer")
     if args.run and args.multirun:
-        raise ConfigError("--run and --multirun are both given: which is meant?")
+        raise ConfigError("--run and --multirun are both given; leave one out.")
     if args.config_path is not None:
         raise ConfigError(
             "--config-path: not offered. --config-dir DIR adds choices and recipes of your own."
         )
     if args.experimental_rerun is not None:
-        raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR goes on with a run.")
+        raise ConfigError("--experimental-rerun: not offered. resume=RUN_DIR continues a run.")
     for at, token in enumerate([] if args.help else args.overrides):
         _refuse_blanks(args.overrides, at)
         _refuse_bare(token, [*args.overrides, ""][at + 1])
@@ -96,14 +94,14 @@ def _refuse_blanks(tokens: list[str], at: int) -> None:
     match = next(filter(None, (re.match(r"([\w./]+) ?= ?(\S+)$", line) for line in lines)), None)
     if match is not None and match[0] != tokens[at] and " " in match[0]:
         raise ConfigError(
-            f"{match[0]!r}: no blanks stand around the sign. Did you mean {match[1]}={match[2]}?"
+            f"{match[0]!r}: remove the blanks around '='. Did you mean {match[1]}={match[2]}?"
         )
 
 
 _MEANT = {
     **dict.fromkeys(
         ("train", "fit", "run"),
-        "optrun trains without a verb. Leave it out; optrun start FILE proposes a line.",
+        "optrun trains without a verb. Leave it out. `optrun start FILE` suggests a command.",
     ),
     **dict.fromkeys(
         ("sweep", "multirun"), "a sweep is optrun -m with several values, such as lr=1e-3,2e-3."
@@ -112,7 +110,7 @@ _MEANT = {
     "version": "it is optrun --version.",
     "test": "optrun evaluate RUN_DIR gives the metrics of a run, optrun predict its predictions.",
     "compare": "optrun report DIR compares runs.",
-    "optrun": "the name of the program stands once, at the beginning.",
+    "optrun": "write the program's name only once, at the beginning.",
 }
 """Words that people begin a line with, and what to type."""
 
@@ -125,7 +123,12 @@ def _refuse_bare(token: str, after: str) -> None:
     if "=" in token or token.startswith("~"):
         return
     if token in VERBS:
-        raise ConfigError(f"{token!r}: a command stands first, as in optrun {token} ...")
+        raise ConfigError(f"{token!r}: a command comes first: optrun {token} ...")
+    for word in (token, after):
+        if "=" not in word and word.endswith((".yaml", ".yml")):
+            raise ConfigError(
+                f"{token!r}: expected key=value. Did you mean optrun -cn {shell.quote(word)}?"
+            )
     if token in _MEANT:
         raise ConfigError(f"{token!r}: {_MEANT[token]}")
     if token[0] in "\u2012\u2013\u2014\u2212":
@@ -139,10 +142,6 @@ def _refuse_bare(token: str, after: str) -> None:
         and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from"))
     ):
         raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
-    if token.endswith((".yaml", ".yml")):
-        raise ConfigError(
-            f"{token!r}: expected key=value. Did you mean optrun -cn {shell.quote(token)}?"
-        )
     if os.path.isfile(token):  # noqa: PTH113 - Path raises where a word is too long for a name
         raise ConfigError(
             f"{token!r}: expected key=value. Did you mean optrun start {shell.quote(token)}?"

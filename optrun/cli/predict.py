@@ -20,14 +20,14 @@ def parser() -> VerbParser:
         "predict",
         ["RUN_DIR|CHECKPOINT"],
         """
-Predictions of a checkpoint (of a run: its newest) for each row of a file, in its order:
-labels with probabilities, entities, numbers, vectors, or generated texts.
-FILE of out ends with .jsonl, .csv or .parquet. Labels are not needed.
+Predicts each row of a file, in order, with a checkpoint or the newest one of a run: labels with
+probabilities, entities, numbers, vectors, or generated texts. The rows need no
+labels. out=FILE ends with .jsonl, .csv or .parquet.
 
-Keys: data.text_column=NAME and its kin, data.delimiter, data.encoding, data.format and
-data.column_names (how the file is read), generation.max_new_tokens=N and every other name of
-transformers' generation, data.max_length, seed, training.device,
-training.per_device_eval_batch_size, training.precision.
+Keys: data.eval=FILE; data.text_column and the other columns, data.delimiter, data.encoding,
+data.format and data.column_names, if the file differs from the training data;
+generation.max_new_tokens=N and every other name of transformers' GenerationConfig;
+data.max_length, seed, training.device, training.per_device_eval_batch_size, training.precision.
 """,
         keys={"out": "FILE"},
         overrides="KEY",

@@ -208,7 +208,7 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     from optrun.data.source import NO_SPLIT
 
     rows = without_image_decoding(source.train.rows)
-    # How evaluation rows are held back depends on the task, and stands among the facts.
+    # How evaluation rows are held out depends on the task, and stands among the facts.
     say("rows", *(note for note in source.notes if not note.startswith(NO_SPLIT)))
     try:
         roles = roles_of(rows)

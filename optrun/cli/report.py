@@ -20,16 +20,15 @@ def parser() -> VerbParser:
         "report",
         ["DIR", "..."],
         """
-Compares runs, sweeps, or folders of them: which could be the best, a table here, report.html,
-report.md and report.csv on disk (in DIR; of several in outputs/reports/DATE/TIME; or in out).
-Another metric or baseline than the sweep's own stands in the names of the files. Reads files only.
+Compares runs, sweeps, or folders of them. Prints which could be the best and a table, and writes
+report.html, report.md and report.csv to DIR (to outputs/reports/DATE/TIME for several, or to out).
+A metric or baseline other than the sweep's own becomes part of the file names. Trains nothing.
 
-  baseline  the contender that the others are tested against; else each is asked whether it could
-            be the best
-  metric    the metric to compare by, such as eval/loss; else the main metric of the runs
-  matters   the smallest difference of it that counts; else one standard deviation between seeds
-  by        configuration keys that tell contenders apart; else all that differ, but lr and the
-            optimizer's own
+  baseline  test the others against this one; without it, test whether each could be the best
+  metric    compare by this metric, such as eval/loss; default: the main metric of the runs
+  matters   the smallest difference that counts; default: one standard deviation between seeds
+  by        compare the values of these keys; default: all that differ, except lr and the keys of
+            the optimizer
 """,
         keys={
             "out": "DIR",

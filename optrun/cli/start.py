@@ -20,9 +20,9 @@ def parser() -> VerbParser:
         "start",
         ["FILE|FOLDER|NAME"],
         """
-Reads data, prints what it understood, and proposes two commands: one run, and a comparison of two
-optimizers. If it is not sure, it proposes nothing. Keys given here, such as task=masked_lm or
-data.label_column=verdict, go into both commands. run=true runs the first.
+Reads data, prints what it detected, and suggests two commands: one trains, the other compares two
+optimizers. If it is not sure, it suggests nothing. Keys that you give, such as task=masked_lm or
+data.label_column=verdict, go into both commands. run=true runs the first one.
 """,
         keys={"run": "true"},
         overrides="KEY",

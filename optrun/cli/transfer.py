@@ -21,12 +21,12 @@ def parser() -> VerbParser:
         "transfer",
         ["DIR", "..."],
         """
-Predicts the best learning rate for another width, depth, length or batch from sweeps over lr at
-two sizes or more, and names the runs that would test it. Reads files only.
+Predicts the best learning rate for another width, depth, length or batch size from sweeps over lr
+at two sizes or more, and suggests runs that test it. Trains nothing.
 
-  to      the size that is asked for, by keys that varied between the sweeps:
+  to      the size to predict for, by keys that varied between the sweeps:
           to="model.config.n_embd=512"
-  metric  the metric to judge by, such as eval/loss; else the main metric of the runs
+  metric  judge by this metric, such as eval/loss; default: the main metric of the runs
 """,
         keys={"to": '"KEY=VALUE ..."', "metric": "NAME"},
         instead={"out": "The answer is printed, and optrun report DIR draws the sweeps."},

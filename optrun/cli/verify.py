@@ -1,4 +1,4 @@
-"""`optrun verify`: is every checkpoint and the exported model whole?"""
+"""`optrun verify`: are the checkpoints and the exported model intact?"""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from optrun.cli.parser import VerbArguments, VerbParser
 if TYPE_CHECKING:
     from optrun.artifacts.run_dir import RunDir
 
-_WHOLE = "whole"
+_INTACT = "intact"
 _DAMAGED = "damaged"
 _STRANGER = "not of the checkpoint; never read"
-_STYLES = {_WHOLE: "green", _DAMAGED: "red", _STRANGER: "yellow"}
+_STYLES = {_INTACT: "green", _DAMAGED: "red", _STRANGER: "yellow"}
 
 
 def parser() -> VerbParser:
@@ -25,10 +25,9 @@ def parser() -> VerbParser:
         "verify",
         ["RUN_DIR|CHECKPOINT", "..."],
         """
-Reads every file of a checkpoint, or every checkpoint, the model and the tokenizer of a run, and
-compares size and checksum with the manifests. Metrics, summary, logs and reports are
-not covered.
-Nothing is changed. Exit code 0: all is whole; 4: the damaged file and tensor are named.
+Compares every file of a checkpoint with the size and checksum in its manifest; for a run, the
+files of all checkpoints, the model and the tokenizer. Metrics, summary, logs and reports have no
+checksums. Changes nothing. Exit code 0: all are intact; 4: a file is damaged, and named.
 """,
         instead={
             "accept": "Restore the file from a copy, or delete the damaged folder:"
@@ -74,7 +73,7 @@ def _verify(path: str) -> int:
         folder = report.folder.name
         for file in report.files:
             tensors = "" if file.tensors is None else str(file.tensors)
-            verdict = _DAMAGED if file.damaged else _WHOLE
+            verdict = _DAMAGED if file.damaged else _INTACT
             name = Text(printable(file.name))
             table.add_row(folder, name, size(file.size), tensors, Text(verdict, _STYLES[verdict]))
             folder = ""

@@ -96,7 +96,7 @@ def _missing_file_error(hydra: Hydra, config_name: str, missing: str) -> ConfigE
         if Path(f"{config_name}.yaml").is_file():
             near = f"Did you mean -cn {config_name}.yaml?"
         return ConfigError(
-            f"-cn {config_name}: no such recipe. {near} A file of your own: -cn FILE.yaml"
+            f"-cn {config_name}: no such recipe. {near} For a file of your own write -cn FILE.yaml"
         )
     kind = group or "configuration"
     message = f"{_last_file()}{group or 'defaults'}={name}: no such {kind}. {near}"

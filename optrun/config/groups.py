@@ -116,5 +116,5 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
         near = f"Did you mean {answer}?"
         close = [answer]
     every = f" Choices: {', '.join(sorted(options))}." if close else ""
-    plugin_hint = " One of your own comes by --plugin FILE.py." if group in registry.GROUPS else ""
+    plugin_hint = " For one of your own, add --plugin FILE.py." if group in registry.GROUPS else ""
     return ConfigError(f"{group}={name}: no such {group}. {near}{every}{plugin_hint}")

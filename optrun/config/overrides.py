@@ -400,8 +400,10 @@ def assign(cfg: DictConfig, key: str, value: object) -> None:
     try:
         OmegaConf.update(cfg, key, value, merge=isinstance(value, dict), force_add=is_open)
     except OmegaConfBaseException as error:
-        expected = expected_type(error)
-        raise ConfigError(f"{key}={in_yaml(value)}: expected {expected}.") from error
+        message = f"{key}={in_yaml(value)}: expected {expected_type(error)}."
+        if key == "seed":
+            message += " For several seeds write optrun -m seed=0,1,2"
+        raise ConfigError(message) from error
 
 
 def is_hydra(token: str) -> bool:

@@ -25,7 +25,7 @@ def shipped(folder: str, mark: str) -> Path:
         if (candidate / mark).is_file():
             return candidate
     raise ConfigError(
-        f"{folder}/{mark} is missing beside {_PACKAGE}: the installation is not whole. Install"
+        f"{folder}/{mark} is missing beside {_PACKAGE}: the installation is incomplete. Install"
         " optrun again."
     )
 

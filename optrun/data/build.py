@@ -48,7 +48,7 @@ def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
         return source
     train = source.train
     if config.eval_fraction == 0:
-        source.eval_sets = {"": Split(train.rows.select([]), f"{train.key} (held back)")}
+        source.eval_sets = {"": Split(train.rows.select([]), f"{train.key} (held out)")}
         source.notes.append("data.eval_fraction=0: trained on all rows, evaluated on none")
         return source
     source.train, evaluation, note = cut(

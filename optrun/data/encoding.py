@@ -140,7 +140,7 @@ def _check_western(chunks: Iterable[bytes], fault: NotDecodableError) -> str:
     if is_plausible and not _DOUBTFUL.search(sample.decode(_WESTERN, "replace")):
         return f"line {fault.line:,} is {line!r}"
     raise UnreadableFileError(
-        f"the bytes of line {fault.line:,} are no UTF-8; as cp1252 it would be {line!r}. If"
+        f"the bytes of line {fault.line:,} are not UTF-8; as cp1252 it would be {line!r}. If"
         " the file is not damaged, name its encoding: data.encoding=cp1251 (Cyrillic), cp1250"
         " (Central Europe), cp1252 (Western Europe), cp1254 (Turkish), gb18030 (Chinese) or"
         " shift_jis (Japanese)."

@@ -158,7 +158,7 @@ def innermost_error(error: BaseException) -> str:
         error = error.__cause__
     message = " ".join(str(error).split()) or "no reason given"
     if isinstance(error, UnicodeDecodeError):
-        message = f"its bytes are no UTF-8 ({message})"
+        message = f"its bytes are not UTF-8 ({message})"
     if len(message) > 400:
         message = f"{message[:400]} ..."
     return f"{type(error).__name__}: {message}"

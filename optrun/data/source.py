@@ -93,7 +93,7 @@ class Source:
     prompt: str | None = None
     """A text whose continuation shows a person what a language model learnt from this source."""
     cut_from_train: bool = False
-    """Whether the evaluation rows were held back from the training rows."""
+    """Whether the evaluation rows were held out from the training rows."""
     classes: list[str] | None = None
     """The classes by number, where a trained model has them already; None: those of the training
     rows."""
@@ -116,7 +116,7 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
         fraction: Share to hold back, in (0, 1).
         seed: Picks the rows.
         documents: True where rows are documents to be joined: with fewer than 20 of them the end of
-            each document is held back instead, at a line break or a space near it.
+            each document is held out instead, at a line break or a space near it.
 
     Returns:
         Training rows, evaluation rows, and a sentence that says what was done.
@@ -142,9 +142,9 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
     is_held[order[:held_count]] = True
     train = split.take(np.flatnonzero(~is_held))
     evaluation = split.take(np.flatnonzero(is_held))
-    evaluation.key = f"{split.key} (held back)"
+    evaluation.key = f"{split.key} (held out)"
     which = (
-        f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held back by seed {seed}"
+        f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held out at random by seed {seed}"
     )
     return train, evaluation, f"{NO_SPLIT}: {which}"
 
@@ -158,10 +158,10 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
         end = _end_of_head(text, fraction)
         heads.append(text[:end])
         tails.append(text[end:])
-    note = f"{NO_SPLIT}: the last {fraction:.0%} of each text of {split.key} held back"
+    note = f"{NO_SPLIT}: the last {fraction:.0%} of each text of {split.key} held out"
     return (
         Split(TextRows(heads), split.key, content=content and f"{content} head"),
-        Split(TextRows(tails), f"{split.key} (held back)", content=content and f"{content} tail"),
+        Split(TextRows(tails), f"{split.key} (held out)", content=content and f"{content} tail"),
         note,
     )
 

@@ -85,7 +85,7 @@ def stdlib_source(
     )
     key = f"data={config.name}"
     train = Split(rows(picked[held_files:]), key)
-    evaluation = Split(rows(picked[:held_files]), f"{key} (held back)")
+    evaluation = Split(rows(picked[:held_files]), f"{key} (held out)")
     return Source(
         train, {"": evaluation}, columns, cut_from_train=True, notes=[f"{note} to evaluate on"]
     )

@@ -36,7 +36,7 @@ _READ = 1 << 22
 def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
     """Map the files of `data.train` and `data.eval`.
 
-    Without the latter the end of the stream is held back.
+    Without the latter the end of the stream is held out.
 
     Raises:
         ConfigError: No such file, one that is cut short or of another format, too few tokens for a
@@ -58,10 +58,10 @@ def load_tokens(config: TokensConfig, *, documents: bool) -> Source:  # noqa: AR
         if config.eval_fraction and total - border < config.max_length:
             border = max(0, total - config.max_length)
         sets[""] = _split(
-            train, config, "data.train (held back)", border, total, empty=not config.eval_fraction
+            train, config, "data.train (held out)", border, total, empty=not config.eval_fraction
         )
         if config.eval_fraction:
-            notes.append(f"{NO_SPLIT}: the last {total - border:,} tokens of data.train held back")
+            notes.append(f"{NO_SPLIT}: the last {total - border:,} tokens of data.train held out")
         else:
             notes.append("data.eval_fraction=0: trained on all tokens, evaluated on none")
     split = _split(train, config, "data.train", 0, border)

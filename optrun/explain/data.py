@@ -38,7 +38,7 @@ class Sampled:
 
     Attributes:
         train_rows: Number of training rows.
-        eval_rows: Number of evaluation rows in all sets; held back from the training rows if none
+        eval_rows: Number of evaluation rows in all sets; held out from the training rows if none
             are named.
         looked_at: Number of sampled training and evaluation rows.
         examples: Training examples of an epoch (a row may give several or none); None: only the run
@@ -110,7 +110,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     except ConfigError as error:
         if is_complete:
             raise
-        notes.append(f"Of a sample of the data: {error}")
+        notes.append(f"In a sample of the data: {error}")
         return unread
     notes += looked_into.notes[notes_of_loading:]
     spec = _spec(config, task, tokenizer)

@@ -56,11 +56,11 @@ def data_lines(facts: Facts) -> list[str]:
     if data is None:
         return []
     sizes = (data.train_rows, data.eval_rows)
-    line = f"data   {plural(sizes[0], 'row')} to train on, {sizes[1]:,} to evaluate on"
+    line = f"data   {plural(sizes[0], 'row')} for training, {sizes[1]:,} for evaluation"
     if data.facts is None:
         return ["", line]
     if data.looked_at != sizes:
-        line += "; a sample of {:,} and {:,} of them:".format(*data.looked_at)
+        line += "; the figures below are of {:,} and {:,} of them:".format(*data.looked_at)
     lines = ["", line, *data_check(data.facts)]
     if data.example is not None:
         lines += ["", "the first training row; what carries loss stands between « and »:"]

@@ -171,7 +171,7 @@ def build_optimizer(
         names = {*members, *(group.get("optimizer", choice) for group in groups)}
         if all(is_builtin(name) for name in names if class_of(name)):
             return build(groups)
-        hint = "Mend it, or take another optimizer."
+        hint = "Fix it, or choose another optimizer."
         key = f"optimizer={choice}"
         return build_checked(build, groups, key=key, owner=cls.__name__, hint=hint)
     except ConfigError:

@@ -144,7 +144,7 @@ def build_pytorch_optimizer(
         lr=lr,
         key=f"optimizer.class_name={class_name}",
         owner=f"pytorch_optimizer's {cls.__name__}",
-        hint="Change optimizer.kwargs, or take another optimizer.",
+        hint="Change optimizer.kwargs, or choose another optimizer.",
     )
 
 
@@ -177,7 +177,7 @@ def build_plain(
         lr=lr,
         key=f"optimizer={choice}",
         owner=cls.__name__,
-        hint="Mend it, or take another optimizer.",
+        hint="Fix it, or choose another optimizer.",
     )
 
 

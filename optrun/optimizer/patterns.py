@@ -48,7 +48,7 @@ def matching(
             close = nearest(text, names) or list(names)[:3]
             raise ValueError(
                 f"{option}: {text!r} matches none of {len(names)} parameter names (such as"
-                f" {', '.join(close)}). Mend the pattern, take it out, or pass"
+                f" {', '.join(close)}). Fix the pattern, remove it, or pass"
                 " unmatched_patterns='ignore'."
             )
         matched |= hits

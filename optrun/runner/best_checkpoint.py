@@ -28,7 +28,7 @@ def describe_best(summary: PlainMapping) -> str:
         return message
     loss = loss_beside(main["name"])
     if "loss" in best and loss != main["name"]:
-        lower = f"the lower {loss} ({number(best['loss'])}), then "
+        lower = f"the lower {loss} ({number(best['loss'])}), then by "
     else:
         lower = ""
-    return f"{message}, a tie of {int(best['tied'])} evaluations: {lower}the later step is taken"
+    return f"{message}; tie of {int(best['tied'])} evaluations, broken by {lower}the later step"

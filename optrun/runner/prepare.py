@@ -62,7 +62,7 @@ class Prepared:
     model: PreTrainedModel
     notes: list[str]
     cut_from_train: bool
-    """Whether the evaluation rows were held back from the training rows."""
+    """Whether the evaluation rows were held out from the training rows."""
     facts: DataFacts
     spec: ModelSpec
     """What task and tokenizer ask of the model."""

@@ -305,7 +305,7 @@ def test_ranks_start_again_from_the_last_checkpoint(tmp_path: Path) -> None:
         code, said = again.end()
     assert code == 75, said
     assert "Starting again, 1 of 1" in said
-    assert "going on from" in said
+    assert "resuming from" in said
     assert summary(run.run)["global_step"] > before
 
 

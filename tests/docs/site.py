@@ -1,17 +1,23 @@
-"""Prepare pages for the site.
-
-A link out of docs/ has no page there, so its words stay without it.
-"""
+"""Prepare the site: its menu without the pages that only `make docs` writes."""
 
 from __future__ import annotations
 
-import re
-
-OUTSIDE = re.compile(
-    r"\[([^\]]+)\]\((?:\.\./)+(?:optrun|conf|tests|examples|benchmarks|README|CONTRIBUTING|CHANGELOG)[^)]*\)"
-)
+from pathlib import Path
+from typing import Any
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
-    """Replace links to files that are no page by their words; MkDocs calls this for every page."""
-    return OUTSIDE.sub(r"\1", markdown)
+def on_config(config: Any, **_: object) -> Any:
+    """Drop menu entries whose page is missing, such as `reference/zoo.md`.
+
+    MkDocs calls this once.
+    """
+    docs = Path(config["docs_dir"])
+    for section in config["nav"]:
+        for entries in section.values():
+            if isinstance(entries, list):
+                entries[:] = [
+                    entry
+                    for entry in entries
+                    if all((docs / page).exists() for page in entry.values())
+                ]
+    return config

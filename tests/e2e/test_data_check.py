@@ -143,7 +143,7 @@ def test_explain_looks_at_named_data(folder: Path, capsys: pytest.CaptureFixture
     assert optrun("explain", *words(*TINY_BERT)) == 0
     said = capsys.readouterr().out
     for piece in (
-        "60 rows to train on, 3 to evaluate on",
+        "60 rows for training, 3 for evaluation",
         "even: 50.0 %",
         "cuts 1 of 3 examples",
         "1 of 3 texts of data.eval",

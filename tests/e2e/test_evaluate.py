@@ -152,8 +152,8 @@ def test_rows_that_training_may_have_seen_are_told(evaluate: Evaluate) -> None:
     assert evaluate("run")[2] == ""
     code, _, said = evaluate("run", "seed=1")
     assert code == 0
-    assert "not those that were held back" in said
+    assert "not those that were held out" in said
     assert "data.eval" in said
     labelled("train.csv", ["dog", "cat"], rows=80)
-    assert "not those that were held back" in evaluate("run")[2]
+    assert "not those that were held out" in evaluate("run")[2]
     assert evaluate("run", "data.eval=train.csv")[2] == ""

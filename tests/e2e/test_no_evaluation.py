@@ -192,4 +192,4 @@ def test_rows_cut_off_afterwards_were_trained_on(
     assert optrun("evaluate", "run") == 2
     assert "none to evaluate on: stdlib." in capsys.readouterr().err
     assert optrun("evaluate", "run", "data.eval_fraction=0.1") == 0
-    assert "not those that were held back" in "".join(capsys.readouterr())
+    assert "not those that were held out" in "".join(capsys.readouterr())

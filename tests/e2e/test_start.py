@@ -47,7 +47,7 @@ def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str], forked_j
         "Review (text)",
         "verdict (label)",
         "not read by task=sequence_classification: id",
-        "54 rows to train on",
+        "54 rows for training",
         "good: ",
         "18 runs",
         "nothing was written",
@@ -352,9 +352,9 @@ def test_a_text_is_held_back_as_training_does(
 ) -> None:
     (here / "a.txt").write_text("\nTo be or not to be\n" * 400)
     said, _ = started(capsys, "a.txt", "task.sample_tokens=0")
-    assert "the last 10% of each text of data.train held back" in said
-    assert "held back by seed" not in said
-    assert "1 row to train on" in said
+    assert "the last 10% of each text of data.train held out" in said
+    assert "held out at random" not in said
+    assert "1 row for training" in said
     assert all(
         line.removeprefix("example").strip() for line in said.splitlines() if "example " in line[:8]
     )

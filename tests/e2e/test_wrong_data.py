@@ -344,7 +344,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.jsonl",
         lines(*ROWS).encode() + b'{"text":"th\x81","label":0}\n',
-        ["a.jsonl", "line 13", "no UTF-8", "data.encoding=cp1251"],
+        ["a.jsonl", "line 13", "not UTF-8", "data.encoding=cp1251"],
     ),
     (
         "a zero byte far down",

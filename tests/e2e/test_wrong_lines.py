@@ -79,7 +79,7 @@ def test_a_file_alone_is_what_start_takes(
 
 
 def test_a_command_stands_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "a command stands first" in refusal(capsys, "--config-dir", ".", "explain")
+    assert "a command comes first" in refusal(capsys, "--config-dir", ".", "explain")
 
 
 def test_a_recipe_may_be_called_like_a_verb(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_the_damaged_newest_is_named_and_the_one_before_is_exact(
     assert code == 0
     assert "step-00000005/optimizer.safetensors: 1,000 bytes" in said
     assert "step-00000004/manifest.json: missing" in said
-    assert "going on from" in said
+    assert "resuming from" in said
     assert "step-00000003" in said
     straight.same(run)
     left = {path.name for path in run.checkpoints.iterdir()}

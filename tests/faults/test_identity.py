@@ -70,7 +70,7 @@ def test_a_checkpoint_of_another_run_is_passed_over(
     assert code == 0
     assert "step-00000005: of another run" in said
     assert "step-00000005 was renamed to foreign-step-00000005-1" in said
-    assert "going on from run/checkpoints/step-00000003" in said
+    assert "resuming from run/checkpoints/step-00000003" in said
     straight.same(run)
 
 

@@ -128,7 +128,7 @@ def test_the_same_metric_by_its_name_is_no_other(
         == 0
     )
     assert "from here on" not in capsys.readouterr().out.replace(
-        "what is computed from here on", ""
+        "changes training", ""
     )
     assert there() == ([1, 5], "step-00000001")
 

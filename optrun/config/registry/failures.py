@@ -35,7 +35,7 @@ def failure_of_others(error: BaseException) -> OptrunError | None:
         return None
     return OptrunError(
         f"{position}: {_description(error)}. It registers {', '.join(names)}. "
-        "Mend it there; HYDRA_FULL_ERROR=1 shows the traceback."
+        "Fix it there; HYDRA_FULL_ERROR=1 shows the traceback."
     )
 
 

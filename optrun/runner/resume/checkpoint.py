@@ -211,7 +211,7 @@ def open_checkpoint(
         skipped = {
             folder: "superseded" for folder in folders if step_of(folder) > snapshot.global_step
         }
-        notes = [f"going on from {resume.checkpoint}"]
+        notes = [f"resuming from {resume.checkpoint}"]
         return OpenedCheckpoint(
             snapshot, resume.checkpoint, None, resume.started_from, notes, skipped
         )
@@ -225,7 +225,7 @@ def open_checkpoint(
             wrong.append(str(error))
             skipped[folder] = "foreign" if isinstance(error, ForeignCheckpointError) else "damaged"
             continue
-        notes = [*(f"{reason} Passed over." for reason in wrong), f"going on from {folder}"]
+        notes = [*(f"{reason} Passed over." for reason in wrong), f"resuming from {folder}"]
         return OpenedCheckpoint(snapshot, folder, None, resume.started_from, notes, skipped)
     if wrong:
         reasons = "".join(f"\n  {reason}" for reason in wrong)

@@ -48,14 +48,14 @@ _PLAN = {
 }
 
 MEANINGS = {
-    "harmless": "the numbers stay the same",
-    "rounding": "the same numbers but for rounding",
-    "evaluation": "when it is evaluated, and what goes by that: a plateau schedule, early stopping",
-    "best": "which checkpoint is best, and when early stopping ends training",
-    "nonfinite": "what follows a step that is not finite, and where a rollback goes back to",
-    "length": "how long it trains",
-    "data": "which examples come next",
-    "mathematics": "what is computed from here on",
+    "harmless": "changes no number",
+    "rounding": "changes numbers by rounding only",
+    "evaluation": "changes when it is evaluated, and so a plateau schedule and early stopping",
+    "best": "changes which checkpoint is best, and when early stopping ends training",
+    "nonfinite": "changes what follows a step that is not finite, and where a rollback returns to",
+    "length": "changes the length",
+    "data": "changes which examples come next",
+    "mathematics": "changes training",
 }
 
 
@@ -152,9 +152,8 @@ def refuse_idle(changes: Changes, done: int) -> None:
     ]
     if idle:
         raise ConfigError(
-            f"{', '.join(idle)}: all {done} steps are done, so nothing would be computed with it."
-            f" training.max_steps=N with more than {done} prolongs the run; without this change it"
-            " stays as it is."
+            f"{', '.join(idle)}: all {done} steps are done, so it would have no effect."
+            f" training.max_steps=N with more than {done} prolongs the run."
         )
 
 
@@ -179,7 +178,7 @@ def table(
     Example:
         >>> print(table({"lr": (0.1, 0.2)}))
         changed since this checkpoint was saved, and what each key affects:
-          lr  0.1 -> 0.2  what is computed from here on
+          lr  0.1 -> 0.2  changes training
     """
     if not changes:
         return ""

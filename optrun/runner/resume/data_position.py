@@ -203,12 +203,12 @@ def warn_of_other_eval_rows(saved: CheckpointMetadata, evaluation: ExampleSource
 
     Args:
         saved: Metadata of the checkpoint.
-        evaluation: The evaluation examples held back from the training rows now.
+        evaluation: The evaluation examples held out from the training rows now.
     """
     if saved.plan["fingerprint"].split("-")[1] == evaluation.fingerprint()[:16]:
         return None
     return (
-        "warning: the evaluation examples are not those that were held back when the checkpoint was"
+        "warning: the evaluation examples are not those that were held out when the checkpoint was"
         " trained: the data, its preparation or the seed is another one, so that it may have been"
         " trained on some of them. Name rows it has not seen with data.eval."
     )

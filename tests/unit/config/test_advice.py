@@ -148,7 +148,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["version"], ["optrun --version"]),
     (["test"], ["optrun evaluate RUN_DIR"]),
     (["compare"], ["optrun report DIR"]),
-    (["optrun"], ["stands once"]),
+    (["optrun"], ["only once"]),
     (["data.delimiter=,"], ['data.delimiter=","']),
     (["num_labels=3"], ["counted in the rows"]),
     (["dropout=0.1"], ["model.config.resid_pdrop"]),

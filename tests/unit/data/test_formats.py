@@ -231,7 +231,7 @@ CASES: list[Case] = [
         "a.csv",
         "text,label\nçok güzel şarkı,iyi\n".encode("cp1254"),
         {},
-        ["no UTF-8", "as cp1252 it would be 'çok güzel þarký", "cp1254 (Turkish)"],
+        ["not UTF-8", "as cp1252 it would be 'çok güzel þarký", "cp1254 (Turkish)"],
         [],
     ),
     (
@@ -247,7 +247,7 @@ CASES: list[Case] = [
         "a.csv",
         "text,label\nżółw i pięć łódź,dobry\n".encode("cp1250"),
         {},
-        ["no UTF-8", "cp1250 (Central Europe)"],
+        ["not UTF-8", "cp1250 (Central Europe)"],
         [],
     ),
     ("Latin-1", "a.csv", LATIN.encode("latin-1"), {}, LATIN_ROWS, ["cp1252", "café"]),
@@ -264,7 +264,7 @@ CASES: list[Case] = [
         "a.csv",
         RUSSIAN.encode("cp1251"),
         {},
-        ["no UTF-8", "data.encoding=", "cp1251 (Cyrillic)"],
+        ["not UTF-8", "data.encoding=", "cp1251 (Cyrillic)"],
         [],
     ),
     (
@@ -280,7 +280,7 @@ CASES: list[Case] = [
         "a.csv",
         "text,label\ngęsią złotą,good\n".encode("cp1250"),
         {},
-        ["no UTF-8", "cp1250"],
+        ["not UTF-8", "cp1250"],
         [],
     ),
     (
@@ -288,7 +288,7 @@ CASES: list[Case] = [
         "a.csv",
         "text,label\nun café très long,good\nles élèves,a\n".encode("mac-roman"),
         {},
-        ["no UTF-8"],
+        ["not UTF-8"],
         [],
     ),
     (
@@ -296,7 +296,7 @@ CASES: list[Case] = [
         "a.csv",
         "text,label\n今天天气很好,good\n".encode("gb18030"),
         {},
-        ["no UTF-8", "gb18030"],
+        ["not UTF-8", "gb18030"],
         [],
     ),
     (
@@ -304,7 +304,7 @@ CASES: list[Case] = [
         "a.csv",
         "text,label\nとても良い,good\n".encode("shift_jis"),
         {},
-        ["no UTF-8", "shift_jis"],
+        ["not UTF-8", "shift_jis"],
         [],
     ),
     (
@@ -320,7 +320,7 @@ CASES: list[Case] = [
         "a.csv",
         b"text,label\n\x81,1\n",
         {},
-        ["line 2", "no UTF-8", "damaged"],
+        ["line 2", "not UTF-8", "damaged"],
         [],
     ),
     (

@@ -103,7 +103,7 @@ def test_the_end_is_held_back_or_named(tmp_path: Path) -> None:
     assert isinstance(held, TokenBlocks)
     assert (len(blocks(made)), len(held)) == (90, 10)
     assert (joined(held) == IDS[903:1003]).all()
-    assert "last 100 tokens of data.train held back" in made.notes[0]
+    assert "last 100 tokens of data.train held out" in made.notes[0]
     named = load(train, eval={"a": str(other), "b": str(train)})
     assert [len(split.rows) for split in named.eval_sets.values()] == [5, 100]
     assert len(blocks(named)) == 100

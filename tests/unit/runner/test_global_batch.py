@@ -202,7 +202,7 @@ def test_the_table_says_what_becomes_of_the_numbers() -> None:
     assert "rounding" in kept
     assert "8 examples a step, as before" in kept
     other = table({"distributed.name": ("ddp", "none")}, examples=(8, 4))
-    for fact in ("which examples come next", "8 a step then", "4 now"):
+    for fact in ("changes which examples come next", "8 a step then", "4 now"):
         assert fact in other
     assert (
         meaning("distributed.param_dtype") == meaning("distributed.reduce_dtype") == "mathematics"
