@@ -97,13 +97,12 @@ class Generalisation:
             figures += f", train/loss {number(self.train_loss)} over the last logged steps"
         if floor is not None:
             figures = (
-                f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} evaluation labels (always"
-                f" answering {floor.label!r} gives {number(floor.accuracy)}); {figures}"
+                f"accuracy {number(floor.model_accuracy)} on {floor.examples:,} evaluation labels"
+                f" (always answering {floor.label!r} gives {number(floor.accuracy)}); {figures}"
             )
         if self.seen:
             figures += (
-                f"; {self.seen:,} of {self.texts:,} evaluation texts are also in the training"
-                " data"
+                f"; {self.seen:,} of {self.texts:,} evaluation texts are also in the training data"
             )
         return f"{judgement}: {figures}"
 

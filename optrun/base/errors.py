@@ -159,7 +159,7 @@ def refuse_existing(key: str, path: str | os.PathLike[str]) -> None:
     """
     if os.path.lexists(path):
         raise ConfigError(
-            f"{key}: already exists, and optrun never overwrites files. Choose another name."
+            f"{key}: already exists, and nothing is overwritten. Choose another name."
         )
 
 

@@ -29,7 +29,7 @@ nothing and allocates no weights, so it works for a model of any size.
         },
     )
     verb_parser.add_recipe_options()
-    verb_parser.add_argument("--all", action="store_true", help="list every tensor instead of every group")
+    verb_parser.add_argument("--all", action="store_true", help="list tensors instead of groups")
     verb_parser.add_argument("--json", action="store_true", help="print one JSON object")
     return verb_parser
 

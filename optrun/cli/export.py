@@ -38,7 +38,7 @@ def run(arguments: VerbArguments) -> int:
     destination = Path(target).expanduser()
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConfigError(
-            f"{destination}: already exists, and optrun never overwrites files. Choose a new folder."
+            f"{destination}: already exists, and nothing is overwritten. Choose a new folder."
         )
     name_there = arguments.key_values.get("push_to_hub")
     if private is not None and name_there is None:

@@ -67,9 +67,7 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         option for option, is_given in {**answers, "-sc": args.shell_completion}.items() if is_given
     ]
     if len(several) > 1:
-        raise ConfigError(
-            f"{' and '.join(several)} are given, but optrun answers one at a time. Ask for them one by one."
-        )
+        raise ConfigError(f"{' and '.join(several)} are given together. Ask for them one by one.")
     if args.resolve and not (args.cfg or args.help):
         raise ConfigError("--resolve belongs to --cfg: optrun --cfg job --resolve")
     if args.package is not None and not args.cfg:

@@ -16,7 +16,7 @@ _TRAINING = {
     "-m optimizer=lamb,adamw lr=1e-3,2e-3": "a sweep: one run per combination, then a comparison",
     "-cn NAME|FILE.yaml [KEY=VALUE ...]": "a recipe, or a YAML file of your own",
     "resume=RUN_DIR|CHECKPOINT|latest|auto": "continue a run where it stopped",
-    "branch_from=RUN_DIR|CHECKPOINT [...]": "a new run from these weights and this point in the data",
+    "branch_from=RUN_DIR|CHECKPOINT [...]": "a new run from its weights and point in the data",
 }
 _MORE = """\
 optrun --help optimizer            the choices of a group, each in a sentence

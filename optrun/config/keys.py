@@ -175,7 +175,7 @@ def _not_among(
     within = [name for name in keys if name.startswith(f"{head}.") and name.endswith(f".{leaf}")]
     if choices_with_key:
         owners = " or ".join(f"{head}={choice}" for choice in choices_with_key)
-        hint = f"Did you mean {' or '.join(within)}? " if within else f"It belongs to {owners}: add that. "
+        hint = f"Did you mean {' or '.join(within)}? " if within else f"It belongs to {owners}. "
     elif head == "model" and "config" in siblings and not close:
         hint = f"Options of transformers' configuration are model.config.KEY: model.config.{leaf}. "
     chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head

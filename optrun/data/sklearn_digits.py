@@ -42,5 +42,5 @@ def load_sklearn_digits(config: DigitsConfig, *, documents: bool) -> Source:
     if not config.eval_fraction:
         return Source(every, {}, columns_config)
     train, evaluation, _ = cut(every, config.eval_fraction, seed=0, documents=documents)
-    note = f"{len(train.rows):,} images for training, {len(evaluation.rows):,} others for evaluation"
+    note = f"{len(train.rows):,} images for training, {len(evaluation.rows):,} for evaluation"
     return Source(train, {"": evaluation}, columns_config, cut_from_train=True, notes=[note])

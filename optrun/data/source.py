@@ -143,10 +143,8 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
     train = split.take(np.flatnonzero(~is_held))
     evaluation = split.take(np.flatnonzero(is_held))
     evaluation.key = f"{split.key} (held out)"
-    which = (
-        f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key} held out at random by seed {seed}"
-    )
-    return train, evaluation, f"{NO_SPLIT}: {which}"
+    which = f"{len(evaluation.rows):,} of {len(rows):,} rows of {split.key}"
+    return train, evaluation, f"{NO_SPLIT}: {which} held out at random by seed {seed}"
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:

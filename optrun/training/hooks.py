@@ -227,8 +227,8 @@ class Hooks:
             line = " ".join(str(error).split())[:500]
             raise OptrunError(
                 f"{key}: {method} raised {type(error).__name__}: {line} (after step"
-                f" {self.training.global_step}). HYDRA_FULL_ERROR=1 shows where. Fix it and continue"
-                f" with: {self.training.command(f'resume={self.training.run_dir}', mended=True)}"
+                f" {self.training.global_step}). HYDRA_FULL_ERROR=1 shows where. Fix it, then"
+                f" run: {self.training.command(f'resume={self.training.run_dir}', mended=True)}"
             ) from error
         finally:
             self.training.caller = ""

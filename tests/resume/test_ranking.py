@@ -127,9 +127,7 @@ def test_the_same_metric_by_its_name_is_no_other(
         )
         == 0
     )
-    assert "from here on" not in capsys.readouterr().out.replace(
-        "changes training", ""
-    )
+    assert "from here on" not in capsys.readouterr().out.replace("changes training", "")
     assert there() == ([1, 5], "step-00000001")
 
 
