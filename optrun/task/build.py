@@ -1,10 +1,10 @@
-"""A task configuration to its task."""
+"""Build the task of a configuration, over one source or over a mixture."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from optrun.base.errors import ConfigError
@@ -21,22 +21,22 @@ from optrun.task.base import Task
 
 
 def task_class(config: TaskConfig) -> type[Task]:
-    """Return the class of a task, before any data is read.
+    """Return the registered class of a task.
 
     Raises:
-        ConfigError: A configuration that is no task's.
+        ConfigError: The configuration is that of no registered task.
     """
     kind: type[Task] = registry.choices("task")[kind_of("task", SCHEMAS, config)].load()
     return kind
 
 
 def predictor_class(config: TaskConfig) -> Any:
-    """Return the predictor class of a task.
+    """Return the class that predicts rows of a file for a task, from its `predictor` attribute.
 
-    Its `predictor`, an `optrun.plugin.Predictor`.
+    The attribute is a class, or `MODULE:CLASS`, which is imported now.
 
     Raises:
-        ConfigError: It names none, or one that cannot be imported.
+        ConfigError: The task has none, or it cannot be imported.
     """
     kind = task_class(config)
     reference = kind.predictor
@@ -60,17 +60,20 @@ def predictor_class(config: TaskConfig) -> Any:
 def build_task(
     config: TaskConfig, data: DataConfig, source: Source, tokenizer: object, *, seed: int
 ) -> Task:
-    """Read a source as a task's examples.
+    """Build a task, with the examples of all splits of a source.
 
     Args:
         config: The task choice.
         data: Lengths and limits.
-        source: Rows of all splits.
-        tokenizer: Of the model; its image preparation where the task is about images.
-        seed: Picks examples where they are limited.
+        source: Rows of all splits; a note is added to it for columns that nothing reads.
+        tokenizer: Of the model; for a task on images the model's image preparation.
+        seed: Picks the examples if `data.max_train_examples` limits them.
+
+    Returns:
+        The task; of a mixture that of its first source, with the examples of all sources.
 
     Raises:
-        ConfigError: Columns, labels or texts that do not fit the task.
+        ConfigError: Columns, labels or texts do not fit the task; of a mixture with the source.
     """
     kind = task_class(config)
     if not isinstance(source, MixedSource):
@@ -79,42 +82,49 @@ def build_task(
         return task
     assert isinstance(data, MixtureConfig)
     tasks: dict[str, Task] = {}
-    for name, part in source.parts.items():
+    for name, one_source in source.parts.items():
         with name_source_in_errors(name):
-            tasks[name] = kind(config, data, part, tokenizer, seed=seed)
-            tasks[name].notes += unread_columns(part, tasks[name].name)
-    return _mixed(tasks, data, seed=seed)
+            tasks[name] = kind(config, data, one_source, tokenizer, seed=seed)
+            tasks[name].notes += unread_columns(one_source, tasks[name].name)
+    return _mix_tasks(tasks, data, seed=seed)
 
 
-def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task:
-    """Make the task of the first source, with the examples of all.
+def _mix_tasks(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task:
+    """Give the task of the first source the examples and notes of all sources.
+
+    Evaluation sets keep their source's name, as in `eval/SOURCE/loss`; empty ones are left out.
+
+    Args:
+        tasks: The task of each source; the first one is changed.
+        data: Weights of the sources.
+        seed: Of the order of the examples.
 
     Raises:
-        ConfigError: Sources with different classes, or one without an example.
+        ConfigError: Sources with different classes, or one without a training example.
     """
     task = next(iter(tasks.values()))
-    for name, part in tasks.items():
-        if part.labels != task.labels:
+    for name, source_task in tasks.items():
+        if source_task.labels != task.labels:
             raise ConfigError(
-                f"data.mixture.{name}: its labels are {', '.join(part.labels[:12])}; those of"
-                f" {next(iter(tasks))} are {', '.join(task.labels[:12])}. The sources of a mixture"
-                " have the same labels."
+                f"data.mixture.{name}: its labels are {', '.join(source_task.labels[:12])}; those"
+                f" of {next(iter(tasks))} are {', '.join(task.labels[:12])}. The sources of a"
+                " mixture have the same labels."
             )
-        if not len(part.train):
+        if not len(source_task.train):
             raise ConfigError(f"data.mixture.{name}: there is no example in it to train on.")
     task.sources = list(tasks)
     task.join(list(tasks.values()))
     task.train = MixedExamples(
-        {name: part_task.train for name, part_task in tasks.items()},
+        {name: source_task.train for name, source_task in tasks.items()},
         data.weights(),
         data.stopping_strategy,
         seed=seed,
     )
     eval_sets = {}
     notes = []
-    for name, part_task in tasks.items():
-        notes += [f"{name}: {note}" for note in part_task.notes]
-        for set_name, examples in part_task.eval_sets.items():
+    for name, source_task in tasks.items():
+        notes += [f"{name}: {note}" for note in source_task.notes]
+        for set_name, examples in source_task.eval_sets.items():
             if len(examples):
                 eval_sets[mixed_eval_name(name, set_name)] = examples
     task.eval_sets = eval_sets or {"": task.eval}
@@ -123,13 +133,13 @@ def _mixed(tasks: Mapping[str, Task], data: MixtureConfig, *, seed: int) -> Task
 
 
 def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
-    """Yield the training texts for a new tokenizer, alternating between sources.
+    """Yield the training texts for a new tokenizer; of a mixture one text of each source in turn.
 
     Raises:
-        ConfigError: A missing column.
+        ConfigError: A column is missing.
     """
     kind = task_class(config)
     if not isinstance(source, MixedSource):
         return kind.vocabulary(source)
-    rounds = zip_longest(*(kind.vocabulary(part) for part in source.parts.values()))
-    return (text for texts in rounds for text in texts if text is not None)
+    rounds = zip_longest(*map(kind.vocabulary, source.parts.values()))
+    return (text for text in chain.from_iterable(rounds) if text is not None)

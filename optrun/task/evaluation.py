@@ -1,7 +1,4 @@
-"""Metrics over an evaluation set.
-
-Counted batch by batch, or by registered functions once all of it was seen.
-"""
+"""Metrics over an evaluation set: counted batch by batch, or computed once over all predictions."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -32,11 +29,11 @@ IGNORED = -100
 
 Item = TypeVar("Item")
 Sums = list[Any]
-"""Numbers, arrays, counters: what can be added."""
+"""Values that support `+`: numbers, arrays, counters."""
 Labelled = tuple[np.ndarray, np.ndarray]
 """Predictions and labels of a batch; shape (targets,) each."""
-Seen = tuple[Any, list[Labelled]]
-"""What was counted batch by batch, and what was kept of each batch."""
+Partial = tuple[Any, list[Labelled]]
+"""`partial` of the metrics counted batch by batch, and predictions and labels of each batch."""
 MetricFunction = Callable[[np.ndarray, np.ndarray, int], float]
 """Predictions, labels, number of classes -> value."""
 
@@ -50,71 +47,51 @@ class MetricAccumulator(ABC):
 
     names: list[str]
     reads_loss = False
-    """Whether `update` reads `outputs.loss`: the task's loss stands there where the model returns
-    none."""
+    """Whether `update` reads `outputs.loss`; if the model returns none, it is the task's loss."""
 
     @property
     def mergeable(self) -> bool:
-        """Whether ranks can share a set; else each of them runs over all of it."""
+        """Whether ranks can share an evaluation set; else each rank runs over all of it."""
         return type(self).merge is not MetricAccumulator.merge
 
     @abstractmethod
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Take in one batch.
+        """Count one batch.
 
         Args:
-            outputs: What the model returned; has `loss` and `logits`.
-            batch: What it was given.
+            outputs: Outputs of the model, with `loss` and `logits`.
+            batch: Its inputs and labels.
         """
 
     @abstractmethod
     def compute(self) -> dict[str, float]:
-        """Compute names without prefix, such as `loss`, and their values over all batches."""
+        """Compute the metrics over all batches, by name without prefix, such as `loss`."""
 
     def table(self) -> ClassTable | None:
-        """Return the figures of each class over all batches; None: there are no classes."""
+        """Return precision, recall and F1 by class over all batches; None without classes."""
         return None
 
     def partial(self) -> Any:
-        """Return the counts so far, in the form taken by `merge`."""
+        """Return the counts of this rank, for `merge`; only metrics that define `merge` have it."""
         raise NotImplementedError
 
     def merge(self, partials: Sequence[Any]) -> None:
         """Replace the counts of this rank by those of all ranks.
 
         Args:
-            partials: What `partial` returned, by rank, this one's among them.
+            partials: What `partial` returned on each rank, by rank, including this one.
         """
         raise NotImplementedError
 
 
-def _expect_scalar(loss: object) -> object:
-    """Refuse a task's loss unless it is one number.
-
-    Raises:
-        OptrunError: It is none.
-    """
-    if isinstance(loss, float) or getattr(loss, "shape", None) == ():
-        return loss
-    if hasattr(loss, "shape"):
-        shown_type = f"a tensor of shape {tuple(loss.shape)}"
-    else:
-        shown_type = type(loss).__name__
-    raise OptrunError(
-        f"the loss of the task is {shown_type}: expected a tensor of shape () with a gradient."
-    )
-
-
 class SummedMetrics(MetricAccumulator):
-    """Metrics made of sums over batches, which ranks add.
-
-    The loss by target, the targets, and what `counted` adds.
+    """Metrics made of sums over batches: of the loss, of the targets, and those of `counted`.
 
     Args:
-        count: How many targets the mean loss of a batch is over.
-        names: What `compute` reports.
-        zeros: What the sums of `counted` begin with: numbers, arrays, or whatever else can be
-            added.
+        count: Counts the targets of a batch, the denominator of its mean loss.
+        names: Names that `compute` reports, in order, the loss first.
+        zeros: Start values of the sums of `counted`: numbers, arrays, or anything else that `+`
+            adds.
     """
 
     reads_loss = True
@@ -125,18 +102,18 @@ class SummedMetrics(MetricAccumulator):
         self.sums: Sums = [0.0, 0, *zeros]
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[Any]:  # noqa: ARG002
-        """Compute the additional sums of a batch, in the order of `zeros`."""
+        """Compute the additional sums of a batch, in the order of `zeros`; none by default."""
         return ()
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Add one batch's; one without a target has a loss of 0/0, and is left out."""
+        """Add the sums of one batch; a batch without a target is left out: its mean loss is 0/0."""
         count = self.count(batch)
         if count:
             batch_sums = [float(outputs.loss) * count, count, *self.counted(outputs, batch)]
             self.sums = list(map(operator.add, self.sums, batch_sums))
 
     def partial(self) -> Sums:
-        """Return the sums."""
+        """Return the sums: of the loss, of the targets, then those of `counted`."""
         return self.sums
 
     def merge(self, partials: Sequence[Sums]) -> None:
@@ -144,7 +121,7 @@ class SummedMetrics(MetricAccumulator):
         self.sums = [reduce(operator.add, values) for values in zip(*partials, strict=True)]
 
     def compute(self) -> dict[str, float]:
-        """Compute the mean of each sum over all targets; NaN if there was none."""
+        """Divide each sum by the number of targets; NaN if there was none."""
         total, count, *more_sums = self.sums
         return {
             name: value / count if count else math.nan
@@ -153,10 +130,10 @@ class SummedMetrics(MetricAccumulator):
 
 
 class MeanLoss(SummedMetrics):
-    """The model's own loss; the task's where the model has none.
+    """The mean of `outputs.loss` over all targets.
 
     Args:
-        count: How many targets the mean loss of a batch is over.
+        count: Counts the targets of a batch, the denominator of its mean loss.
     """
 
     def __init__(self, count: Callable[[Batch], int]) -> None:
@@ -164,22 +141,29 @@ class MeanLoss(SummedMetrics):
 
 
 def predicted(outputs: ModelOutput, *, shift: bool) -> torch.Tensor:
-    """Return the most probable class in the place of each target, shape (batch, targets)."""
+    """Return the most probable class of each target, shape (batch, targets).
+
+    Args:
+        outputs: With `logits`, or `TargetLosses` with `predicted`.
+        shift: Whether the logits at a position predict the next token: the last ones are left out.
+    """
     if not hasattr(outputs, "logits"):  # TargetLosses
-        chosen: torch.Tensor = outputs.predicted
-        return chosen
+        classes: torch.Tensor = outputs.predicted
+        return classes
     logits: torch.Tensor = outputs.logits
-    return (logits[:, :-1] if shift else logits).argmax(-1)
+    if shift:
+        logits = logits[:, :-1]
+    return logits.argmax(-1)
 
 
 class TokenMetrics(SummedMetrics):
     """Loss, perplexity and accuracy over target tokens.
 
     Args:
-        shift: True where the logits at a position predict the next token.
-        router_loss: Computes the loss that balances experts, which the model's own loss holds; it
-            is reported as `router_loss`, and loss and perplexity are without it. None: there is no
-            such loss.
+        shift: Whether the logits at a position predict the next token.
+        router_loss: Computes the load-balancing loss of a mixture of experts, which the model's own
+            loss includes. It is reported as `router_loss`, and subtracted from loss and
+            perplexity. None: the model has no such loss.
     """
 
     def __init__(
@@ -201,7 +185,7 @@ class TokenMetrics(SummedMetrics):
         return batch["labels"]
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> Sequence[float]:
-        """Count the right tokens, and sum the loss of the experts over all tokens."""
+        """Count the right tokens, and weigh the load-balancing loss by the number of targets."""
         labels = self._targets(batch)
         is_right = (predicted(outputs, shift=self.shift) == labels) & (labels != IGNORED)
         router = 0.0 if self.router_loss is None else float(self.router_loss(outputs))
@@ -220,20 +204,27 @@ class TokenMetrics(SummedMetrics):
 
 
 def interleave(lists: Iterable[Iterable[Item]]) -> list[Item]:
-    """Interleave the batches kept by each rank, in their global order."""
-    return [item for together in zip_longest(*lists) for item in together if item is not None]
+    """Interleave the lists of all ranks: the first items by rank, then the second ones, and so on.
+
+    Example:
+        >>> interleave([["batch 0", "batch 2"], ["batch 1"]])
+        ['batch 0', 'batch 1', 'batch 2']
+    """
+    items = chain.from_iterable(zip_longest(*lists))
+    return [item for item in items if item is not None]
 
 
 class EvaluationMetrics(MetricAccumulator):
     """Metrics counted batch by batch, then registered ones over all predictions.
 
     Args:
-        running: Counted batch by batch.
-        functions: The registered ones by name; predictions are kept only where there are any.
-        predictions: A batch to its predictions and labels, shape (targets,) each.
-        num_labels: How many classes there are; 0: no classes, or tokens.
-        labels: Their names, for a table of them; empty: there is none.
-        loss: The task's, for a model that returns none.
+        running: Metrics counted batch by batch.
+        functions: Registered metrics by name; one with the name of a running metric is left out.
+            Predictions are stored only if there are any.
+        predictions: Computes predictions and labels of a batch, shape (targets,) each.
+        num_labels: Number of classes; 0: no classes, or tokens.
+        labels: Names of the classes, for `table`; empty: there is no table.
+        loss: Computes the task's loss, for a model that returns none.
     """
 
     def __init__(
@@ -257,51 +248,51 @@ class EvaluationMetrics(MetricAccumulator):
         self.kept: list[Labelled] = []
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Count one batch, and keep its predictions."""
-        if (
-            self.running.reads_loss
-            and self.loss is not None
-            and getattr(outputs, "loss", None) is None
-        ):
-            outputs.loss = _expect_scalar(self.loss(outputs, batch))
+        """Count one batch, and store its predictions if a registered metric needs them.
+
+        Sets `outputs.loss` to the task's loss if the model returned none.
+
+        Raises:
+            OptrunError: The task's loss is no single number.
+        """
+        has_loss = getattr(outputs, "loss", None) is not None
+        if self.running.reads_loss and self.loss is not None and not has_loss:
+            outputs.loss = number_of(self.loss(outputs, batch), "the loss of the task")
         self.running.update(outputs, batch)
         if self.functions:
             self.kept.append(self.predictions(outputs, batch))
 
     @property
     def mergeable(self) -> bool:
-        """Whether the metrics counted batch by batch can be merged."""
+        """Whether the metrics counted batch by batch can be merged over ranks."""
         return self.running.mergeable
 
-    def partial(self) -> Seen:
-        """Return the counts, and the predictions of each batch."""
+    def partial(self) -> Partial:
+        """Return the counts, and predictions and labels of each batch."""
         return self.running.partial(), self.kept
 
-    def merge(self, partials: Sequence[Seen]) -> None:
+    def merge(self, partials: Sequence[Partial]) -> None:
         """Merge the counts of all ranks, with predictions in the order of their batches."""
         self.running.merge([running for running, _ in partials])
         self.kept = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
-        """Compute the metrics over the whole set; a registered metric of no target at all is NaN.
+        """Compute the metrics over the whole set; a registered metric without any target is NaN.
 
         Raises:
             OptrunError: A registered metric fails, or gives no number.
         """
-        values = self.running.compute()
-        if not self.functions:
+        values = self.running.compute() | dict.fromkeys(self.functions, math.nan)
+        if not self.functions or not self.kept:  # an evaluation set without rows has no batch
             return values
-        if not self.kept:  # an evaluation set without rows
-            return values | dict.fromkeys(self.functions, math.nan)
         predictions, labels = self._all()
-        for name, function in self.functions.items():
-            values[name] = (
-                function(predictions, labels, self.num_labels) if len(labels) else math.nan
-            )
+        if len(labels):
+            for name, function in self.functions.items():
+                values[name] = function(predictions, labels, self.num_labels)
         return values
 
     def table(self) -> ClassTable | None:
-        """Return the metrics' table by class, else one of the kept predictions."""
+        """Return the running metrics' table, else one of the stored predictions, else None."""
         counted = self.running.table()
         if counted is not None or not self.labels or not self.kept:
             return counted
@@ -314,9 +305,7 @@ class EvaluationMetrics(MetricAccumulator):
 
 
 def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
-    """Collect the registered metrics of a task.
-
-    Those it always reports, then those of `task.metrics`.
+    """Load the registered metrics of a task: those it always reports, then `task.metrics`.
 
     Raises:
         ConfigError: No such metric, or one that is not for this task.
@@ -329,6 +318,7 @@ def metric_functions(config: TaskConfig) -> dict[str, MetricFunction]:
 
 
 def _function(row: registry.Choice) -> MetricFunction:
+    """Load a registered metric as a function with an error message that names it."""
     function = row.load()
     wants_num_labels = row.schema.WANTS_NUM_LABELS
 
@@ -347,10 +337,14 @@ def _function(row: registry.Choice) -> MetricFunction:
 
 
 def number_of(value: Any, what: str) -> float:
-    """Convert a metric's result to a number; NaN is one.
+    """Convert the result of a metric or loss to a float; NaN is a number.
+
+    Args:
+        value: A number, or an array or tensor with one element.
+        what: Names it in the message.
 
     Raises:
-        OptrunError: It is none, with what it is.
+        OptrunError: It is no number: a text, None, or an array with another number of elements.
     """
     try:
         if isinstance(value, str | bytes):

@@ -1,4 +1,4 @@
-"""How high the texts that belong to a text rank among all of an evaluation set."""
+"""Retrieval metrics: at which ranks a text finds its positives among all texts of a set."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from optrun.task.evaluation import MetricAccumulator, interleave
 if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
 
-Kept = tuple[np.ndarray, np.ndarray]
-"""Vectors of a batch, shape (batch, texts, width), float32; and numbers of its texts, shape (batch,
-texts), int64."""
+Embedded = tuple[np.ndarray, np.ndarray]
+"""Vectors of a batch, shape (batch, texts, width), float32; and a number of each text, equal for
+equal texts, shape (batch, texts), int64."""
 _QUERIES = 256
 """Queries that are ranked together."""
 _AT = 10
+"""The k of mrr and ndcg."""
 
 
 class RetrievalMetrics(MetricAccumulator):
-    """Loss, recall at each k, mrr and ndcg at 10; accuracy where rows have negatives.
+    """Loss, recall at each k, mrr and ndcg at 10, and with negatives accuracy.
 
-    Every first text of the set is asked for among all its other texts, each of these once.
+    Each first text of a row is a query; the documents are all other texts of the set. Accuracy is
+    the share of negatives that are less similar to their query than its positive.
 
     Args:
-        represent: What the model returned, and the batch, to vectors of shape (batch, texts,
-            width).
+        represent: Computes vectors of shape (batch, texts, width) from the model's outputs and the
+            batch.
         recall_at: The k of each recall.
-        negatives: Whether rows have texts that do not belong to the first one.
+        negatives: Whether rows have negatives behind their positive.
     """
 
     reads_loss = True
@@ -47,36 +49,33 @@ class RetrievalMetrics(MetricAccumulator):
     ) -> None:
         self.represent = represent
         self.recall_at = recall_at
-        self.names = [
-            "loss",
-            *(f"recall_at_{k}" for k in recall_at),
-            f"mrr_at_{_AT}",
-            f"ndcg_at_{_AT}",
-        ]
-        self.names += ["accuracy"] if negatives else []
+        self.names = ["loss", *_names(recall_at)]
+        if negatives:
+            self.names.append("accuracy")
         self.losses: list[float] = []
-        self.kept: list[Kept] = []
+        self.embedded: list[Embedded] = []
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
-        """Keep the vectors of one batch."""
-        vectors = functional.normalize(self.represent(outputs, batch).float(), dim=-1).cpu().numpy()
-        self.losses.append(float(outputs.loss) * len(vectors))
-        self.kept.append((vectors, batch[TEXTS].cpu().numpy()))
+        """Store the vectors of one batch, scaled to length 1, on the host."""
+        vectors = self.represent(outputs, batch).float()
+        unit_vectors = functional.normalize(vectors, dim=-1).cpu().numpy()
+        self.losses.append(float(outputs.loss) * len(unit_vectors))
+        self.embedded.append((unit_vectors, batch[TEXTS].cpu().numpy()))
 
-    def partial(self) -> tuple[list[float], list[Kept]]:
-        """Return losses and vectors of each batch."""
-        return self.losses, self.kept
+    def partial(self) -> tuple[list[float], list[Embedded]]:
+        """Return the summed loss and the vectors of each batch."""
+        return self.losses, self.embedded
 
-    def merge(self, partials: Sequence[tuple[list[float], list[Kept]]]) -> None:
-        """Merge the vectors of all ranks, in the order of their batches."""
+    def merge(self, partials: Sequence[tuple[list[float], list[Embedded]]]) -> None:
+        """Merge losses and vectors of all ranks, in the order of their batches."""
         self.losses = interleave(losses for losses, _ in partials)
-        self.kept = interleave(batches for _, batches in partials)
+        self.embedded = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
-        """Rank every text of the set; NaN if there was none."""
-        if not self.kept:
+        """Compute the metrics over all rows; NaN if there was none."""
+        if not self.embedded:
             return dict.fromkeys(self.names, math.nan)
-        vectors, texts = (np.concatenate(side) for side in zip(*self.kept, strict=True))
+        vectors, texts = (np.concatenate(side) for side in zip(*self.embedded, strict=True))
         values = {
             "loss": math.fsum(self.losses) / len(vectors),
             **retrieval(vectors, texts, self.recall_at),
@@ -87,46 +86,52 @@ class RetrievalMetrics(MetricAccumulator):
         return values
 
 
-def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) -> dict[str, float]:
-    """Rank all other texts for each first text, and score the ranks of its positives.
+def _names(recall_at: Sequence[int]) -> list[str]:
+    """List the names of the metrics of ranks."""
+    return [*(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"]
 
-    Recall at k is the share of a text's own among the k nearest; mrr the inverse rank of the first
-    of them, or 0; ndcg the sum of 1 / log2(1 + rank) over the best possible one. Means over the
-    first texts, each once.
+
+def retrieval(vectors: np.ndarray, texts: np.ndarray, recall_at: Sequence[int]) -> dict[str, float]:
+    """Rank all documents for each query by cosine, and score the ranks of its positives.
+
+    A query is a distinct first text, a document a distinct other text. The positives of a query are
+    the second texts of all rows that begin with it. Recall at k is the share of the positives
+    among the k nearest documents; mrr the inverse rank of the first positive, 0 beyond rank 10;
+    ndcg the sum of 1 / log2(1 + rank) over that of the best possible ranking. All are means over
+    the queries.
 
     Args:
-        vectors: Of length 1, shape (rows, texts, width): a text, one that belongs to it, others
-            that do not.
-        texts: A number of each text, equal for equal ones, shape (rows, texts).
+        vectors: Of length 1, shape (rows, texts, width): query, positive, negatives.
+        texts: A number of each text, equal for equal texts, shape (rows, texts).
         recall_at: The k of each recall.
     """
-    query_ids, question = np.unique(texts[:, 0], return_inverse=True)
-    document_ids, document = np.unique(texts[:, 1:], return_inverse=True)
-    document = document.reshape(len(texts), -1)
+    # 1. Equal texts are one query, or one document.
+    query_ids, query_of_row = np.unique(texts[:, 0], return_inverse=True)
+    document_ids, documents = np.unique(texts[:, 1:], return_inverse=True)
+    documents = documents.reshape(len(texts), -1)
     queries = np.empty((len(query_ids), vectors.shape[-1]), "f4")
     corpus = np.empty((len(document_ids), vectors.shape[-1]), "f4")
-    queries[question] = vectors[:, 0]
-    corpus[document] = vectors[:, 1:]
-    relevant = np.unique(np.stack([question, document[:, 0]]), axis=1)
-    most = min(max(*recall_at, _AT), len(document_ids))
-    sums = np.zeros(len(recall_at) + 2)
+    queries[query_of_row] = vectors[:, 0]
+    corpus[documents] = vectors[:, 1:]
+    # 2. Which document is a positive of which query: pairs, shape (2, pairs).
+    positives = np.unique(np.stack([query_of_row, documents[:, 0]]), axis=1)
+    # 3. Rank the documents for some queries at a time.
+    depth = min(max(*recall_at, _AT), len(document_ids))
     gains = 1 / np.log2(np.arange(2, _AT + 2))
+    sums = np.zeros(len(recall_at) + 2)
     for begin in range(0, len(query_ids), _QUERIES):
         rows = queries[begin : begin + _QUERIES]
-        belongs = np.zeros((len(rows), len(document_ids)), dtype=bool)
-        relevant_here = relevant[:, (relevant[0] >= begin) & (relevant[0] < begin + len(rows))]
-        belongs[relevant_here[0] - begin, relevant_here[1]] = True
-        nearest = torch.from_numpy(rows @ corpus.T).topk(most).indices.numpy()
-        hits = np.take_along_axis(belongs, nearest, axis=1)
-        count = belongs.sum(1)
-        first = np.where(hits[:, :_AT].any(1), 1 / (1 + hits[:, :_AT].argmax(1)), 0.0)
+        is_positive = np.zeros((len(rows), len(document_ids)), dtype=bool)
+        in_rows = (positives[0] >= begin) & (positives[0] < begin + len(rows))
+        query, document = positives[:, in_rows]
+        is_positive[query - begin, document] = True
+        nearest = torch.from_numpy(rows @ corpus.T).topk(depth).indices.numpy()
+        hits = np.take_along_axis(is_positive, nearest, axis=1)
+        count = is_positive.sum(1)
+        top = hits[:, :_AT]
+        inverse_rank = np.where(top.any(1), 1 / (1 + top.argmax(1)), 0.0)
         best = np.cumsum(gains)[np.minimum(count, _AT) - 1]
-        ndcg = hits[:, :_AT] @ gains[: hits.shape[1]] / best
-        sums += [*((hits[:, :k].sum(1) / count).sum() for k in recall_at), first.sum(), ndcg.sum()]
-    return dict(
-        zip(
-            [*(f"recall_at_{k}" for k in recall_at), f"mrr_at_{_AT}", f"ndcg_at_{_AT}"],
-            (sums / len(query_ids)).tolist(),
-            strict=True,
-        )
-    )
+        ndcg = top @ gains[: top.shape[1]] / best
+        recalls = [(hits[:, :k].sum(1) / count).sum() for k in recall_at]
+        sums += [*recalls, inverse_rank.sum(), ndcg.sum()]
+    return dict(zip(_names(recall_at), (sums / len(query_ids)).tolist(), strict=True))
