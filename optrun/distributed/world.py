@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from optrun.distributed.contract import agree
@@ -133,16 +134,9 @@ class World:
         """Judge the values of all ranks, on every rank alike, as `Meeting.settle`."""
         return judge(self.gather_objects(value))
 
-    def merge_names(self, *lists: list[str]) -> list[list[str]]:
-        """Merge lists of names over ranks.
-
-        Each name is there once, in the order of the first rank that has it.
-        """
-        merged: list[dict[str, None]] = [{} for _ in lists]
-        for lists_of_rank in self.gather_objects(lists):
-            for names, more in zip(merged, lists_of_rank, strict=True):
-                names.update(dict.fromkeys(more))
-        return [list(names) for names in merged]
+    def merge_names(self, names: list[str]) -> list[str]:
+        """Merge the names of all ranks: by rank, each name once."""
+        return list(dict.fromkeys(chain.from_iterable(self.gather_objects(names))))
 
     def broadcast(self, value: T) -> T:
         """Send the value of rank 0 to every rank."""

@@ -1,12 +1,10 @@
-"""Describe a step with non-finite numbers.
-
-Where, in which examples, and the batch on disk to reproduce it.
-"""
+"""Describe a step with a NaN or infinite loss or gradient, and save its batch to reproduce it."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,34 +24,31 @@ from optrun.training.step import StepResult
 
 @dataclass
 class NonfiniteStep:
-    """The description of a step with non-finite numbers."""
+    """The description of a step with a NaN or infinite loss or gradient."""
 
     message: str
+    """Sentences for the user; whoever acts on the step may add to them."""
     values: PlainDict
     """Content of `report.json`."""
     bad_weights: bool
-    """The weights themselves were not finite: leaving out one update mends nothing."""
+    """Whether a weight was not finite before the step, so that skipping the update is no help."""
 
 
 def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch]) -> NonfiniteStep:
-    """Find the micro-batch, gradients and examples with non-finite numbers.
+    """Find the micro-batches, gradients and weights that are not finite; every rank takes part.
 
     Args:
-        setup: Model with the gradients of the step, the plan of its examples, and the state from
-            before it.
-        result: Of the step.
-        micro_batches: Of the step.
+        setup: Has the model with the gradients of the step, the plan of its examples, and the state
+            from before it.
+        result: Losses and gradient norm of the step.
+        micro_batches: Those of all ranks, in their order.
     """
     state = setup.state
-    parameters = list(setup.model.named_parameters())
-    bad_gradients, bad_weights = setup.train_step.world.merge_names(
-        [
-            name
-            for name, p in parameters
-            if p.grad is not None and not torch.isfinite(_values(p.grad)).all()
-        ],
-        [name for name, p in parameters if not torch.isfinite(_values(p)).all()],
-    )
+    world = setup.train_step.world
+    parameters = dict(setup.model.named_parameters())
+    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    bad_gradients = world.merge_names(_not_finite(gradients))
+    bad_weights = world.merge_names(_not_finite(parameters))
     bad_losses = [number for number, loss in enumerate(result.losses) if not math.isfinite(loss)]
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
@@ -85,8 +80,13 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     return NonfiniteStep(message, values, bool(bad_weights))
 
 
+def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """List the names of tensors with a NaN or infinite value on this rank."""
+    return [name for name, value in tensors.items() if not torch.isfinite(_values(value)).all()]
+
+
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of this rank; of a sparse tensor those of its rows."""
+    """Return this rank's shard of a DTensor, the stored values of a sparse tensor, else itself."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     if tensor.is_sparse:
@@ -95,7 +95,7 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> Path:
-    """Write the report of a step, and its batch as the model saw it.
+    """Write the report of a step and its batch, over those of an earlier time at the same step.
 
     Returns:
         `nonfinite/step-...` in the run directory, with `report.json` and `batch.safetensors`.

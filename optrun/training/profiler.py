@@ -1,15 +1,8 @@
-"""`training.profile`.
-
-A trace of some steps by `torch.profiler`, and a table of what takes their time.
-"""
+"""`training.profile`: a trace of some steps by `torch.profiler`, and a table of operator times."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import torch
-from torch.profiler import ProfilerAction, ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from optrun.artifacts.atomic import replace_text, storing
 from optrun.base.errors import ConfigError
@@ -17,93 +10,99 @@ from optrun.training.callback import Callback, TrainingContext
 from optrun.training.step import StepResult
 
 SKIPPED = 2
-"""Steps before the first that is profiled: they allocate, compile and fill caches."""
+"""Steps before the first profiled step: they allocate memory, compile kernels and fill caches."""
 _ROWS = 40
+"""Operators in the table, those that take most time first."""
 
 
 class Profiler(Callback):
-    """Profiles steps of one start of a run.
+    """Profiles the steps after the first `SKIPPED` steps of this start of the run.
 
-    Each by itself in the trace, evaluations between them left in.
+    Evaluations between these steps are part of the trace.
 
     Args:
-        steps: How many.
+        steps: Number of profiled steps.
     """
 
     key = "training.profile"
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self._seen = 0
-        self._first = 0
-        self._profile: Any = None
+        self._profile: profile | None = None
+        """None before training, after the last profiled step, and if nothing is profiled."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Refuse more steps than the run has. A resumed run with too few steps is not profiled.
+        """Start the profiler; a resumed run with too few steps left is not profiled, with a note.
 
         Raises:
-            ConfigError: The run is too short.
+            ConfigError: A new run has fewer than `SKIPPED` + `steps` steps.
         """
         steps_left = training.total_steps - training.global_step
-        needed = self.steps + SKIPPED
-        if steps_left >= needed:
-            return
-        if training.global_step == 0:
-            raise ConfigError(
-                f"training.profile={self.steps}: expected {max(1, steps_left - SKIPPED)} or fewer:"
-                f" {SKIPPED} steps pass before the first that is profiled, and the run has"
-                f" {steps_left}."
+        if steps_left < self.steps + SKIPPED:
+            if training.global_step == 0:
+                raise ConfigError(
+                    f"training.profile={self.steps}: expected {max(1, steps_left - SKIPPED)} or"
+                    f" fewer: {SKIPPED} steps pass before the first that is profiled, and the run"
+                    f" has {steps_left}."
+                )
+            training.note(
+                f"training.profile={self.steps}: nothing is profiled, {steps_left} steps are left."
             )
-        training.note(
-            f"training.profile={self.steps}: nothing is profiled, {steps_left} steps are left."
+            return
+        first = training.global_step + SKIPPED + 1
+        activities = [ProfilerActivity.CPU]
+        if training.setup.train_step.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(
+            activities=activities,
+            record_shapes=True,
+            schedule=schedule(wait=SKIPPED - 1, warmup=1, active=self.steps, repeat=1),
+            on_trace_ready=lambda finished: _write(finished, training, first),
         )
-        self.steps = 0
+        self._profile.start()
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:  # noqa: ARG002
-        """Start the profiler after the skipped steps, and stop it after the last wanted one."""
-        self._seen += 1
-        if self._seen == SKIPPED and self.steps:
-            self._first = training.global_step + 1
-            activities = [ProfilerActivity.CPU]
-            if training.setup.train_step.device.type == "cuda":
-                activities.append(ProfilerActivity.CUDA)
-            self._profile = profile(
-                activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD
-            )
-            self._profile.start()
-        elif self._profile is not None and self._seen < SKIPPED + self.steps:
-            self._profile.step()
-        elif self._profile is not None:
-            self._write(training)
+        """Count a step; after the last profiled step write the trace."""
+        if self._profile is None:
+            return
+        self._profile.step()
+        if self._profile.step_num == SKIPPED + self.steps:
+            self._stop()
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
-        """Write the trace of a run that ended early."""
-        if self._profile is not None and self._seen > SKIPPED:
-            self._write(training)
-        elif self._profile is not None:
-            self._profile.stop()
-            self._profile = None
+        """Write the trace of the steps so far if the run ends before the last profiled step."""
+        if self._profile is not None:
+            self._stop()
 
-    def _write(self, training: TrainingContext) -> None:
-        """Write the trace and the table of the profiled steps into the run's folder."""
-        done = self._profile
+    def _stop(self) -> None:
+        """Stop the profiler, which writes a trace that is not written yet."""
+        assert self._profile is not None
+        self._profile.stop()
         self._profile = None
-        done.stop()
-        last = self._first + self._seen - SKIPPED - 1
-        trace = training.extra_dir / f"trace-steps-{self._first}-{last}.json"
-        with storing(trace):
-            training.extra_dir.mkdir(exist_ok=True)
-            aside = trace.with_name(f".{trace.name}")
-            done.export_chrome_trace(str(aside))
-            aside.replace(trace)
-            table = trace.with_suffix(".txt")
-            replace_text(table, _table(done, training.setup.train_step.device))
-        steps = f"step {last}" if self._first == last else f"steps {self._first} to {last}"
-        training.note(
-            f"profiled {steps}: {trace} (chrome://tracing or ui.perfetto.dev), {Path(table).name}"
-        )
 
 
-def _table(done: Any, device: torch.device) -> str:
-    order = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-    return str(done.key_averages().table(sort_by=order, row_limit=_ROWS)) + "\n"
+def _write(finished: profile, training: TrainingContext, first: int) -> None:
+    """Write the trace and the table into the run's folder `extra`, and note where they are.
+
+    Args:
+        finished: The profile; without a profiled step nothing is written.
+        training: The run.
+        first: Optimizer step of the first profiled step.
+    """
+    last = first + finished.step_num - SKIPPED - 1
+    if last < first:
+        return
+    trace = training.extra_dir / f"trace-steps-{first}-{last}.json"
+    order = "self_cpu_time_total"
+    if training.setup.train_step.device.type == "cuda":
+        order = "self_cuda_time_total"
+    with storing(trace):
+        training.extra_dir.mkdir(exist_ok=True)
+        partial = trace.with_name(f".{trace.name}")
+        finished.export_chrome_trace(str(partial))
+        partial.replace(trace)
+        table = trace.with_suffix(".txt")
+        text = finished.key_averages().table(sort_by=order, row_limit=_ROWS)
+        replace_text(table, f"{text}\n")
+    steps = f"step {last}" if first == last else f"steps {first} to {last}"
+    training.note(f"profiled {steps}: {trace} (chrome://tracing or ui.perfetto.dev), {table.name}")

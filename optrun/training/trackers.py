@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases, trackio and MLflow behind one small interface."""
+"""TensorBoard, Weights & Biases, trackio and MLflow behind one interface, `Tracker`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.run_dir import TRACKING, RunDir
@@ -23,48 +23,47 @@ from optrun.config.kind import kind_of
 from optrun.config.schema.tracking import SCHEMAS, TrackingConfig
 
 _MLFLOW_PARAMS = 100
-"""How many parameters MLflow takes in one request."""
-
-
+"""Most parameters of one request to MLflow."""
 _MLFLOW_STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The facts of a run for a tracker."""
+    """What a tracker needs to know of a run."""
 
     run_dir: Path
     name: str | None
-    """For people; None: the user gave none."""
+    """`run_name`; None: the user gave none."""
     config: Mapping[str, object]
     """The resolved configuration, flat, with dotted names."""
     start: int
-    """Optimizer steps done before; what an earlier process logged after them is void."""
+    """Optimizer steps done before this start; what an earlier process logged after them is void."""
 
     @property
     def extra_dir(self) -> Path:
-        """Folder for files of a tracker from outside.
+        """The folder in which a plugin's tracker may write files; it is created.
 
-        Others in the run directory count as damage.
+        `optrun verify` reports its files elsewhere in the run directory as damage.
         """
         folder = RunDir(self.run_dir).extra
         folder.mkdir(exist_ok=True)
         return folder
 
     def identity(self, tracker: str) -> str | None:
-        """Return the tracker's identity of this run, from an earlier start.
+        """Return the id under which a tracker knows this run; None at the first start.
 
-        None: none yet.
+        Raises:
+            UnreadableFileError: `tracking.json` of the run cannot be read.
         """
         return self._saved_identities().get(tracker)
 
     def remember(self, tracker: str, identity: str) -> None:
-        """Keep an identity for the next start."""
+        """Save the id under which a tracker knows this run, for `identity` at the next start."""
         content = json.dumps({**self._saved_identities(), tracker: identity}, indent=2) + "\n"
         replace_text(self.run_dir / TRACKING, content)
 
     def _saved_identities(self) -> dict[str, str]:
-        """Read the saved identity of this run in each tracker; empty before the first."""
+        """Read the id of this run by tracker; empty before the first start."""
         path = self.run_dir / TRACKING
         try:
             return {str(name): str(identity) for name, identity in dict(read_json(path)).items()}
@@ -77,20 +76,20 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """A class of a row of kind `tracker`.
+    """A tracker; constructed with a `TrackedRun` and the fields of its schema as keywords."""
 
-    It is made with a `TrackedRun` and the fields of its schema.
-    """
+    def log(self, record: PlainMapping) -> None:
+        """Send one line of `metrics.jsonl`."""
 
-    def log(self, record: PlainMapping) -> None: ...
-    def close(self, status: str) -> None: ...
+    def close(self, status: str) -> None:
+        """Flush at the end of the run; status: `finished`, `interrupted` or `failed`."""
 
 
 class NoTracker:
-    """`tracking=none`: `metrics.jsonl` alone."""
+    """`tracking=none`: sends nothing anywhere."""
 
     def __init__(self, run: TrackedRun) -> None:
-        """Nothing is kept."""
+        """Ignore the run."""
 
     def log(self, record: PlainMapping) -> None:
         """Do nothing."""
@@ -100,33 +99,32 @@ class NoTracker:
 
 
 class TensorboardTracker:
-    """Event files in `tensorboard/` of the run directory.
+    """Writes event files into `tensorboard/` of the run directory.
 
-    What an earlier process wrote too much is hidden.
+    TensorBoard hides what an earlier process wrote for steps after `run.start`.
     """
 
     def __init__(self, run: TrackedRun) -> None:
-        _need("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = run.start + 1 if run.start else None
         self._writer = SummaryWriter(str(run.run_dir / "tensorboard"), purge_step=purge_step)
 
     def log(self, record: PlainMapping) -> None:
-        """Add one scalar per value."""
+        """Write one scalar for each number of the record."""
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, int(record["step"]))
 
     def close(self, status: str) -> None:  # noqa: ARG002
-        """Flush."""
+        """Flush and close the event file."""
         self._writer.close()
 
 
 class WandbTracker:
-    """Weights & Biases; a resumed run goes on under its id."""
+    """Logs to Weights & Biases; a resumed run continues under its id."""
 
     def __init__(self, run: TrackedRun, project: str, mode: str | None) -> None:
-        self._library = _need("wandb")
+        self._library = importlib.import_module("wandb")
         identity = run.identity("wandb") or uuid.uuid4().hex[:8]
         self._library.init(
             project=project,
@@ -140,50 +138,50 @@ class WandbTracker:
         run.remember("wandb", identity)
 
     def log(self, record: PlainMapping) -> None:
-        """Send one record."""
+        """Send the numbers of one record."""
         self._library.log(scalars(record), step=int(record["step"]))
 
     def close(self, status: str) -> None:
-        """Flush, and tell how it ended."""
+        """Flush; the exit code there is 0 for a finished run, else 1."""
         self._library.finish(exit_code=0 if status == "finished" else 1)
 
 
-class TrackioTracker:
-    """trackio. It knows a run by its name, and a resumed run keeps that name."""
+class TrackioTracker(WandbTracker):
+    """Logs to trackio, which has the interface of wandb but knows a run by its name.
+
+    The name is that of the run, or of its folder, with a random suffix; a resumed run keeps it.
+
+    Raises:
+        ConfigError: A `mode` is given.
+    """
 
     def __init__(self, run: TrackedRun, project: str, mode: str | None) -> None:
         if mode is not None:
             raise ConfigError(f"tracking.mode={mode}: trackio has no modes; leave it null.")
-        self._library = _need("trackio")
-        identity = (
-            run.identity("trackio") or f"{run.name or run.run_dir.name}-{uuid.uuid4().hex[:8]}"
-        )
-        self._library.init(project=project, config=dict(run.config), resume="allow", name=identity)
-        run.remember("trackio", identity)
-
-    def log(self, record: PlainMapping) -> None:
-        """Send one record."""
-        self._library.log(scalars(record), step=int(record["step"]))
+        self._library = importlib.import_module("trackio")
+        name = run.identity("trackio")
+        if name is None:
+            name = f"{run.name or run.run_dir.name}-{uuid.uuid4().hex[:8]}"
+        self._library.init(project=project, config=dict(run.config), resume="allow", name=name)
+        run.remember("trackio", name)
 
     def close(self, status: str) -> None:  # noqa: ARG002
-        """Flush."""
+        """Flush; trackio keeps no exit code."""
         self._library.finish()
 
 
 class MlflowTracker:
-    """An MLflow run, in a sqlite file of the run directory where no server is named."""
+    """Logs to MLflow: to `tracking_uri`, else into `mlflow.db` (sqlite) of the run directory."""
 
     def __init__(self, run: TrackedRun, tracking_uri: str | None, experiment: str) -> None:
-        self._library = _need("mlflow")
-        self._library.set_tracking_uri(
-            tracking_uri or f"sqlite:///{(run.run_dir / 'mlflow.db').resolve()}"
-        )
+        self._library = importlib.import_module("mlflow")
+        local_file = (run.run_dir / "mlflow.db").resolve()
+        self._library.set_tracking_uri(tracking_uri or f"sqlite:///{local_file}")
         self._library.set_experiment(experiment)
         identity = run.identity("mlflow")
         if identity is not None:
-            self._library.start_run(
-                run_id=identity
-            )  # its parameters stand already and may not change
+            # MLflow has the parameters of this run, and refuses to change them.
+            self._library.start_run(run_id=identity)
             return
         started = self._library.start_run(run_name=run.name or run.run_dir.name)
         run.remember("mlflow", str(started.info.run_id))
@@ -195,21 +193,21 @@ class MlflowTracker:
             self._library.log_params(dict(parameters[begin : begin + _MLFLOW_PARAMS]))
 
     def log(self, record: PlainMapping) -> None:
-        """Send one record."""
+        """Send the numbers of one record."""
         self._library.log_metrics(scalars(record), step=int(record["step"]))
 
     def close(self, status: str) -> None:
-        """End the run with its outcome."""
+        """End the MLflow run as FINISHED, KILLED (interrupted) or FAILED."""
         self._library.end_run(_MLFLOW_STATUS.get(status, "FAILED"))
 
 
 class Tolerant:
-    """A tracker whose failure does not end the run: a note says so once, and nothing more is sent.
+    """A tracker whose failure does not end the run: a note says so, and nothing more is sent.
 
     Args:
-        tracker: What may fail: a server that is gone, a full disk.
-        name: Of the choice, for the message.
-        note: Takes the message.
+        tracker: The tracker, which may raise any exception.
+        name: The choice in `tracking=`, for the note.
+        note: Shows the note.
     """
 
     def __init__(self, tracker: Tracker, name: str, note: Callable[[str], None]) -> None:
@@ -219,15 +217,15 @@ class Tolerant:
         self._gone = False
 
     def log(self, record: PlainMapping) -> None:
-        """Pass on a record."""
+        """Send a record, unless an earlier call failed."""
         self._send_once(lambda: self._tracker.log(record))
 
     def close(self, status: str) -> None:
-        """Pass on the end."""
+        """Close the tracker, unless an earlier call failed."""
         self._send_once(lambda: self._tracker.close(status))
 
     def _send_once(self, send: Callable[[], None]) -> None:
-        """Send to the tracker; after one failure note it, and send nothing more."""
+        """Call a method of the tracker; note its first failure, and then do nothing."""
         if self._gone:
             return
         try:
@@ -241,7 +239,7 @@ class Tolerant:
 
 
 def require_tracker(config: TrackingConfig) -> None:
-    """Refuse a tracker with a missing package, before anything is loaded.
+    """Refuse a tracker with a missing package; nothing is imported.
 
     Raises:
         ConfigError: With the command that installs it.
@@ -264,11 +262,14 @@ def build_tracker(
 
     Args:
         config: The choice.
-        run_dir: Where local trackers write, and where a run's identity in them is kept.
-        run_name: A name for people.
+        run_dir: Where local trackers write, and where the id of the run in a tracker is saved.
+        run_name: `run_name`; None: the user gave none.
         values: The resolved configuration, flat, with dotted names.
-        start: Optimizer steps done before.
-        note: Takes the message of a tracker that fails later; None: the log.
+        start: Optimizer steps done before this start of the run.
+        note: Shows the failure of a tracker during the run; None: it goes to the log.
+
+    Returns:
+        The tracker; a later failure of it does not end the run.
 
     Raises:
         ConfigError: Its package is not installed, or it cannot start.
@@ -283,6 +284,8 @@ def build_tracker(
     except ConfigError:
         raise
     except Exception as error:  # each library has errors of its own
+        if isinstance(error, ImportError) and error.name == config.package:
+            raise _not_installed(kind) from error
         raise ConfigError(
             f"tracking={kind}: cannot start: {type(error).__name__}:"
             f" {' '.join(str(error).split())[:300]}. tracking=none trains without it."
@@ -292,14 +295,8 @@ def build_tracker(
     return Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
 
 
-def _need(package: str) -> Any:
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise _not_installed(package) from error
-
-
 def _not_installed(package: str) -> ConfigError:
+    """Build the error for a missing package, with the command that installs it."""
     return ConfigError(
         f"tracking={package}: the package {package} is not installed. pip install"
         f" 'optrun[{package}]'"
@@ -307,7 +304,7 @@ def _not_installed(package: str) -> ConfigError:
 
 
 def scalars(record: Mapping[str, object]) -> dict[str, float]:
-    """Select the numbers of a record, as trackers take them: without `step` and `time`."""
+    """Select the numbers of a record except `step` and `time`, as floats; booleans are numbers."""
     return {
         name: float(value)
         for name, value in record.items()
