@@ -50,11 +50,7 @@ def run_here(
     config = request.config
     refuse_links(run)  # the log is the first that would be written through one
     with run_log(run):
-        title = (
-            f"optrun · {config.task.name} · {config.model.name} · {config.optimizer.name} · lr"
-            f" {config.lr:g}"
-        )
-        display = make_display(console, title)
+        display = make_display(console)
         introduce(display, config, run, world.size)
         with contextlib.ExitStack() as stack:
             if world is ALONE:  # ranks are watched by each other, or by who started them

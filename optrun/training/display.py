@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
 
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.padding import Padding
-from rich.panel import Panel
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,7 +18,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from optrun.base.errors import printable
@@ -37,37 +33,34 @@ _WIDTH = 100
 
 
 class Display(Callback):
-    """Shows progress, from the begin of training to its end, and one-line notes.
-
-    This one shows nothing.
-    """
+    """Shows the progress of training, and notes of one line; this base class shows nothing."""
 
     hears_late = True
 
     def start(self, step: int, total: int) -> None:
-        """Show the begin of training, after `step` of `total` steps."""
+        """Show that training begins, after `step` of `total` optimizer steps."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the figures of a step."""
+        """Show the latest metrics, by name such as `train/loss`, after a step."""
 
     def evaluating(self, done: int, total: int) -> None:
-        """Show how many batches of an evaluation are done; of no batches it has ended."""
+        """Show how many batches of an evaluation are done; a total of 0 ends it."""
 
     def record(self, record: PlainMapping) -> None:
-        """Show what was logged at a step."""
+        """Show a line of `metrics.jsonl`."""
 
     def note(self, text: str) -> None:
-        """Show one line."""
+        """Show one line of text."""
 
     def stop(self) -> None:
-        """Take it away."""
+        """Remove what is drawn in place."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Show it."""
+        """Show that training begins."""
         self.start(training.global_step, training.total_steps)
 
     def on_step(self, training: TrainingContext, result: StepResult) -> None:
-        """Show the step's figures."""
+        """Show loss, gradient norm and learning rates of the step."""
         figures = {
             "train/loss": result.loss,
             "train/grad_norm": result.grad_norm,
@@ -76,20 +69,20 @@ class Display(Callback):
         self.step(training.global_step, figures)
 
     def on_log(self, training: TrainingContext, record: PlainMapping) -> None:
-        """Show the line."""
+        """Show the record, and its metrics as the latest ones."""
         self.step(training.global_step, record)
         self.record(record)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
-        """Take it away."""
+        """Remove what is drawn in place."""
         self.stop()
 
 
 class PlainDisplay(Display):
-    """One line per record: for pipes, files and logs.
+    """Prints one line for each record: for pipes, files and logs.
 
     Args:
-        console: Where the lines go.
+        console: Where the lines are printed.
     """
 
     def __init__(self, console: Console) -> None:
@@ -100,31 +93,34 @@ class PlainDisplay(Display):
         self.main_metric = ""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Note the metric that no line leaves out."""
+        """Set the metric that no line leaves out: the one that ranks checkpoints."""
         self.main_metric = training.setup.ranking.metric
         super().on_train_begin(training)
 
     def start(self, step: int, total: int) -> None:
-        """Take the time from here on."""
+        """Start the clock of the remaining time."""
         self.total = total
         self.first = step
         self.begun = time.monotonic()
 
     def record(self, record: PlainMapping) -> None:
-        """Show one line with everything that was logged at a step."""
+        """Print one line of about 100 characters, with the remaining time of training.
+
+        The remaining time is left out at the first and the last step of this start. The record
+        before the first step starts the clock anew.
+        """
         line = plain_line(record, self.total, width=_WIDTH, main_metric=self.main_metric)
-        done = int(record["step"]) - self.first
+        step = int(record["step"])
+        done = step - self.first
         if done == 0:
             self.begun = time.monotonic()
-        elif record["step"] < self.total:
-            seconds_left = (
-                (time.monotonic() - self.begun) / done * (self.total - int(record["step"]))
-            )
-            line += f"  left {duration(seconds_left)}"
+        elif step < self.total:
+            seconds_per_step = (time.monotonic() - self.begun) / done
+            line += f"  left {duration(seconds_per_step * (self.total - step))}"
         self.note(line)
 
     def note(self, text: str) -> None:
-        """Print one line."""
+        """Print one line, and write it to the log."""
         log.info(text)
         console = self.console
         line = printable(text)
@@ -138,17 +134,24 @@ class PlainDisplay(Display):
             console.on_broken_pipe()
 
 
+def _figure(name: str, value: float) -> str:
+    """Format a metric: a number, or for a name in `_bytes` a size such as 1.2 GB."""
+    if name.endswith("_bytes"):
+        return size(value)
+    return number(value)
+
+
 def plain_line(
     record: PlainMapping, total: int, width: int | None = None, main_metric: str = ""
 ) -> str:
-    """Write a record as one line.
+    """Format a record as one line.
 
     Args:
-        record: As it stands in `metrics.jsonl`.
-        total: Steps of the run.
-        width: Characters for loss, lr and evaluations, as many as fit; None: every number, however
-            many.
-        main_metric: The first of the evaluations.
+        record: A line of `metrics.jsonl`.
+        total: Optimizer steps of the run.
+        width: With a width only loss, lr and evaluations are shown, as many as fit into this many
+            characters. None: every number is.
+        main_metric: The evaluation that comes first.
 
     Example:
         >>> record = {"step": 10, "epoch": 0.5, "train/loss": 2.5}
@@ -167,99 +170,101 @@ def plain_line(
         if width is not None and not name.startswith(("train/loss", "train/lr", "eval/")):
             continue
         if isinstance(value, int | float):
-            columns.append(f"{name} {size(value) if name.endswith('_bytes') else number(value)}")
+            columns.append(f"{name} {_figure(name, value)}")
     while width is not None and len("  ".join(columns)) > width:
         columns.pop()
     return "  ".join(columns)
 
 
 class LiveDisplay(Display):
-    """A progress bar and the main figures, drawn in place.
+    """Draws a progress bar with the latest figures in place, and evaluations as lines above it.
 
     Args:
         console: A terminal.
-        title: What is being run.
     """
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
-        self.title = title
-        self.values: dict[str, float] = {}
-        self.evaluated: dict[str, float] = {}
         self.total = 0
-        self.progress = Progress(*_columns(), console=console, expand=True)
+        self.progress = _Bars(
+            *_columns(), console=console, refresh_per_second=4, transient=True, expand=True
+        )
         self.task = self.progress.add_task("step", total=None)
         self.evaluation = self.progress.add_task("evaluation", total=None, visible=False)
-        self.live = Live(
-            console=console, get_renderable=self._draw_panel, refresh_per_second=4, transient=True
-        )
 
     def start(self, step: int, total: int) -> None:
-        """Show the display."""
+        """Show the bar, at `step` of `total` steps."""
         self.total = total
         self.progress.reset(self.task, total=total, completed=step)
-        self.live.start()
+        self.progress.start()
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Show new figures."""
-        self.values.update(values)
+        """Move the bar to a step, and update the figures; they are drawn four times a second."""
+        self.progress.values.update(values)
         self.progress.update(self.task, completed=step)
 
     def evaluating(self, done: int, total: int) -> None:
-        """Show a second bar while the model is evaluated; of no batches it goes away."""
+        """Show a second bar during an evaluation; a total of 0 batches removes it."""
         if done == 0:
             self.progress.reset(self.evaluation, total=total, visible=total > 0)
         self.progress.update(self.evaluation, completed=done)
 
     def record(self, record: PlainMapping) -> None:
-        """Keep evaluations on the screen; everything goes to the log."""
+        """Print the evaluation of a record above the bar; the log gets everything."""
         log.info(plain_line(record, self.total))
-        evaluated = {name: value for name, value in record.items() if name.startswith("eval/")}
-        if evaluated:
-            self.evaluated = evaluated
-            metrics = "  ".join(
-                f"{escape(name)} [bold]{number(value)}[/]" for name, value in evaluated.items()
-            )
-            self.console.print(f"[dim]step {record['step']:>6,}[/]  {metrics}", highlight=False)
+        metrics = [
+            f"{escape(name)} [bold]{number(value)}[/]"
+            for name, value in record.items()
+            if name.startswith("eval/")
+        ]
+        if metrics:
+            line = "  ".join(metrics)
+            self.console.print(f"[dim]step {record['step']:>6,}[/]  {line}", highlight=False)
 
     def note(self, text: str) -> None:
-        """Print one line above the display."""
+        """Print one line above the bar."""
         log.info(text)
         self.console.print(Text(printable(text), style="dim"))
 
     def stop(self) -> None:
-        """Take the display away; the result table has its last figures."""
-        self.live.stop()
+        """Remove the bar; the result table has its last figures."""
+        self.progress.stop()
 
-    def _draw_panel(self) -> Group:
-        """Draw the panel with the progress bar and the latest figures."""
-        table = Table.grid(padding=(0, 3))
-        figures: list[tuple[str, str, Callable[[float], str]]] = [
-            ("loss", "train/loss", number),
-            ("grad norm", "train/grad_norm", number),
-            ("lr", "train/lr", number),
-            ("tokens/s", "perf/tokens_per_second", number),
-            ("samples/s", "perf/samples_per_second", number),
-            ("memory", "perf/peak_memory_bytes", size),
-        ]
-        present = [
-            (label, draw(self.values[name])) for label, name, draw in figures if name in self.values
-        ]
-        table.add_row(*(Text(label, style="dim") for label, _ in present))
-        table.add_row(*(Text(value, style="bold") for _, value in present))
-        panel = Panel(
-            Group(self.progress, Padding(table, (1, 0, 0, 0))),
-            title=escape(self.title),
-            title_align="left",
-            padding=(1, 2),
+
+class _Bars(Progress):
+    """Progress bars, and a line with the latest figures below them."""
+
+    _FIGURES: ClassVar[Mapping[str, str]] = {
+        "train/loss": "loss",
+        "train/grad_norm": "grad norm",
+        "train/lr": "lr",
+        "perf/tokens_per_second": "tokens/s",
+        "perf/samples_per_second": "samples/s",
+        "perf/peak_memory_bytes": "memory",
+    }
+
+    def __init__(self, *columns: ProgressColumn, **options: Any) -> None:
+        self.values: dict[str, float] = {}
+        """Latest metrics by name, such as `train/loss`; only some of them are shown."""
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bars, the figures and an empty line.
+
+        The terminal shows ^C where the last line ends: behind a full line it would begin another
+        one, which stays.
+        """
+        yield from super().get_renderables()
+        yield "  ".join(
+            f"[dim]{label}[/] [bold]{_figure(name, self.values[name])}[/]"
+            for name, label in self._FIGURES.items()
+            if name in self.values
         )
-        # The terminal shows ^C where the panel ends: behind a full line it would begin another one,
-        # which stays.
-        return Group(panel, "")
+        yield ""
 
 
 def _columns() -> list[ProgressColumn]:
-    """List a bar's name, count, bar, share and times."""
+    """List the columns of a bar: name, count, bar, percentage and times."""
     return [
         TextColumn("[bold]{task.description}"),
         MofNCompleteColumn(),
@@ -274,14 +279,14 @@ def _columns() -> list[ProgressColumn]:
 def watched(
     items: Iterable[Item], total: int, *, console: Console | None = None, what: str = "evaluation"
 ) -> Iterator[Item]:
-    """Yield items as they come, with a bar on a terminal while they do.
+    """Yield items unchanged, and on a terminal draw a progress bar meanwhile.
 
     Args:
-        items: What is worked through, such as batches.
-        total: How many there are.
+        items: Such as batches.
+        total: Number of items.
         console: Where the bar is drawn; None: standard error, so that what a verb prints can be
             piped.
-        what: What is done, beside the bar.
+        what: Name of the bar.
     """
     console = console or Console(stderr=True)
     if not (console.is_terminal and console.is_interactive):
@@ -291,8 +296,8 @@ def watched(
         yield from progress.track(items, total=total, description=what)
 
 
-def make_display(console: Console, title: str) -> Display:
-    """Make a display: live on a terminal, plain elsewhere."""
+def make_display(console: Console) -> Display:
+    """Make a display: bars on a terminal, plain lines elsewhere."""
     if console.is_terminal and console.is_interactive:
-        return LiveDisplay(console, title)
+        return LiveDisplay(console)
     return PlainDisplay(console)

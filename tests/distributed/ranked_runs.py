@@ -142,7 +142,7 @@ def _start(start: Start, asked: Request, world: World) -> None:
     start.run.mkdir(parents=True, exist_ok=True)
     run = RunDir(start.run)
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
-        display = make_display(Console(file=nowhere), "")
+        display = make_display(Console(file=nowhere))
         resume = ResumePoint(None) if checkpoint_folders(run) else None
         train(asked, run, display, resume, stop_at=start.stop_at, world=world)
 

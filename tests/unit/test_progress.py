@@ -17,15 +17,19 @@ def terminal() -> Console:
 
 def test_an_evaluation_has_a_bar_while_it_runs() -> None:
     console = terminal()
-    display = make_display(console, "title")
+    display = make_display(console)
     assert isinstance(display, LiveDisplay)
 
     def shown() -> str:
         with console.capture() as seen:
-            console.print(display._draw_panel())
+            console.print(display.progress.get_renderable())
         return seen.get()
 
     assert "evaluation" not in shown()
+    display.step(3, {"train/loss": 2.5, "perf/peak_memory_bytes": 3 << 30, "other": 7.0})
+    assert "memory" in shown()
+    assert "GiB" in shown()
+    assert "other" not in shown()
     display.evaluating(0, 40)
     display.evaluating(7, 40)
     assert "evaluation" in shown()
@@ -36,7 +40,7 @@ def test_an_evaluation_has_a_bar_while_it_runs() -> None:
 
 def test_elsewhere_nothing_is_said_of_each_batch() -> None:
     out = io.StringIO()
-    display = make_display(Console(file=out), "title")
+    display = make_display(Console(file=out))
     assert isinstance(display, PlainDisplay)
     display.evaluating(7, 40)
     assert list(watched(range(3), 3, console=Console(file=out))) == [0, 1, 2]

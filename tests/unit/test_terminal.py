@@ -1,6 +1,6 @@
 """What a terminal shows when a run is stopped by its keys.
 
-No torn panel, no lost line, and a cursor.
+No torn bar, no lost line, and a cursor.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from optrun.cli import evaluate
 from optrun.runner import console
 from optrun.runner.evaluate import Evaluated
 
-TITLE = "a title of a run"
-PROGRAM = f"""
+PROGRAM = """
 import time
 from rich.console import Console
 from optrun.training.display import LiveDisplay
 from optrun.training.signals import SignalHandler
 
 with SignalHandler() as signals:
-    display = LiveDisplay(Console(), {TITLE!r})
+    display = LiveDisplay(Console())
     display.start(0, 9)
     display.note("begun")
     while not signals.stop_requested:
@@ -81,7 +80,7 @@ class Screen:
 
 
 def played(*, presses: int) -> tuple[Screen, int]:
-    """Run the program on a terminal of 80 columns, and press Ctrl-C while its panel is there."""
+    """Run the program on a terminal of 80 columns, and press Ctrl-C while its bar is there."""
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
@@ -98,7 +97,7 @@ def played(*, presses: int) -> tuple[Screen, int]:
             traceback.print_exc()
         finally:
             os._exit(code)
-    raw, waits = b"", [b"\xe2\x95\xaf", b"asked to stop"][:presses]  # the panel's last corner
+    raw, waits = b"", [b"0/9", b"asked to stop"][:presses]  # the bar
     end = time.monotonic() + 60
     while time.monotonic() < end:
         if waits and waits[0] in raw:
@@ -114,7 +113,7 @@ def played(*, presses: int) -> tuple[Screen, int]:
     return screen, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def test_a_panel_is_taken_away_whole_after_a_key() -> None:
+def test_a_bar_is_taken_away_whole_after_a_key() -> None:
     """The terminal writes ^C where the cursor is: behind a full line that is the next one."""
     screen, code = played(presses=1)
     assert code == 0
