@@ -75,7 +75,7 @@ class Proposal:
         grids = [f"search.{name}.lr={grid}" for name, grid in self.grids.items()]
         comparison = (
             f"compare {' and '.join(self.grids)}, each with learning rates of its own:"
-            f" {runs} runs of {steps:,} steps"
+            f" {runs} runs of {steps:,} steps, {runs * steps / self.steps:.0f} times as long"
         )
         return [
             (f"train: {self.steps:,} steps", self.overrides),

@@ -32,8 +32,8 @@ _NAMES = {
     bool: "true or false",
     type(None): "null",
 }
-_DIALECT = re.compile(r"^\$\{dialect:(.*)\}$")
-"""A default that some dialect has otherwise; optrun's own is shown."""
+_RESOLVER = re.compile(r"^\$\{(?:dialect|default_warmup):(.*)\}$")
+"""A default that a dialect or a short run changes; the usual one is shown."""
 _KEY = re.compile(r"([a-z_]\w*):(?: (.*?))?(?:(?:^|\s+)# (.*))?$")
 
 
@@ -43,7 +43,7 @@ class Entry:
 
     key: str
     default: str
-    """As the YAML writes it; `???`: it must be given."""
+    """As the YAML writes it; `???`: it must be given; `computed`: it follows from other keys."""
     type: str
     meaning: str
 
@@ -105,7 +105,10 @@ def type_name(hint: Any) -> str:
 
 def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, object]) -> Entry:
     key, default, meaning = row
-    return Entry(f"{prefix}{key}", _DIALECT.sub(r"\1", default), type_name(hints[key]), meaning)
+    default = _RESOLVER.sub(r"\1", default)
+    if default.startswith("${"):
+        default = "computed"
+    return Entry(f"{prefix}{key}", default, type_name(hints[key]), meaning)
 
 
 def _written(value: object) -> str:

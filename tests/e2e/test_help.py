@@ -71,6 +71,7 @@ def test_a_key_is_explained_with_the_choices_that_have_it(
     assert "optimizer.eps=1.0e-6" in text
     assert "with optimizer=lamb" in text
     assert "Peak learning rate" in text
+    assert "lr=computed" in text
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str], forked_j
         "not read by task=sequence_classification: id",
         "54 rows for training",
         "good: ",
-        "18 runs",
+        "18 runs of 2 steps, 18 times as long",
         "nothing was written",
     ]
     assert [fact for fact in facts if fact not in said] == []

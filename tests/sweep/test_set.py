@@ -388,6 +388,7 @@ def test_two_sweeps_share_the_work(place: Path, undisturbed: Path) -> None:
         (["optimizer=lamb,adamv"], "adamw"),
         (["optimzer=lamb,adamw"], "optimizer"),
         (["lr=1e-3,fast"], "a number"),
+        (["seed=0-2"], "write optrun -m seed=0,1,2"),
         (["optimizer=lamb,sgd", "optimizer.always_adapt=true,false"], "always_adapt"),
         (["lr=interval(0.1,0.2)"], "hydra/sweeper=optuna"),
         (["seed=0,1", "hydra/launcher=joblab"], "joblib"),
