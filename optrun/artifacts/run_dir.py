@@ -250,3 +250,16 @@ def checkpoint_folders(run: RunDir) -> list[Path]:
         if step is not None and path.is_dir():
             steps_and_folders.append((step, path))
     return [path for _, path in sorted(steps_and_folders, reverse=True)]
+
+
+def unused_path(path: Path) -> Path:
+    """Return a path, or the first of `NAME-2`, `NAME-3`, ... if something is there.
+
+    A suffix such as `.json` stays at the end.
+    """
+    unused = path
+    number = 1
+    while unused.exists():
+        number += 1
+        unused = path.with_stem(f"{path.stem}-{number}")
+    return unused

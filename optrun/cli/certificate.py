@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from optrun.artifacts.forks import KEY as BRANCH_FROM
+from optrun.artifacts.run_dir import unused_path
 from optrun.base.errors import ConfigError, printable
 from optrun.config.overrides import is_hydra
 from optrun.config.tokens import key_of
@@ -73,23 +74,15 @@ class Desk:
             sys.stdout.write(text)
         if not always and self.options.out is None:
             return None
-        path = Path(self.options.out) if self.options.out else _unused_path(self.claim)
+        if self.options.out:
+            path = Path(self.options.out)
+        else:
+            name = time.strftime(f"{self.claim}-%Y-%m-%d-%H-%M-%S.json")
+            path = unused_path(Path("outputs", "certificates", name))
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:  # "x": never over another file
             file.write(text)
         return path
-
-
-def _unused_path(claim: str) -> Path:
-    """Name a certificate by the time; another one of the same second gets a number."""
-    folder = Path("outputs", "certificates")
-    stem = time.strftime(f"{claim}-%Y-%m-%d-%H-%M-%S")
-    path = folder / f"{stem}.json"
-    number = 1
-    while path.exists():
-        number += 1
-        path = folder / f"{stem}-{number}.json"
-    return path
 
 
 def with_forced(overrides: Sequence[str], forced: Mapping[str, str]) -> tuple[list[str], list[str]]:

@@ -39,7 +39,7 @@ def refuse_early(jobs: list[Job], command: SweepCommand, launcher: PlainMapping)
                 " start each run by itself, by torchrun or srun."
             )
     for job in jobs:
-        refuse_choices_of_this_process(job)
+        origins.refuse_code_of_program(job.values, "the processes of a sweep")
         refuse_stored_trust(OmegaConf.create(dict(job.values)), command.overrides)
         if job.values["distributed"]["name"] != "none":
             _refuse_ranks(job)
@@ -70,22 +70,6 @@ def _refuse_ranks(job: Job) -> None:
         refuse_composed(config, None if nproc == "auto" else int(nproc))
     except ConfigError as error:
         raise ConfigError(f"{error} In the job {job.label}.") from error
-
-
-def refuse_choices_of_this_process(job: Job) -> None:
-    """Refuse a choice unknown to the process of a job.
-
-    Raises:
-        ConfigError: The choice was registered in a notebook or an imported module, not by a plugin
-            or an installed package.
-    """
-    for record in origins.records(job.values):
-        if "plugin" not in record and "distribution" not in record:
-            raise ConfigError(
-                f"{', '.join(record['names'])}: registered in {record['module']}, which the"
-                " processes of a sweep do not see. Save it in a file, and pass plugins=[FILE] to"
-                " optrun.sweep, or --plugin FILE to optrun -m."
-            )
 
 
 def refuse_other_code(directory: SweepDir) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from optrun.artifacts.lock import starting
 from optrun.artifacts.metrics import read_summary, write_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
-from optrun.base.errors import EXIT_FAILED, ConfigError, OptrunError, printable
+from optrun.base.errors import EXIT_FAILED, OptrunError, printable
 from optrun.config.registry import origins
 from optrun.config.request import Request
 from optrun.config.schema.distributed import RanksConfig
@@ -50,8 +50,8 @@ def train_on_ranks(
         LockedError: Another process writes this run, or is about to.
         OptrunError: How the ranks ended, together, where not all ended well.
     """
-    _refuse_code_of_program(request)
     distributed = request.config.distributed
+    origins.refuse_code_of_program(request.values, f"the ranks of distributed={distributed.name}")
     assert isinstance(distributed, RanksConfig)
     payload = Payload.of(request, run, resume, stop_at=stop_at, quiet=console.quiet)
     began = time.time()
@@ -93,24 +93,6 @@ def train_on_ranks(
         error.exit_code = max(end.code for end in ended.ends)
     _record_failure(run, error)
     raise error
-
-
-def _refuse_code_of_program(request: Request) -> None:
-    """Refuse choices registered by this program and not by a plugin.
-
-    Its ranks are other processes, which know none of them.
-
-    Raises:
-        ConfigError: With the plugin to give instead.
-    """
-    for record in origins.records(request.values):
-        if "plugin" not in record and "distribution" not in record:
-            raise ConfigError(
-                f"distributed={request.config.distributed.name}: {', '.join(record['names'])} was"
-                f" registered by the module {record['module']} of this program, and each rank is a"
-                " process of its own. Give the file or module as a plugin: plugins=[...] of"
-                " optrun.run, --plugin on the command line."
-            )
 
 
 def _record_failure(run: RunDir, error: OptrunError) -> None:

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from optrun.artifacts.lock import refuse_held
-from optrun.artifacts.run_dir import HYDRA_FILES, RANK_LOG, RunDir
+from optrun.artifacts.run_dir import HYDRA_FILES, RANK_LOG, RunDir, unused_path
 from optrun.base import shell
 from optrun.base.errors import ConfigError, StorageError, refuse_url
 from optrun.config.compose import request_of
@@ -76,7 +76,7 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     refuse_url("hydra.run.dir", str(cfg.hydra.run.dir))
     folder = Path(str(cfg.hydra.run.dir))
     if not any(token.startswith("hydra.run.dir=") for token in command_line.overrides):
-        folder = _unused(folder)
+        folder = unused_path(folder)
     refuse_used(folder)
     ended: list[Outcome | Exception] = []
 
@@ -140,16 +140,6 @@ def _mark_as_ours(run: RunDir) -> None:
         run.lock.touch()
     except OSError as error:
         raise StorageError(f"{run.lock}: cannot be made: {error.strerror or error}.") from error
-
-
-def _unused(folder: Path) -> Path:
-    """Return the folder, or one beside it if two runs began in the same second."""
-    free = folder
-    number = 2
-    while free.exists():
-        free = folder.with_name(f"{folder.name}-{number}")
-        number += 1
-    return free
 
 
 def refuse_used(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from optrun.artifacts.atomic import replace_text
-from optrun.artifacts.run_dir import SWEEP, RunDir
+from optrun.artifacts.run_dir import SWEEP, RunDir, unused_path
 from optrun.base.reading import read_json
 
 T = TypeVar("T")
@@ -27,13 +27,7 @@ that is not there."""
 def dated_folder(beneath: Path) -> Path:
     """Name a new folder by date and time."""
     now = datetime.now().astimezone()
-    folder = beneath / now.strftime("%Y-%m-%d") / now.strftime("%H-%M-%S")
-    name = folder.name
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{name}-{number}")
-    return folder
+    return unused_path(beneath / now.strftime("%Y-%m-%d") / now.strftime("%H-%M-%S"))
 
 
 def in_sweep(run: Path) -> bool:

@@ -47,6 +47,27 @@ def records(values: Mapping[str, object]) -> list[PlainDict]:
     return list(by_origin.values())
 
 
+def refuse_code_of_program(values: Mapping[str, object], processes: str) -> None:
+    """Refuse registered choices that other processes cannot import again.
+
+    Only a plugin or an installed package can be; a notebook or a module of the program cannot.
+
+    Args:
+        values: Resolved and plain configuration.
+        processes: Who would import it, for the message, such as `the ranks of a run`.
+
+    Raises:
+        ConfigError: The message says how to make a plugin of it.
+    """
+    for record in records(values):
+        if "plugin" not in record and "distribution" not in record:
+            raise ConfigError(
+                f"{', '.join(record['names'])}: registered in {record['module']}, which"
+                f" {processes} do not see. Save it in a file, and give it as a plugin:"
+                " plugins=[FILE] in Python, --plugin FILE on the command line."
+            )
+
+
 def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[str]:
     """List the chosen foreign rows without a record of their origin.
 
