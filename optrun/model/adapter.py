@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import plural
 from optrun.config.names import near_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.model.adapter_modules import (
@@ -104,18 +105,19 @@ def inject(
     dequantized: bool = False,
     meta: bool = False,
 ) -> list[str]:
-    """Freeze a model, and put factors beside its matrices.
+    """Freeze a model, and put the factors of peft beside its matrices.
 
     Args:
-        config: Which, where and how large.
-        model: Changed in place.
-        auto_class: The transformers class it was asked for by: whether its head is a task's own.
-        new: Names of parameters that no file of weights had; what is frozen must not be random.
-        base: Where its weights come from; None: from a seed.
-        quantization: Of the linear modules that are frozen, all but those of the head; None: they
-            stay as they are.
-        dequantized: Give them the weights that they would have, quantised, in plain modules again.
-        meta: Make factors without memory.
+        config: The choice.
+        model: Changed in place: peft's modules stand for some of its own, and trained parameters
+            are float32.
+        auto_class: The transformers class that the task asked for; a language model's head belongs
+            to its base, any other head to the task, and trains in full.
+        new: Names of parameters that are in no file of weights; they must train.
+        base: Hub name or folder of the weights; None: they were drawn from a seed.
+        quantization: Quantise the frozen linear modules outside of the head; None: none of them.
+        dequantized: Replace them by plain modules with the quantised values.
+        meta: The model and its factors are on the meta device.
 
     Returns:
         Notes for the user.
@@ -132,17 +134,15 @@ def inject(
     targets = _targets(config, model, saved, auto_class)
     notes = []
     if quantization is not None:
-        aside = [*saved, *head_modules(model)]
-        frozen = [path for path in linear_modules(model) if not _is_inside_any(path, aside)]
+        skipped = [*saved, *head_modules(model)]
+        frozen = [path for path in linear_modules(model) if not _is_inside_any(path, skipped)]
         notes.append(quantize(quantization, model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
     names = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of Conv1D, whose weight lies the other way round, which peft sees itself
+            warnings.simplefilter("ignore")  # on Conv1D, whose transposed weight peft knows
             lora = peft.LoraConfig(
                 **{name: getattr(config, name) for name in names},
                 target_modules=list(targets),
@@ -162,14 +162,13 @@ def inject(
     for param in model.parameters():
         if param.requires_grad:  # what trains is float32, whatever it stands beside
             param.data = param.data.float()
-    places = _find_adapter_modules(model)
-    _refuse_other_places(places, AdapterModules(targets, saved))
-    setattr(model, _MARK, Injected(_adapter_names(model, places), places, base))
+    modules = _find_adapter_modules(model)
+    _refuse_other_modules(modules, AdapterModules(targets, saved))
+    setattr(model, _MARK, Injected(_adapter_names(model, modules), modules, base))
+    note = _note(config, model, modules)
     if meta and base is not None:
-        unread = "; so does what its weights lack, which are not read here"
-    else:
-        unread = ""
-    return [_note(config, model, places) + unread, *notes]
+        note += "; so does what its weights lack, which are not read here"
+    return [note, *notes]
 
 
 def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
@@ -243,82 +242,85 @@ def merge(model: nn.Module) -> None:
 
 
 def _modules_to_save(
-    config: LoraConfig, model: PreTrainedModel, auto_class: str, new: list[str]
+    config: LoraConfig, model: PreTrainedModel, auto_class: str, new: Sequence[str]
 ) -> list[str]:
-    """List the modules trained in full.
+    """List the modules that train in full.
 
-    Those that were asked for, or the task's head and whatever else is new.
+    Those of `adapter.modules_to_save`; by default the head of a task, and the modules of `new`.
+
+    Args:
+        config: The choice.
+        model: Without factors.
+        auto_class: The transformers class that the task asked for.
+        new: Names of parameters that are in no file of weights.
+
+    Raises:
+        ConfigError: A name fits no module; a named module shares its weight; a parameter of `new`
+            is in none of them.
     """
     modules = {name for name, module in model.named_modules() if name and list(module.parameters())}
-    key = "adapter.modules_to_save"
     if config.modules_to_save is not None:
-        saved = match_modules(key, config.modules_to_save, modules)
-        shared = shared_modules(model)
-        for path in saved:
-            if path in shared:
-                raise ConfigError(
-                    f"{key}: {path} shares its weight with {shared[path]}: a copy of it would train"
-                    " apart."
-                )
-        random = [name for name in new if not _is_inside_any(name, saved)]
-        if random:
-            holder = random[0].rpartition(".")[0]
-            raise ConfigError(
-                f"{key}={config.modules_to_save}: {random[0]} is not in the model's weights, so it"
-                f" would stay random. Name its module, too, such as {holder}, or leave {key} null."
-            )
+        saved = match_modules("adapter.modules_to_save", config.modules_to_save, modules)
+        _refuse_to_save(config, model, saved, new)
         return saved
-    head = [] if auto_class in _OF_LANGUAGE else head_modules(model)
-    # peft knows them by the ends of their names; a norm above the blocks that is called like one
-    # inside stays frozen.
-    saved = [
-        path
-        for path in head
-        if not (
-            "Norm" in type(model.get_submodule(path)).__name__ and _is_end_of_others(path, modules)
-        )
-    ]
+    saved = []
+    for path in [] if auto_class in _OF_LANGUAGE else head_modules(model):
+        # peft matches the ends of names: a norm above the blocks with the name of one inside of
+        # them stays frozen.
+        is_norm = "Norm" in type(model.get_submodule(path)).__name__
+        if not is_norm or not _is_end_of_others(path, modules):
+            saved.append(path)
     others = [name for name in new if not _is_inside_any(name, saved)]
-    holders = dict.fromkeys(name.rpartition(".")[0] for name in others)
-    return [*saved, *holders]
+    return [*saved, *dict.fromkeys(name.rpartition(".")[0] for name in others)]
+
+
+def _refuse_to_save(
+    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], new: Sequence[str]
+) -> None:
+    """Refuse modules that share a weight, or that leave a parameter of `new` random."""
+    key = "adapter.modules_to_save"
+    shared = shared_modules(model)
+    for path in saved:
+        if path in shared:
+            raise ConfigError(
+                f"{key}: {path} shares its weight with {shared[path]}: a copy of it would train"
+                " apart."
+            )
+    for name in new:
+        if not _is_inside_any(name, saved):
+            raise ConfigError(
+                f"{key}={config.modules_to_save}: {name} is not in the model's weights, so it"
+                f" would stay random. Name its module, too, such as {name.rpartition('.')[0]}, or"
+                f" leave {key} null."
+            )
 
 
 def _targets(
-    config: LoraConfig,
-    model: PreTrainedModel,
-    saved: Sequence[str],
-    auto_class: str,
+    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str
 ) -> list[str]:
-    """List the modules to get factors, without the excluded ones.
+    """List the modules that get factors.
+
+    Args:
+        config: Of its keys, `target_modules`, then `exclude_modules`, then `layers_to_transform`
+            choose; `rank_pattern` and `alpha_pattern` must match one of what is left.
+        model: Without factors.
+        saved: Modules that train in full; neither they nor what is inside of them get factors.
+        auto_class: The transformers class that the task asked for.
 
     Raises:
-        ConfigError: A name, a layer or a pattern that fits none of them.
+        ConfigError: A name, a layer or a pattern that fits no module; no module is left; a named
+            module shares its weight with another one.
     """
-    targets = _find_target_modules(config, model, saved, auto_class)
+    if config.target_modules in (None, "all-linear"):
+        targets = _default_targets(config, model, saved, auto_class)
+    else:
+        targets = _named_targets(config.target_modules, model, saved)
     if config.exclude_modules is not None:
-        out = set(match_modules("adapter.exclude_modules", config.exclude_modules, targets))
-        targets = [path for path in targets if path not in out]
+        excluded = match_modules("adapter.exclude_modules", config.exclude_modules, targets)
+        targets = [path for path in targets if path not in excluded]
     if config.layers_to_transform is not None:
-        layers = config.layers_to_transform
-        layer_numbers = [layers] if isinstance(layers, int) else list(layers)
-        matches = {path: _LAYER.match(path) for path in targets}
-        numbers = {path: int(match[1]) for path, match in matches.items() if match}
-        for layer in layer_numbers:
-            if layer not in numbers.values():
-                existing = ", ".join(map(str, sorted(set(numbers.values())))) or "none"
-                raise ConfigError(
-                    f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in:"
-                    f" {existing}."
-                )
-        targets = [path for path in targets if numbers.get(path) in layer_numbers]
-    for key in ("rank_pattern", "alpha_pattern"):
-        for pattern in getattr(config, key):
-            if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in targets):
-                leaves = dict.fromkeys(path.rpartition(".")[2] for path in targets)
-                near = near_names(pattern, list(leaves))
-                raise ConfigError(
-                    f"adapter.{key}={pattern}: no module with factors has such a name. {near}"
-                )
+        targets = _select_layers(config.layers_to_transform, targets)
+    _refuse_unused_patterns(config, targets)
     if not targets:
         raise ConfigError(
             f"adapter.exclude_modules={config.exclude_modules}: no module is left to put factors"
@@ -327,54 +329,95 @@ def _targets(
     return targets
 
 
-def _find_target_modules(
-    config: LoraConfig,
-    model: PreTrainedModel,
-    saved: Sequence[str],
-    auto_class: str,
+def _default_targets(
+    config: LoraConfig, model: PreTrainedModel, saved: Sequence[str], auto_class: str
 ) -> list[str]:
-    """Find the modules that get factors, by `adapter.target_modules` or by default.
-
-    By default all linear modules but the head and those that train whole, which `saved` names.
+    """List all linear modules outside of the head and of `saved`.
 
     Raises:
-        ConfigError: No module is left, or one shares its weight with another module.
+        ConfigError: There is none.
+    """
+    skipped = list(saved)
+    if auto_class in _OF_LANGUAGE:
+        skipped += head_modules(model)
+    targets = [path for path in linear_modules(model) if not _is_inside_any(path, skipped)]
+    if not targets:
+        raise ConfigError(
+            f"adapter.target_modules={config.target_modules or 'null'}: {type(model).__name__} has"
+            " no linear module besides its head. Name others."
+        )
+    return targets
+
+
+def _named_targets(
+    names: str | Sequence[str], model: PreTrainedModel, saved: Sequence[str]
+) -> list[str]:
+    """List the modules that `adapter.target_modules` names, outside of `saved`.
+
+    Raises:
+        ConfigError: A name fits no module, or only some in `saved`; a module shares its weight with
+            another one.
     """
     key = "adapter.target_modules"
-    wanted_names = config.target_modules
-    if wanted_names in (None, "all-linear"):
-        aside = [*saved, *(head_modules(model) if auto_class in _OF_LANGUAGE else [])]
-        targets = [path for path in linear_modules(model) if not _is_inside_any(path, aside)]
-        if not targets:
-            wanted_shown = "null" if wanted_names is None else wanted_names
-            raise ConfigError(
-                f"{key}={wanted_shown}: {type(model).__name__} has no linear module besides its"
-                " head. Name others."
-            )
-        return targets
-    modules = {name: module for name, module in model.named_modules() if name}
-    paths = [
-        path
-        for path in match_modules(key, wanted_names, modules, linear_modules(model))
-        if not _is_inside_any(path, saved)
-    ]
-    if not paths:
+    modules = [name for name, _ in model.named_modules() if name]
+    named = match_modules(key, names, modules, linear_modules(model))
+    targets = [path for path in named if not _is_inside_any(path, saved)]
+    if not targets:
         raise ConfigError(
-            f"{key}={wanted_names}: matches only modules that train whole ({', '.join(saved)}):"
-            " factors would stand beside nothing that is frozen. Name others, or take them out by"
+            f"{key}={names}: matches only modules that train whole ({', '.join(saved)}): factors"
+            " would stand beside nothing that is frozen. Name others, or take them out by"
             " adapter.modules_to_save."
         )
     shared = shared_modules(model)
-    for path in paths:
+    for path in targets:
         if path in shared:
             raise ConfigError(
-                f"{key}={wanted_names}: {path} shares its weight with {shared[path]}: factors"
-                " beside one of them would make two weights of one."
+                f"{key}={names}: {path} shares its weight with {shared[path]}: factors beside one"
+                " of them would make two weights of one."
             )
-    return paths
+    return targets
+
+
+def _select_layers(layers: int | Sequence[int], targets: Sequence[str]) -> list[str]:
+    """Return the modules inside of some layers; one outside of all layers is left out.
+
+    Raises:
+        ConfigError: A layer has none of them.
+    """
+    wanted = [layers] if isinstance(layers, int) else list(layers)
+    layer_of: dict[str, int] = {}
+    for path in targets:
+        match = _LAYER.match(path)
+        if match is not None:
+            layer_of[path] = int(match[1])
+    existing = sorted(set(layer_of.values()))
+    for layer in wanted:
+        if layer not in existing:
+            raise ConfigError(
+                f"adapter.layers_to_transform={layers}: no layer {layer} to put factors in:"
+                f" {', '.join(map(str, existing)) or 'none'}."
+            )
+    return [path for path in targets if layer_of.get(path) in wanted]
+
+
+def _refuse_unused_patterns(config: LoraConfig, targets: Sequence[str]) -> None:
+    """Refuse a pattern of `rank_pattern` or `alpha_pattern` that matches no module.
+
+    A pattern matches the whole name of a module or its end behind a dot, as in peft.
+    """
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in getattr(config, key):
+            if any(re.match(rf"(.*\.)?({pattern})$", path) for path in targets):
+                continue
+            leaves = dict.fromkeys(path.rpartition(".")[2] for path in targets)
+            raise ConfigError(
+                f"adapter.{key}={pattern}: no module with factors has such a name."
+                f" {near_names(pattern, list(leaves))}"
+            )
 
 
 def _is_end_of_others(path: str, names: Iterable[str]) -> bool:
+    """Tell whether another name ends with this one."""
     return any(name != path and name.endswith(path) for name in names)
 
 
@@ -395,67 +438,68 @@ def _refuse_running_statistics(model: nn.Module) -> None:
 
 
 def _find_adapter_modules(model: nn.Module) -> AdapterModules:
-    """Find peft's layers in a model, by their original names."""
+    """Find the modules that peft has replaced, by their names in the model."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
 
-    places = AdapterModules([], [])
-    for path, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            places.targets.append(path)
-        elif isinstance(module, ModulesToSaveWrapper):
-            places.saved.append(path)
-    return places
-
-
-def _refuse_other_places(found: AdapterModules, wanted: AdapterModules) -> None:
-    """Refuse name endings that peft matches to unintended modules.
-
-    Raises:
-        ConfigError: With the first of them.
-    """
-    for key, injected_paths, wanted_paths in (
-        ("target_modules", found.targets, wanted.targets),
-        ("modules_to_save", found.saved, wanted.saved),
-    ):
-        differing = set(injected_paths) ^ set(wanted_paths)
-        if differing:
-            raise ConfigError(
-                f"adapter.{key}: peft takes {min(differing)} for one of"
-                f" {', '.join(list(wanted_paths)[:4])},"
-                " by the end of its name. Give names that no other module ends with."
-            )
-
-
-def _adapter_names(model: nn.Module, places: AdapterModules) -> frozenset[str]:
-    """List the adapter's parameters and buffers.
-
-    All that trains now, and the buffers of modules that train whole.
-    """
-    trained = {name for name, param in model.named_parameters() if param.requires_grad}
-    copies = tuple(f"{path}.modules_to_save.{ADAPTER}." for path in places.saved)
-    return frozenset(
-        trained | {name for name in model.state_dict() if copies and name.startswith(copies)}
+    named = list(model.named_modules())
+    return AdapterModules(
+        [path for path, module in named if isinstance(module, BaseTunerLayer)],
+        [path for path, module in named if isinstance(module, ModulesToSaveWrapper)],
     )
 
 
-def _note(config: LoraConfig, model: nn.Module, places: AdapterModules) -> str:
+def _refuse_other_modules(injected: AdapterModules, wanted: AdapterModules) -> None:
+    """Refuse names whose ends fit further modules, since peft has replaced those, too.
+
+    Raises:
+        ConfigError: With the first module that peft should not have taken.
+    """
+    for key, paths, wanted_paths in (
+        ("target_modules", injected.targets, wanted.targets),
+        ("modules_to_save", injected.saved, wanted.saved),
+    ):
+        differing = set(paths) ^ set(wanted_paths)
+        if differing:
+            raise ConfigError(
+                f"adapter.{key}: peft takes {min(differing)} for one of"
+                f" {', '.join(wanted_paths[:4])}, by the end of its name. Give names that no other"
+                " module ends with."
+            )
+
+
+def _adapter_names(model: nn.Module, modules: AdapterModules) -> frozenset[str]:
+    """Name the parameters and buffers of the adapter.
+
+    These are all parameters that train now, and all tensors of modules that train in full.
+    """
+    trained = [name for name, param in model.named_parameters() if param.requires_grad]
+    copies = tuple(f"{path}.modules_to_save.{ADAPTER}." for path in modules.saved)
+    return frozenset([*trained, *(name for name in model.state_dict() if name.startswith(copies))])
+
+
+def _note(config: LoraConfig, model: nn.Module, modules: AdapterModules) -> str:
     """Describe the adapter for the user: rank, modules, and the share of parameters that train."""
-    kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in places.targets))
-    plural = "" if len(places.targets) == 1 else "s"
-    kinds_shown = ", ".join([*kinds[:6], *(["..."] if len(kinds) > 6 else [])])
-    beside = f"{len(places.targets)} module{plural} ({kinds_shown})"
+    kinds = list(dict.fromkeys(path.rpartition(".")[2] for path in modules.targets))
+    if len(kinds) > 6:
+        kinds[6:] = ["..."]
+    rank = f"{config.r}"
+    if config.rank_pattern:
+        rank += ", others by adapter.rank_pattern"
+    saved = ""
+    if modules.saved:
+        saved = (
+            f"; {', '.join(modules.saved)} {'trains' if len(modules.saved) == 1 else 'train'} whole"
+        )
     trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
-    sizes = tensor_sizes(model)
-    originals = [model.get_submodule(f"{path}.original_module") for path in places.saved]
-    copies = sum(param.numel() for original in originals for param in original.parameters())
-    total = sum(sizes.values()) - copies
-    verb = "trains" if len(places.saved) == 1 else "train"
-    saved_note = f"; {', '.join(places.saved)} {verb} whole" if places.saved else ""
+    total = sum(tensor_sizes(model).values())
+    for path in modules.saved:  # peft keeps the original beside the copy that trains
+        original = model.get_submodule(f"{path}.original_module")
+        total -= sum(param.numel() for param in original.parameters())
     ratio = config.loraplus_lr_ratio
-    ranks_note = ", others by adapter.rank_pattern" if config.rank_pattern else ""
     plus = "" if ratio is None else f"; B at {ratio:g} times the lr of A"
     return (
-        f"adapter={config.name}: factors of rank {config.r}{ranks_note} beside {beside}{saved_note}"
-        f": {trained:,} of {total:,} parameters train, {trained / total:.2%}{plus}"
+        f"adapter={config.name}: factors of rank {rank} beside"
+        f" {plural(len(modules.targets), 'module')} ({', '.join(kinds)}){saved}: {trained:,} of"
+        f" {total:,} parameters train, {trained / total:.2%}{plus}"
     )

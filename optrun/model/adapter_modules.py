@@ -1,7 +1,4 @@
-"""Where an adapter goes.
-
-The linear modules of a model, its head, and names that people give of either.
-"""
+"""The modules of a model that an adapter may change: linear ones, the head, and named ones."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _HEAD_NAME = re.compile(r"head|classif|score|logits|predict|^cls$|qa_outputs|pooler")
-"""Of modules beside the layers, in the models that have no module for the model without head."""
-
-
+"""Names of head modules in models that do not keep the model without head in a module."""
 _OF_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 """Names that experts had before they were stacked in one parameter, `gate_up_proj`."""
 _COUNTS_OF_EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
@@ -43,35 +38,42 @@ class AdapterModules:
 
 
 def linear_modules(model: PreTrainedModel) -> list[str]:
-    """List all linear modules without a shared weight, as far as factors can stand beside them.
+    """List the linear modules that factors can stand beside, GPT-2's `Conv1D` included.
 
-    transformers' `Conv1D`, which is GPT-2's linear map, is one. The projections of
-    `nn.MultiheadAttention` are none,
-    nor are two of a Mamba block: their weights are read, and they are never called. A linear module
-    with a forward pass of its own, such as Llama 4's router, may return something else than a
-    product. Beside stacked experts, peft takes the names of dense projections for those of the
-    experts, so that these are left out, too.
+    Left out are
+
+    - modules that share their weight with another one;
+    - the projections of `nn.MultiheadAttention` and two of a Mamba block: a kernel reads their
+      weights, and they are never called;
+    - subclasses with a forward pass of their own, such as Llama 4's router;
+    - projections with the names of experts in a model with stacked experts: peft takes one for the
+      other.
     """
     from transformers.pytorch_utils import Conv1D
 
     shared = shared_modules(model)
-    stacked = any(name.endswith(".gate_up_proj") for name, _ in model.named_parameters())
-    experts = stacked or any(
-        getattr(model.config.get_text_config(), key, None) for key in _COUNTS_OF_EXPERTS
-    )
-    attention_paths = [
-        f"{path}."
-        for path, module in model.named_modules()
-        if isinstance(module, nn.MultiheadAttention)
-    ]
-    return [
-        path
-        for path, module in model.named_modules()
-        if type(module).forward in (nn.Linear.forward, Conv1D.forward)
-        if path not in shared and not path.startswith(tuple(attention_paths))
-        if not _read_by_kernel(model, path)
-        and not (experts and path.rpartition(".")[2] in _OF_EXPERTS)
-    ]
+    has_experts = _has_stacked_experts(model)
+    attention_paths: tuple[str, ...] = ()
+    paths = []
+    for path, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            attention_paths += (f"{path}.",)  # its projections come after it
+        if type(module).forward not in (nn.Linear.forward, Conv1D.forward):
+            continue
+        if path in shared or path.startswith(attention_paths) or _read_by_kernel(model, path):
+            continue
+        if has_experts and path.rpartition(".")[2] in _OF_EXPERTS:
+            continue
+        paths.append(path)
+    return paths
+
+
+def _has_stacked_experts(model: PreTrainedModel) -> bool:
+    """Tell whether experts are stacked in one parameter, or the configuration counts experts."""
+    if any(name.endswith(".gate_up_proj") for name, _ in model.named_parameters()):
+        return True
+    values = model.config.get_text_config()
+    return any(getattr(values, key, None) for key in _COUNTS_OF_EXPERTS)
 
 
 def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
@@ -85,9 +87,10 @@ def _read_by_kernel(model: PreTrainedModel, path: str) -> bool:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """List the head modules of a model.
+    """List the head modules among the children of a model.
 
-    Those beside the model without head, and its output layer.
+    If it has a module for the model without head: the other children with parameters, but for
+    embeddings. Else those with the name of a head, or with the output layer inside.
     """
     children = {name: child for name, child in model.named_children() if list(child.parameters())}
     base = children.get(type(model).base_model_prefix)
@@ -110,42 +113,44 @@ def head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def shared_modules(model: nn.Module) -> dict[str, str]:
-    """Map each module with a shared parameter to the parameter's other name."""
-    names: dict[int, list[str]] = {}
+    """Map each module with a shared parameter to another name of that parameter.
+
+    A module that stands in a model under two names shares nothing by that: its first name counts.
+    """
+    paths = {path for path, _ in model.named_modules()}  # the first name of each module
+    names_by_id: dict[int, list[str]] = {}
     for name, param in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(param), []).append(name)
-    owners = {
-        id(module): path
-        for path, module in reversed(list(model.named_modules(remove_duplicate=False)))
-    }
-    first = set(owners.values())
+        if name.rpartition(".")[0] in paths:
+            names_by_id.setdefault(id(param), []).append(name)
     shared: dict[str, str] = {}
-    for several in names.values():
-        owned = [name for name in several if name.rpartition(".")[0] in first]
-        for name in owned if len(owned) > 1 else ():
-            shared[name.rpartition(".")[0]] = next(twin for twin in owned if twin != name)
+    for names in names_by_id.values():
+        for name in names:
+            others = [other for other in names if other != name]
+            if others:
+                shared[name.rpartition(".")[0]] = others[0]
     return shared
 
 
 def match_modules(
     key: str,
-    asked: str | Sequence[str],
+    names: str | Sequence[str],
     modules: Iterable[str],
     shown: Iterable[str] | None = None,
 ) -> list[str]:
     r"""List the modules matched by names or one regular expression, as peft reads them.
 
     Args:
-        key: For messages.
-        asked: What was given.
-        modules: All there are.
-        shown: Those that a message suggests; None: all.
+        key: The configuration key, for messages.
+        names: A regular expression, which must match whole names of modules; or names, each of one
+            module or the end of any number of names behind a dot.
+        modules: Names of all modules.
+        shown: Names that a message may suggest; None: all.
 
     Returns:
-        In the order of the model.
+        The matched names, in the order of `modules`.
 
     Raises:
-        ConfigError: One of them matches nothing.
+        ConfigError: The expression, or one of the names, matches nothing.
 
     Example:
         >>> match_modules("key", ["query"], ["layer.0", "layer.0.query", "layer.0.key"])
@@ -154,27 +159,28 @@ def match_modules(
         ['layer.0.key']
     """
     every = list(modules)
-    near = every if shown is None else list(shown)
-    if isinstance(asked, str):
-        fitting_names = [name for name in every if re.fullmatch(asked, name)]
-        if not fitting_names:
+    candidates = every if shown is None else list(shown)
+    if isinstance(names, str):
+        matches = [module for module in every if re.fullmatch(names, module)]
+        if not matches:
             raise ConfigError(
-                f"{key}={asked}: no module has such a name as a whole. {near_names(asked, near)}"
+                f"{key}={names}: no module has such a name as a whole."
+                f" {near_names(names, candidates)}"
             )
-        return fitting_names
-    matches: set[str] = set()
-    for end in asked:
-        fitting = {name for name in every if name == end or name.endswith(f".{end}")}
+        return matches
+    matched: set[str] = set()
+    for name in names:
+        fitting = [module for module in every if f".{module}".endswith(f".{name}")]
         if not fitting:
             raise ConfigError(
-                f"{key}={list(asked)}: {end} is the name of no module, nor the end of one."
-                f" {_ends(end, near)}"
+                f"{key}={list(names)}: {name} is the name of no module, nor the end of one."
+                f" {_suggest_ends(name, candidates)}"
             )
-        matches |= fitting
-    return [name for name in every if name in matches]
+        matched.update(fitting)
+    return [module for module in every if module in matched]
 
 
-def _ends(end: str, names: Sequence[str]) -> str:
-    """Suggest as many last pieces of names as people wrote."""
-    pieces = end.count(".") + 1
-    return near_names(end, dict.fromkeys(".".join(name.split(".")[-pieces:]) for name in names))
+def _suggest_ends(name: str, modules: Sequence[str]) -> str:
+    """Suggest the ends of module names that are near a name, with as many parts as it has."""
+    parts = name.count(".") + 1
+    return near_names(name, dict.fromkeys(".".join(path.split(".")[-parts:]) for path in modules))

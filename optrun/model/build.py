@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +35,10 @@ __all__ = ["ModelSpec", "build_model", "special_ids"]
 
 CAUSAL = "AutoModelForCausalLM"
 Report = Mapping[str, Iterable[object]]
-"""What transformers says of the weights that it loaded."""
+"""The loading info of transformers: `missing_keys`, `mismatched_keys`, `unexpected_keys`."""
 _LEAST_USED = 0.5
-"""Share of an embedding that a tokenizer reaches: T5 and Qwen leave 1 % as room, ByT5, with 256
-bytes, 33 %."""
+"""Least share of an embedding's rows that its own tokenizer uses: T5 and Qwen leave 1 % unused,
+ByT5, with 256 bytes, 33 %."""
 
 
 def build_model(
@@ -52,9 +52,9 @@ def build_model(
 
     Args:
         config: The model choice.
-        spec: What it must be.
-        adapter: What is put into it; None: nothing.
-        meta: True: shapes alone, on the meta device, whatever its size; no weights are read.
+        spec: What task and tokenizer need.
+        adapter: The adapter to put into it; None, or one without factors: no adapter.
+        meta: Build shapes alone, on the meta device; no weights are read.
 
     Returns:
         The model, and notes for the user (which weights are new, which of the file were left out).
@@ -81,10 +81,14 @@ def build_model(
             options["trust_remote_code"] = config.trust_remote_code
         if isinstance(config, PretrainedConfig) and not meta:
             model, report = _load(config, auto, values, dtype, options)
-            _refuse_strangers(config, model, report)
+            _refuse_other_weights(config, model, report)
             new = _new_names(report)
-            notes += _loading_notes(report) + _grow_vocabulary(model, values, new)
-            notes += _renew_head(auto, model, config, spec, new)
+            notes = _loading_notes(report)
+            grown, grown_notes = _grow_vocabulary(model, values)
+            new += grown
+            redrawn, redrawn_notes = _redraw_head(auto, model, config, spec, new)
+            new += redrawn
+            notes += [*grown_notes, *redrawn_notes]
         else:
             with torch.device("meta" if meta else "cpu"):
                 model = auto.from_config(values, dtype=dtype, **options)
@@ -96,8 +100,8 @@ def build_model(
         ) from error
     _refuse_other_vocabulary(config, model, spec)
     _refuse_padded_positions(config, model, spec)
-    if not meta:
-        _refuse_seer_of_task(config, model, spec)
+    if not meta and spec.auto_class == CAUSAL:
+        refuse_seer(config, model)
     if isinstance(adapter, LoraConfig):
         notes += _inject(config, spec, adapter, model, new, meta=meta)
     return model, notes
@@ -112,12 +116,20 @@ def _inject(
     *,
     meta: bool,
 ) -> list[str]:
-    """Put an adapter into a model; new weights train in full. Returns notes."""
+    """Put an adapter into a model, and return notes for the user.
+
+    new: Names of parameters that are in no file of weights; they train in full.
+    """
     base = _origin(config)
-    quantization = quantization_options(config)
-    names = _parameters(model, new)
+    new = set(new)
     notes = inject(
-        adapter, model, spec.auto_class, names, base=base, quantization=quantization, meta=meta
+        adapter,
+        model,
+        spec.auto_class,
+        [name for name, _ in model.named_parameters() if name in new],
+        base=base,
+        quantization=quantization_options(config),
+        meta=meta,
     )
     if base is None and not meta:
         notes.append(
@@ -134,9 +146,9 @@ def _load(
     dtype: torch.dtype,
     options: Mapping[str, object],
 ) -> tuple[PreTrainedModel, Report]:
-    """Load a pretrained model, with the report of transformers on its weights.
+    """Load a pretrained model, with the loading info of transformers.
 
-    An embedding that is to be larger is loaded as it is stored.
+    If the user asks for a larger vocabulary, the embedding still has its stored size.
     """
     stored = copy.deepcopy(values)
     size = stored_vocab_size(config)
@@ -166,7 +178,10 @@ def _new_names(report: Report) -> list[str]:
 
 
 def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
-    """Tell whether the head in the weights tells other classes apart than the rows have."""
+    """Tell whether the classes of the stored head are not those of the rows, or in another order.
+
+    False for a model from scratch, weights without such a head, and rows without classes.
+    """
     id2label = spec.config.get("id2label")
     if not isinstance(config, PretrainedConfig) or not isinstance(id2label, dict):
         return False
@@ -174,56 +189,67 @@ def _has_other_classes(config: ModelConfig, spec: ModelSpec) -> bool:
     return classes is not None and list(id2label.values()) != classes
 
 
-def _renew_head(
-    auto: Any, model: PreTrainedModel, config: ModelConfig, spec: ModelSpec, new: list[str]
-) -> list[str]:
-    """Redraw a head with other classes, even if their number is the same.
+def _redraw_head(
+    auto: Any, model: PreTrainedModel, config: ModelConfig, spec: ModelSpec, new: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Redraw the head in place if its classes are others, even if their number is the same.
 
-    Weights are normal with the model's `initializer_range`, biases 0, as transformers draws them.
-    `new` takes the names. Returns notes.
+    The parameters of the head are those whose shape depends on the number of classes. Weights are
+    normal with the model's `initializer_range`, biases 0, as transformers draws them.
+
+    Args:
+        auto: The transformers class that builds the model.
+        model: The model.
+        config: The model choice.
+        spec: Has the classes of the rows.
+        new: Parameters that are drawn already.
+
+    Returns:
+        Names of the redrawn parameters, and notes for the user; both empty if the classes are the
+        same.
     """
     if not _has_other_classes(config, spec):
-        return []
-    more = copy.deepcopy(model.config)
-    more.num_labels = model.config.num_labels + 1
+        return [], []
+    values = copy.deepcopy(model.config)
+    values.num_labels = model.config.num_labels + 1
     with torch.device("meta"):
-        larger = auto.from_config(more)
-    shapes = {name: param.shape for name, param in larger.named_parameters()}
-    names = []
+        larger = auto.from_config(values)
+    larger_shapes = {name: param.shape for name, param in larger.named_parameters()}
+    std = float(getattr(model.config, "initializer_range", 0.02))
+    redrawn = []
     for name, param in model.named_parameters():
-        if shapes[name] == param.shape or name in new:
+        if larger_shapes[name] == param.shape or name in new:
             continue
-        names.append(name)
-        spread = float(getattr(model.config, "initializer_range", 0.02))
+        redrawn.append(name)
         with torch.no_grad():
             if param.dim() > 1:
-                param.normal_(0.0, spread)
+                param.normal_(0.0, std)
             else:
                 param.zero_()
-    new += names
-    if names:
-        return [f"new, since its classes are others: {_some(sorted(names))}"]
-    return []
+    if not redrawn:
+        return [], []
+    return redrawn, [f"new, since its classes are others: {_some(sorted(redrawn))}"]
 
 
 def _grow_vocabulary(
-    model: PreTrainedModel, values: TransformersConfig, new: list[str]
-) -> list[str]:
-    """Enlarge the embedding to `model.config.vocab_size`; existing rows stay.
+    model: PreTrainedModel, values: TransformersConfig
+) -> tuple[list[str], list[str]]:
+    """Enlarge the embedding in place to `model.config.vocab_size`; existing rows stay.
 
-    New rows are drawn around the mean of the old ones, as transformers does. `new` takes the names
-    of what grew. Returns notes.
+    New rows are drawn around the mean of the old ones, as transformers does.
+
+    Returns:
+        Names of the parameters that grew, and notes for the user; both empty if the size is the
+        stored one.
     """
     size = getattr(values.get_text_config(), "vocab_size", None)
     stored = getattr(model.config.get_text_config(), "vocab_size", size)
     if size is None or stored == size:
-        return []
+        return [], []
     shapes = {name: param.shape for name, param in model.named_parameters()}
     model.resize_token_embeddings(size)
-    for name, param in model.named_parameters():
-        if shapes[name] != param.shape and name not in new:
-            new.append(name)
-    return [
+    grown = [name for name, param in model.named_parameters() if shapes[name] != param.shape]
+    return grown, [
         f"model.config.vocab_size={size}: the {stored:,} rows of the embedding stay, and"
         f" {size - stored:,} are added, drawn around their mean"
     ]
@@ -273,7 +299,10 @@ def _dtype(config: ModelConfig) -> torch.dtype:
 
 
 def _origin(config: ModelConfig) -> str | None:
-    """Return the public location of a model's start weights; None from scratch."""
+    """Return where a model's start weights lie: a hub name, or an absolute folder.
+
+    None for a model from scratch.
+    """
     if not isinstance(config, PretrainedConfig):
         return None
     folder = Path(config.path).expanduser()
@@ -282,46 +311,47 @@ def _origin(config: ModelConfig) -> str | None:
     return config.path
 
 
-def _parameters(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    new_names_set = set(names)
-    return [name for name, _ in model.named_parameters() if name in new_names_set]
-
-
 def _refuse_other_vocabulary(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Compare the tokenizer with the embedding; a table is often somewhat larger, never smaller.
+    """Refuse a tokenizer with more entries than the embedding has rows, or of other weights.
+
+    A tokenizer counts as one of other weights if it uses less than half of a pretrained embedding.
+    Models without text, or without an embedding of known size, pass.
 
     Raises:
-        ConfigError: Ids without a row in the embedding, or weights of which most rows no token
-            reaches.
+        ConfigError: With both sizes, and what to change.
     """
-    embedding = model.get_input_embeddings() if spec.vocab_size is not None else None
-    rows = getattr(embedding, "num_embeddings", None)
-    if rows is None or spec.vocab_size is None:
+    size = spec.vocab_size
+    if size is None:
         return
-    key = "model.path" if config.tokenizer is None else "model.tokenizer"
-    message = f"{key}: the tokenizer has {spec.vocab_size:,} entries"
+    rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    if rows is None:
+        return
     pretrained = isinstance(config, PretrainedConfig)
-    anew = ""
-    if pretrained and spec.vocab_size > rows:
-        anew = (
-            f", or model.config.vocab_size={spec.vocab_size}, which adds rows and keeps those that"
-            " are there"
-        )
-    elif pretrained:
-        anew = f", or model.config.vocab_size={spec.vocab_size} for a new embedding"
-    advice = f"Take the model's own tokenizer, whole{anew}."
-    if spec.vocab_size > rows:
-        raise ConfigError(f"{message}, the model embeds {rows:,}: the others have no row. {advice}")
-    if pretrained and spec.vocab_size < _LEAST_USED * rows:
+    key = "model.path" if config.tokenizer is None else "model.tokenizer"
+    message = f"{key}: the tokenizer has {size:,} entries, the model embeds {rows:,}:"
+    advice = "Take the model's own tokenizer, whole"
+    if size > rows:
+        if pretrained:
+            advice += (
+                f", or model.config.vocab_size={size}, which adds rows and keeps those that are"
+                " there"
+            )
+        raise ConfigError(f"{message} the others have no row. {advice}.")
+    if pretrained and size < _LEAST_USED * rows:
         raise ConfigError(
-            f"{message}, the model embeds {rows:,}: this is no tokenizer of these weights. {advice}"
+            f"{message} this is no tokenizer of these weights. {advice}, or"
+            f" model.config.vocab_size={size} for a new embedding."
         )
 
 
 def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Refuse texts longer than the positions of RoBERTa and its kin.
+    """Refuse texts longer than the positions of models such as RoBERTa.
 
-    Which count from padding_idx + 1.
+    Their position ids begin at `padding_idx + 1`, so that the embedding has that many rows more
+    than positions.
+
+    Raises:
+        ConfigError: As `refuse_long`.
     """
     if spec.max_length is None:
         return
@@ -335,21 +365,19 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
             refuse_long(config, module.num_embeddings - padding - 1, spec)
 
 
-def _refuse_seer_of_task(config: ModelConfig, model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Refuse a non-causal model for next-token prediction."""
-    if spec.auto_class == CAUSAL:
-        refuse_seer(config, model)
-
-
 def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
-    """Refuse a model with predictions that depend on later tokens.
+    """Refuse a model whose prediction of the next token depends on later tokens.
 
-    It learns nothing from predicting the next one.
+    It is run on two texts of eight tokens that differ in the last four; the logits of the first
+    four must be the same. Mode and random state stay as they were.
+
+    Raises:
+        ConfigError: They are not, or the model cannot run on eight tokens.
     """
     size = model.get_input_embeddings().num_embeddings
     ids = torch.arange(8, device=model.device).remainder(size).repeat(2, 1)
     ids[1, 4:] = (ids[1, 4:] + size // 2) % size
-    training = model.training
+    was_training = model.training
     model.eval()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), plain_attention(model):
@@ -359,45 +387,44 @@ def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
             f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}"
         ) from error
     finally:
-        model.train(training)
+        model.train(was_training)
     first, second = logits.float()
-    rounding = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
-    if float((first - second).abs().max()) > rounding * max(1.0, float(first.abs().max())):
-        if getattr(model.config, "is_decoder", None) is not False:
-            knowingly = ""
-        else:
-            knowingly = " or model.config.is_decoder=true,"
-        raise ConfigError(
-            f"model={config.name}: {type(model).__name__} sees the tokens after the one it"
-            " predicts, so task=causal_lm would teach it nothing. Take a decoder such as gpt2 or"
-            f" llama,{knowingly} or task=masked_lm."
-        )
+    tolerance = 1e-5 if model.dtype is logits.dtype is torch.float32 else 1e-2
+    scale = max(1.0, float(first.abs().max()))
+    if float((first - second).abs().max()) <= tolerance * scale:
+        return
+    alternative = ""
+    if getattr(model.config, "is_decoder", None) is False:
+        alternative = " or model.config.is_decoder=true,"
+    raise ConfigError(
+        f"model={config.name}: {type(model).__name__} sees the tokens after the one it predicts, so"
+        " task=causal_lm would teach it nothing. Take a decoder such as gpt2 or"
+        f" llama,{alternative} or task=masked_lm."
+    )
 
 
-def _refuse_strangers(config: ModelConfig, model: PreTrainedModel, report: Report) -> None:
-    """Refuse a file without most of the model's weights.
+def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: Report) -> None:
+    """Refuse weights of another model: more than half of the tensors would be new.
 
-    A head may be new, but such a model was not loaded at all.
+    Raises:
+        ConfigError: With up to four of their names.
     """
-    mismatched = list(report.get("mismatched_keys", ()))
-    fresh = set(_new_names(report))
+    new_names = set(_new_names(report))
     names = [name for name, _ in model.named_parameters()]
-    new = [name for name in names if name in fresh]
-    if 2 * len(new) > len(names):
-        if len(mismatched) > len(new) / 2:
-            why = "have another shape than its config.json says"
-        else:
-            why = "are called otherwise"
-        raise ConfigError(
-            f"{name_of_model(config)}: {len(new)} of the model's {len(names)} tensors are not in"
-            " its"
-            f" weights, or {why}: {_some(sorted(new))}. config.json and weights are not of one"
-            " model."
-        )
+    new = sorted(name for name in names if name in new_names)
+    if 2 * len(new) <= len(names):
+        return
+    why = "are called otherwise"
+    if len(list(report.get("mismatched_keys", ()))) > len(new) / 2:
+        why = "have another shape than its config.json says"
+    raise ConfigError(
+        f"{name_of_model(config)}: {len(new)} of the model's {len(names)} tensors are not in its"
+        f" weights, or {why}: {_some(new)}. config.json and weights are not of one model."
+    )
 
 
 def _loading_notes(report: Report) -> list[str]:
-    """Describe the weights that are new or left out after loading."""
+    """Describe the weights that are new or left out after loading, one note for each reason."""
     names_by_note = {
         "new, not in the weights": {*map(str, report.get("missing_keys", ()))},
         "new, since the weights have another shape": _new_names({**report, "missing_keys": ()}),
@@ -406,5 +433,9 @@ def _loading_notes(report: Report) -> list[str]:
     return [f"{note}: {_some(sorted(names))}" for note, names in names_by_note.items() if names]
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+def _some(names: Sequence[str]) -> str:
+    """Join the first four names, and count the others."""
+    shown = ", ".join(names[:4])
+    if len(names) <= 4:
+        return shown
+    return f"{shown} and {len(names) - 4} more"

@@ -1,8 +1,8 @@
 """Losses and predictions of tokens from the last hidden states, without all logits at once.
 
-The model runs as it is, but its output head hands the hidden states on, so that they come out as
-the logits. Of those that have a target the logits are computed a few rows at a time, and again in
-the backward pass, where the gradient of the head is added up in place.
+The model runs as it is, but its output head returns the hidden states, so that they come out as the
+logits. Then logits are computed for a few targets at a time, and again in the backward pass, which
+adds up the gradient of the head in place.
 """
 
 from __future__ import annotations
@@ -24,25 +24,30 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 CHUNK = 2**25
-"""Logits that are there at once, as far as a row has no more."""
+"""Logits in memory at once; at least one row, however large the vocabulary."""
 _IGNORED = -100
-_WIDE = 50.0
-_NEAR = 1e-5
-_NEAR_IN_16_BITS = 3e-2
+_LARGEST_LOGIT = 50.0
+"""Logits up to this size show whether a model caps them."""
+_TOLERANCE = 1e-5
+_TOLERANCE_IN_16_BITS = 3e-2
+"""Relative difference of two losses that count as equal."""
 
 
 class TargetLosses(NamedTuple):
-    """What comes of a batch with labels in place of logits; a tree to torch, as ranks need it."""
+    """The output of a chunked forward pass with labels, in place of logits.
+
+    A tuple, because DDP and FSDP find the tensors of an output in tuples.
+    """
 
     loss: Tensor
     """Mean cross-entropy over the targets, shape ()."""
     even: Tensor
-    """Mean cross-entropy with a target spread evenly over the vocabulary, shape (); for label
+    """Mean cross-entropy with a uniform target over the vocabulary, shape (); for label
     smoothing."""
     losses: Tensor
     """Cross-entropy of each target, 0 where there is none; shape (batch, targets)."""
     predicted: Tensor
-    """Most probable token in the place of each target; shape (batch, targets)."""
+    """Most probable token where there is a target, 0 elsewhere; shape (batch, targets)."""
 
     def values(self) -> list[Tensor]:
         """List the tensors with gradients to every trained parameter."""
@@ -50,37 +55,45 @@ class TargetLosses(NamedTuple):
 
 
 class ChunkedForward:
-    """Stands in the place of a model's forward pass; without labels it is that.
+    """Replaces the forward pass of a model; a call without labels computes the same as before.
+
+    The constructor sets the `forward` of the model and of its output head.
 
     Args:
-        model: Its head is one linear map; see `why_whole`.
+        model: One for which `why_not_chunked` returns None.
         shift: Whether a position predicts the label of the next one.
     """
 
     def __init__(self, model: PreTrainedModel, *, shift: bool) -> None:
         update_wrapper(self, model.forward)  # whose arguments `generate` looks at
-        self.whole = model.forward
+        self.model_forward = model.forward
         self.shift = shift
-        self.hands_on = False
+        self.head_returns_states = False
         self.head = cast("nn.Linear", model.get_output_embeddings())
         vars(model)["forward"] = self
         vars(self.head)["forward"] = self._head
 
     def _head(self, states: Tensor) -> Tensor:
-        if self.hands_on:
+        if self.head_returns_states:
             return states
         return functional.linear(states, self.head.weight, self.head.bias)
 
     @torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator]
     def __call__(self, *args: object, labels: Tensor | None = None, **inputs: object) -> object:
-        """Compute `TargetLosses` of a batch; without labels call the model as it is."""
+        """Compute `TargetLosses` of a batch; without labels the model's own output.
+
+        Args:
+            args: Inputs of the model.
+            labels: Token ids, -100 where there is no target; shape (batch, positions).
+            inputs: Inputs of the model.
+        """
         if labels is None:
-            return self.whole(*args, **inputs)
-        self.hands_on = True
+            return self.model_forward(*args, **inputs)
+        self.head_returns_states = True
         try:
-            states = self.whole(*args, **inputs).logits
+            states = self.model_forward(*args, **inputs).logits
         finally:
-            self.hands_on = False
+            self.head_returns_states = False
         if self.shift:
             states = states[:, :-1]
             labels = labels[:, 1:]
@@ -103,7 +116,11 @@ class ChunkedForward:
 
 
 class _RowLosses(torch.autograd.Function):
-    """Compute `TargetLosses` of hidden states (rows, width) with a weight (vocabulary, width)."""
+    """Loss, loss with a uniform target and prediction of each row, in chunks of rows.
+
+    Inputs: hidden states (rows, width), weight (vocabulary, width), bias (vocabulary,) or None,
+    target ids (rows,). Outputs: three tensors (rows,); both losses in float32 at least.
+    """
 
     @staticmethod
     def forward(
@@ -127,7 +144,11 @@ class _RowLosses(torch.autograd.Function):
     def backward(
         ctx: BackwardCFunction, losses: Tensor | None, even: Tensor | None, _: object
     ) -> tuple[Tensor | None, ...]:
-        """Compute dz = (a + b) p - a [target] - b / vocabulary for each row, p = softmax(z)."""
+        """Compute the gradients of states, weight and bias; None where none is needed.
+
+        For a row with logits z, p = softmax(z), and gradients a of its loss and b of its loss with
+        a uniform target: dz = (a + b) p - a [target] - b / vocabulary.
+        """
         states, weight, bias, targets = ctx.saved_tensors  # type: ignore[misc]
         zero = states.new_zeros(len(states), dtype=torch.promote_types(states.dtype, torch.float32))
         a, b = (zero if grad is None else grad for grad in (losses, even))
@@ -155,7 +176,7 @@ class _RowLosses(torch.autograd.Function):
 
 
 def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the logits of some rows at a time, in float32 at least."""
+    """Yield slices of rows with their logits in float32 at least, at most `CHUNK` at once."""
     weight = weight.to(states.dtype)
     bias = None if bias is None else bias.to(states.dtype)
     step = max(1, CHUNK // len(weight))
@@ -165,23 +186,27 @@ def _logits(states: Tensor, weight: Tensor, bias: Tensor | None) -> Iterator[tup
         yield rows, logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
-    """Say why the losses of a model cannot be computed from its last hidden states; None: they can.
+def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
+    """Explain why `ChunkedForward` would not compute a model's own loss; None: it would.
 
-    It is tried on four tokens. Logits may be the head's output times a constant; the model's own
-    loss has to be the mean cross-entropy.
+    Two rows of four tokens show it. The output head must be a plain linear layer, the logits its
+    output times a constant (1 if it has a bias), and the loss their mean cross-entropy.
 
     Args:
-        model: With its weights, on a device where it runs; everything is put back.
+        model: With its weights, on a device where it runs. Its mode and forward pass are restored.
         shift: Whether a position predicts the label of the next one.
+
+    Returns:
+        The reason, a clause about "it"; also if the model cannot run on the four tokens.
     """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
         return f"its output head is a {type(head).__name__}, and no plain linear map"
     ids = torch.arange(8, device=model.device).view(2, 4) % len(head.weight)
-    near = _NEAR if model.dtype in (torch.float32, torch.float64) else _NEAR_IN_16_BITS
-    training = model.training
-    before = {**vars(model)}
+    is_exact = model.dtype in (torch.float32, torch.float64)
+    tolerance = _TOLERANCE if is_exact else _TOLERANCE_IN_16_BITS
+    was_training = model.training
+    forward_before = vars(model).get("forward")
     model.eval()
     try:
         with (
@@ -190,28 +215,41 @@ def why_whole(model: PreTrainedModel, *, shift: bool) -> str | None:
             plain_attention(model),
             lean_forward(model),
         ):
-            vars(head)["forward"] = lambda states: (
-                torch.linspace(-_WIDE, _WIDE, states.numel()).to(states).view_as(states)
-            )
-            head_output = head.forward(
-                torch.empty(2, 4, head.in_features, device=model.device)
-            ).double()
-            model_logits = model(input_ids=ids).logits.double()
-            del head.forward
-            scale = float((model_logits * head_output).sum() / head_output.square().sum())
-            if not torch.allclose(
-                model_logits, scale * head_output, rtol=min(near, 1e-2), atol=1e-4
-            ) or (scale != 1 and head.bias is not None):
+            if not _returns_head_output(model, head, ids, min(tolerance, 1e-2)):
                 return "it changes the logits after its output head, as softcapping does"
             model_loss = float(model(input_ids=ids, labels=ids).loss)
-            chunked = float(ChunkedForward(model, shift=shift)(input_ids=ids, labels=ids).loss)
+            chunked_loss = float(ChunkedForward(model, shift=shift)(input_ids=ids, labels=ids).loss)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         return f"it cannot be tried on four tokens: {in_one_line(error)}"
     finally:
         vars(head).pop("forward", None)
         vars(model).pop("forward", None)
-        vars(model).update({name: value for name, value in before.items() if name == "forward"})
-        model.train(training)
-    if abs(model_loss - chunked) <= near * abs(model_loss):
+        if forward_before is not None:
+            vars(model)["forward"] = forward_before
+        model.train(was_training)
+    if abs(model_loss - chunked_loss) <= tolerance * abs(model_loss):
         return None
     return "its own loss is not the mean cross-entropy of its logits"
+
+
+def _returns_head_output(
+    model: PreTrainedModel, head: nn.Linear, ids: Tensor, tolerance: float
+) -> bool:
+    """Tell whether a model's logits are the output of its head times a constant.
+
+    The constant must be 1 if the head has a bias. The head returns fixed values from -50 to 50
+    meanwhile, so that a cap shows.
+    """
+
+    def fixed_output(states: Tensor) -> Tensor:
+        values = torch.linspace(-_LARGEST_LOGIT, _LARGEST_LOGIT, states.numel())
+        return values.to(states).view_as(states)
+
+    output = fixed_output(torch.empty(*ids.shape, head.in_features, device=ids.device)).double()
+    vars(head)["forward"] = fixed_output
+    logits = model(input_ids=ids).logits.double()
+    del head.forward
+    scale = float((logits * output).sum() / output.square().sum())
+    if scale != 1 and head.bias is not None:
+        return False
+    return torch.allclose(logits, scale * output, rtol=tolerance, atol=1e-4)

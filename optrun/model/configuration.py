@@ -1,6 +1,7 @@
 """The transformers configuration of a model.
 
-Its own values, the user's on top, then what the data decides.
+It begins with the values of the architecture or of the pretrained model; values of the user replace
+some, and values that the data decide replace others.
 """
 
 from __future__ import annotations
@@ -32,26 +33,22 @@ _SIZES = (
 )
 """Of every architecture, by the names of transformers; none of them may be 0."""
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-_FOR_TASK = {
-    "causal_lm": "a decoder such as gpt2 or llama",
-    "masked_lm": "an encoder such as bert or roberta",
-}
 
 
 @dataclass
 class ModelSpec:
-    """What task and tokenizer ask of a model."""
+    """Requirements of task and tokenizer on a model."""
 
     auto_class: str
-    """Name of the transformers class that builds it."""
+    """Name of the transformers class that builds it, such as `AutoModelForCausalLM`."""
     config: dict[str, object] = field(default_factory=dict)
-    """Configuration values that the data decides."""
+    """Configuration values that the data decide, such as `num_labels`."""
     max_length: int | None = None
-    """Positions it must have room for; None: no matter."""
+    """Tokens of the longest example; None: any number of positions will do."""
     vocab_size: int | None = None
-    """Entries of the tokenizer; None: no text."""
+    """Rows that the embedding needs for the tokenizer; None: the model reads no text."""
     special_ids: dict[str, int] = field(default_factory=dict)
-    """`pad_token_id` and so on, as far as the tokenizer has them."""
+    """As `special_ids` returns them."""
 
     @classmethod
     def of_tokenizer(
@@ -61,37 +58,41 @@ class ModelSpec:
         max_length: int | None,
         tokenizer: PreTrainedTokenizerBase | None,
     ) -> ModelSpec:
-        """Take the entries and special tokens of a tokenizer; None: the model reads no text."""
+        """Make the requirements of a task with a tokenizer; None: the model reads no text."""
         if tokenizer is None:
             return cls(auto_class, config, max_length)
         return cls(auto_class, config, max_length, vocab_size(tokenizer), special_ids(tokenizer))
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, int]:
-    """Return the ids of special tokens by their names in a transformers configuration."""
+    """Return the ids of special tokens by their names in a transformers configuration.
+
+    Tokens that the tokenizer lacks are left out, but `sep_token_id` stands in for a missing
+    `eos_token_id`, and `cls_token_id` for a missing `bos_token_id`. None: an empty dict.
+    """
     ids = {name: getattr(tokenizer, name, None) for name in _SPECIAL_IDS}
-    # An encoder's tokenizer ends a text with [SEP]; a model that looks for the end must find that
-    # one.
+    # An encoder's tokenizer ends a text with [SEP], which a model that looks for the end must find.
     for name, stand_in in (("eos_token_id", "sep_token_id"), ("bos_token_id", "cls_token_id")):
-        ids[name] = ids[stand_in] if ids[name] is None else ids[name]
+        if ids[name] is None:
+            ids[name] = ids[stand_in]
     return {name: int(number) for name, number in ids.items() if number is not None}
 
 
 def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
-    """Return the transformers configuration.
+    """Make the transformers configuration of a model for a task.
+
+    A pretrained configuration without a padding token gets the tokenizer's.
 
     Raises:
-        ConfigError: An unknown architecture, path or value; too few positions; no head for the
-            task.
+        ConfigError: An unknown architecture, path or value; code of the hub as an attention
+            implementation; an encoder for a decoder's task, or the reverse; too few positions; no
+            head for the task.
     """
     if isinstance(config, FromConfigConfig):
         values = scratch_configuration(config, spec)
     else:
         values = _load_configuration(config)
-        if (
-            spec.special_ids.get("pad_token_id") is not None
-            and getattr(values, "pad_token_id", None) is None
-        ):
+        if getattr(values, "pad_token_id", None) is None and "pad_token_id" in spec.special_ids:
             values.pad_token_id = spec.special_ids["pad_token_id"]
         _change(values, config.config, "model.config")
     _refuse_kernels(config, values)
@@ -102,16 +103,17 @@ def configuration(config: ModelConfig, spec: ModelSpec) -> TransformersConfig:
     for name, value in spec.config.items():
         setattr(values, name, value)
     _refuse_other_direction(config, values, spec.auto_class)
-    room = getattr(values.get_text_config(), "max_position_embeddings", None)
-    if isinstance(room, int) and room > 0:
-        refuse_long(config, room, spec)
+    positions = getattr(values.get_text_config(), "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        refuse_long(config, positions, spec)
     return values
 
 
 def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
-    """List the classes of a pretrained model's head, by number.
+    """List the class names of a pretrained model's head, by number.
 
-    None: its weights have no such head, or it is one of a single number.
+    None: a model from scratch, an `id2label` that the user sets, weights without a head of this
+    kind, or a head with a single output.
     """
     if not isinstance(config, PretrainedConfig) or "id2label" in config.config:
         return None
@@ -133,7 +135,7 @@ def router_loss_coef(model: PreTrainedModel) -> float | None:
 
 
 def stored_vocab_size(config: PretrainedConfig) -> int | None:
-    """Return how many entries the embedding has in the weights of a pretrained model."""
+    """Return the vocabulary size in a pretrained model's configuration; None: it has none."""
     return getattr(_load_configuration(config).get_text_config(), "vocab_size", None)
 
 
@@ -165,13 +167,17 @@ def refuse_unknown(
     _refuse_unknown_names(values, config.config, "model.config")
     _refuse_unknown_names(values, base, "parametrization.base")
     _refuse_no_head(config, values, auto_class)
-    if "is_decoder" in config.config:
+    if "is_decoder" in config.config:  # the other values make no difference here
         values.is_decoder = config.config["is_decoder"]
     _refuse_other_direction(config, values, auto_class)
 
 
 def _defaults(config: FromConfigConfig) -> TransformersConfig:
-    """Load the architecture's own configuration."""
+    """Build the default configuration of an architecture.
+
+    Raises:
+        ConfigError: transformers does not know it, or it consists of parts that must be given.
+    """
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if config.model_type not in CONFIG_MAPPING:
@@ -195,14 +201,16 @@ def _defaults(config: FromConfigConfig) -> TransformersConfig:
 def scratch_configuration(
     config: FromConfigConfig, spec: ModelSpec | None = None
 ) -> TransformersConfig:
-    """Make the configuration of an architecture from scratch.
+    """Make the configuration of an architecture, with the values of `model.config`.
 
     Args:
         config: The model choice.
-        spec: Vocabulary and special tokens; None: the architecture's own.
+        spec: Vocabulary and special tokens replace those of the architecture; None, or one without
+            a vocabulary: they stay.
 
     Raises:
-        ConfigError: An unknown architecture or value.
+        ConfigError: An unknown architecture or value, or one that the architecture's own checks
+            refuse.
     """
     values = _defaults(config)
     defaults = values.to_dict()
@@ -226,7 +234,12 @@ def scratch_configuration(
 
 
 def _load_configuration(config: ModelConfig) -> TransformersConfig:
-    """Load the transformers configuration of `model.path`; refuse it with what helps."""
+    """Load the transformers configuration of `model.path`.
+
+    Raises:
+        ConfigError: No such folder or hub name; no model, or broken weights in the folder; weights
+            that are quantised already, with `model.quantization`.
+    """
     from transformers import AutoConfig
 
     assert isinstance(config, PretrainedConfig)
@@ -255,7 +268,10 @@ def _load_configuration(config: ModelConfig) -> TransformersConfig:
 
 
 def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) -> str:
-    """Explain in a sentence why a configuration could not be loaded."""
+    """Explain in a sentence why a configuration could not be loaded.
+
+    missing: What `hub.why_cache_only` returned before.
+    """
     if "custom code" in str(error):
         return (
             "it comes with code of its own, which is not run. Where you trust it:"
@@ -277,29 +293,29 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
 
 
 def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:
-    """Refuse an implementation called OWNER/NAME.
+    """Refuse an attention or experts implementation called OWNER/NAME, unless code is trusted.
 
-    It is code of the hub, which transformers fetches and runs.
-
-    A model's own config.json may ask for one, as it may ask for code of its own.
+    It is code of the hub, which transformers would fetch and run. A model's own config.json may ask
+    for it, in a nested configuration, too.
     """
     if getattr(config, "trust_remote_code", False):
         return
-    implementations = {"model.attn_implementation": config.attn_implementation}
-    for part in (values, *(part for part in vars(values).values() if hasattr(part, "model_type"))):
+    where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
+    implementations: list[tuple[str, object]] = [
+        ("model.attn_implementation", config.attn_implementation)
+    ]
+    nested = [part for part in vars(values).values() if hasattr(part, "model_type")]
+    for part in (values, *nested):
         for name in ("attn_implementation", "experts_implementation"):
-            implementations.setdefault(
-                f"{name} of its {type(part).__name__}", getattr(part, f"_{name}", None)
-            )
-    for key, value in implementations.items():
-        chosen = value.values() if isinstance(value, dict) else [value]
-        code = next((name for name in chosen if isinstance(name, str) and "/" in name), None)
-        if code is not None:
-            where = f"model.path={config.path}: " if isinstance(config, PretrainedConfig) else ""
-            raise ConfigError(
-                f"{where}{key}={code}: this is code of the hub, which is not run. Expected an"
-                " implementation of transformers itself, such as sdpa or eager."
-            )
+            key = f"{name} of its {type(part).__name__}"
+            implementations.append((key, getattr(part, f"_{name}", None)))
+    for key, value in implementations:
+        for chosen in value.values() if isinstance(value, dict) else [value]:
+            if isinstance(chosen, str) and "/" in chosen:
+                raise ConfigError(
+                    f"{where}{key}={chosen}: this is code of the hub, which is not run. Expected"
+                    " an implementation of transformers itself, such as sdpa or eager."
+                )
 
 
 def _settable_names(values: TransformersConfig) -> list[str]:
@@ -313,10 +329,12 @@ def _settable_names(values: TransformersConfig) -> list[str]:
 
 
 def _change(values: TransformersConfig, changes: Mapping[str, object], key: str) -> None:
-    """Set the user's values.
+    """Set the user's values in place, those of nested configurations, too.
+
+    key: Of the values, such as `model.config`, for messages.
 
     Raises:
-        ConfigError: A name that the configuration does not have.
+        ConfigError: A name that the configuration does not have, or a size below 1.
     """
     _refuse_unknown_names(values, changes, key)
     for name, value in changes.items():
@@ -338,30 +356,32 @@ def _refuse_unknown_names(
     for name, value in changes.items():
         if name not in attributes:
             raise ConfigError(
-                f"{key}.{name}: {type(values).__name__} has no such value. {_few(name, attributes)}"
+                f"{key}.{name}: {type(values).__name__} has no such value."
+                f" {_suggest(name, attributes)}"
             )
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
             _refuse_unknown_names(part, value, f"{key}.{name}")
 
 
-def _few(name: str, known: list[str]) -> str:
-    if nearest(name, known):
-        return did_you_mean(name, known)
-    return f"Such as {', '.join(known[:12])}, ..."
+def _suggest(name: str, names: list[str]) -> str:
+    """Suggest the nearest names, or the first twelve if none is near."""
+    if nearest(name, names):
+        return did_you_mean(name, names)
+    return f"Such as {', '.join(names[:12])}, ..."
 
 
 def _set(values: TransformersConfig, name: str, value: object) -> None:
-    """Set a value of the configuration, or of its text part."""
+    """Set a value of a configuration, or of its text part; one that neither has is ignored."""
     target = values if hasattr(values, name) else getattr(values, "text_config", None)
     if target is not None and hasattr(target, name):
         setattr(target, name, value)
 
 
 def _rebuilt(values: TransformersConfig, defaults: Mapping[str, object]) -> TransformersConfig:
-    """Make the configuration anew from its values.
+    """Build a configuration anew from its changed values, so that derived values fit them.
 
-    So that what its class derives from them fits.
+    defaults: What `to_dict` of the architecture's default configuration returned.
     """
     changed = {
         name: value
@@ -389,50 +409,49 @@ def _refuse_no_head(config: ModelConfig, values: TransformersConfig, auto_class:
 def _refuse_other_direction(
     config: ModelConfig, values: TransformersConfig, auto_class: str
 ) -> None:
-    """Refuse to make an encoder a decoder, or the reverse, unless a person or its file says so.
+    """Refuse an encoder as a causal model, and a decoder as a masked one.
+
+    Only architectures that can be either are refused, and encoder-decoders as causal models:
+    `is_decoder` says knowingly what is meant.
 
     Raises:
-        ConfigError: With the architecture, and the value that says so knowingly.
+        ConfigError: With the architecture, a better choice, and the value of `is_decoder`.
     """
     import transformers
 
-    decodes = getattr(values, "is_decoder", None)
-    both_ways = type(values) in transformers.AutoModelForMaskedLM._model_mapping
-    halves = bool(getattr(values, "is_encoder_decoder", False))
-    if auto_class == "AutoModelForCausalLM" and decodes is False and (both_ways or halves):
-        if halves:
-            kind = "an encoder-decoder, and its decoder alone would train"
-        else:
-            kind = "an encoder, which reads both ways"
-        other_task = "task=seq2seq_lm" if halves else "task=masked_lm"
-    elif auto_class == "AutoModelForMaskedLM" and decodes and both_ways:
+    is_decoder = getattr(values, "is_decoder", None)
+    is_encoder_decoder = getattr(values, "is_encoder_decoder", False)
+    has_masked_model = type(values) in transformers.AutoModelForMaskedLM._model_mapping
+    if auto_class == "AutoModelForCausalLM" and is_decoder is False and is_encoder_decoder:
+        kind = "an encoder-decoder, and its decoder alone would train"
+        advice = "task=causal_lm take a decoder such as gpt2 or llama, or task=seq2seq_lm"
+    elif auto_class == "AutoModelForCausalLM" and is_decoder is False and has_masked_model:
+        kind = "an encoder, which reads both ways"
+        advice = "task=causal_lm take a decoder such as gpt2 or llama, or task=masked_lm"
+    elif auto_class == "AutoModelForMaskedLM" and is_decoder and has_masked_model:
         kind = "made a decoder by is_decoder=true, and sees nothing behind a mask"
-        other_task = "task=causal_lm"
+        advice = "task=masked_lm take an encoder such as bert or roberta, or task=causal_lm"
     else:
         return
-    task = "causal_lm" if auto_class == "AutoModelForCausalLM" else "masked_lm"
     raise ConfigError(
-        f"{name_of_model(config)}: {values.model_type} is {kind}. For task={task} take"
-        f" {_FOR_TASK[task]},"
-        f" or {other_task}; model.config.is_decoder={str(not decodes).lower()} makes it one"
-        " knowingly."
+        f"{name_of_model(config)}: {values.model_type} is {kind}. For {advice};"
+        f" model.config.is_decoder={str(not is_decoder).lower()} makes it one knowingly."
     )
 
 
-def refuse_long(config: ModelConfig, room: int, spec: ModelSpec) -> None:
-    """Refuse texts longer than a model has positions for.
+def refuse_long(config: ModelConfig, positions: int, spec: ModelSpec) -> None:
+    """Refuse examples longer than a model has positions for.
 
     Raises:
-        ConfigError: With the longest that fits, and how to change the model.
+        ConfigError: With the longest that fits, and how to change a model from scratch.
     """
-    if spec.max_length is None or spec.max_length <= room:
+    if spec.max_length is None or spec.max_length <= positions:
         return
-    if isinstance(config, FromConfigConfig):
-        grow = " or a larger model.config.max_position_embeddings"
-    else:
-        grow = ""
     targets = " and task.max_target_length" if spec.auto_class == "AutoModelForSeq2SeqLM" else ""
+    larger = ""
+    if isinstance(config, FromConfigConfig):
+        larger = " or a larger model.config.max_position_embeddings"
     raise ConfigError(
-        f"data.max_length={spec.max_length}: the model has positions for {room} tokens. "
-        f"Take data.max_length={room}{targets}{grow}."
+        f"data.max_length={spec.max_length}: the model has positions for {positions} tokens. "
+        f"Take data.max_length={positions}{targets}{larger}."
     )

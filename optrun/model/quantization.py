@@ -1,12 +1,14 @@
 """Weights of 4 bits in a frozen base, by bitsandbytes: QLoRA's nf4.
 
-Source: Dettmers et al. 2023, arXiv:2305.14314. Weights are
-quantised on the CPU, whatever device trains, so that the same file gives the same base everywhere.
+Source: Dettmers et al. 2023, arXiv:2305.14314. Weights are quantised on the CPU, whatever device
+trains, so that the same file gives the same base everywhere: transformers' `BitsAndBytesConfig`
+quantises on the device.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,21 +22,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Quantization = dict[str, str | bool]
-"""Options of quantised weights, by the names of `model.quantization` and what goes with it.
-"""
+"""The values of `quantization` and `bnb_4bit_use_double_quant` of a model choice, by name."""
 _MARK = "_optrun_quantization"
 _TYPE = "nf4"
-_BLOCK = 64
-_BLOCKS = 256
-"""Weights that share a constant; constants that share one, where they are quantised again."""
+_WEIGHTS_PER_SCALE = 64
+_SCALES_PER_GROUP = 256
+"""Scales that share a scale of their own if they are quantised, too (double quantisation)."""
 
 
 def quantization_options(config: ModelConfig) -> Quantization | None:
-    """Pick the options of quantisation out of the model's configuration.
-
-    Returns:
-        Name of an option -> value; None without `model.quantization`.
-    """
+    """Return the quantisation that a model choice asks for; None: it asks for none."""
     bits = getattr(config, "quantization", None)
     if bits is None:
         return None
@@ -59,13 +56,13 @@ def require_quantization(config: ModelConfig) -> None:
 def quantize(
     options: Quantization, model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False
 ) -> str:
-    """Put quantised weights in place of linear modules.
+    """Replace linear modules by 4-bit ones.
 
     Args:
         options: From `quantization_options`.
         model: On the CPU, or on the meta device; changed in place.
-        paths: Dotted names of the modules.
-        meta: The modules have shapes and no values.
+        paths: Dotted names of the modules, `nn.Linear` or transformers' `Conv1D`.
+        meta: The model is on the meta device.
 
     Returns:
         A note for the user.
@@ -95,13 +92,13 @@ def quantize(
 
 
 def quantized(model: nn.Module) -> Quantization | None:
-    """Tell how a model's base is quantised; None: it is not."""
-    quantization: Quantization | None = getattr(model, _MARK, None)
-    return quantization
+    """Return the options by which `quantize` changed a model; None: it did not."""
+    options: Quantization | None = getattr(model, _MARK, None)
+    return options
 
 
 def dequantize(model: nn.Module) -> None:
-    """Put plain modules with the same weights in place of the quantised ones."""
+    """Replace quantised modules by plain ones with the values that they compute with."""
     import bitsandbytes.functional as bnb
 
     for path, module in list(_quantized_modules(model)):
@@ -114,57 +111,59 @@ def dequantize(model: nn.Module) -> None:
 
 
 def tensor_bytes(model: nn.Module) -> dict[str, int]:
-    """Count the bytes of each parameter with its quantisation constants.
+    """Count the bytes of each parameter by name, scales of a quantised one included.
 
-    On meta devices those it will take.
+    On the meta device, the bytes that it would take.
     """
     sizes = {name: param.numel() * param.itemsize for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):
         count = module.in_features * module.out_features
-        name = f"{path}.weight"
-        blocks = -(-count // _BLOCK)
-        constants = 4 * blocks
+        scales = math.ceil(count / _WEIGHTS_PER_SCALE)
+        scale_bytes = 4 * scales
         if module.weight.compress_statistics:
-            constants = blocks + 4 * -(-blocks // _BLOCKS) + 4 * 256 + 4
-        sizes[name] = -(-count // 2) + constants + 4 * 16
+            # A byte each, a scale of each group, a table of the 256 values, and the offset.
+            scale_bytes = scales + 4 * math.ceil(scales / _SCALES_PER_GROUP) + 4 * 256 + 4
+        nf4_table = 4 * 16
+        sizes[f"{path}.weight"] = math.ceil(count / 2) + scale_bytes + nf4_table
     return sizes
 
 
 def tensor_sizes(model: nn.Module) -> dict[str, int]:
-    """Count the elements of each parameter; packed 4-bit ones by their unpacked size."""
+    """Count the elements of each parameter by name; of a 4-bit one, those before it was packed."""
     sizes = {name: param.numel() for name, param in model.named_parameters()}
-    return sizes | {
-        f"{path}.weight": m.in_features * m.out_features for path, m in _quantized_modules(model)
-    }
+    for path, module in _quantized_modules(model):
+        sizes[f"{path}.weight"] = module.in_features * module.out_features
+    return sizes
 
 
 def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the path of each module that `quantize` made, and the module."""
     for path, module in model.named_modules():
         if hasattr(module, "optrun_source"):
             yield path, module
 
 
 def _build_4bit_linear(options: Quantization, module: Any, *, meta: bool) -> nn.Module:
-    """Build the 4-bit module of a linear one; with `meta` only its shapes."""
+    """Build the 4-bit module of an `nn.Linear` or `Conv1D`; with `meta` only its shapes.
+
+    The attribute `optrun_source` of the result holds class and dtype of the original.
+    """
     import bitsandbytes.nn as bnb
 
-    turned = not isinstance(
-        module, nn.Linear
-    )  # transformers' Conv1D, whose weight lies the other way round
     weight: Tensor = module.weight.detach()
-    weight = weight.T.contiguous() if turned else weight
-    out, into = weight.shape
+    if not isinstance(module, nn.Linear):  # Conv1D, whose weight is transposed
+        weight = weight.T.contiguous()
     layer: Any
     with torch.device("meta"):
         layer = bnb.Linear4bit(
-            into,
-            out,
+            weight.shape[1],
+            weight.shape[0],
             bias=module.bias is not None,
             compute_dtype=weight.dtype,
             compress_statistics=options["bnb_4bit_use_double_quant"],
             quant_type=_TYPE,
         )
-    # Else an evaluation would lay the weights out otherwise.
+    # If this were true, an evaluation would change the layout of the weights.
     layer.support_avx512bf16_for_cpu = False
     if not meta:
         layer.weight = bnb.Params4bit(
@@ -183,15 +182,17 @@ def _build_4bit_linear(options: Quantization, module: Any, *, meta: bool) -> nn.
 
 
 def _compress(weight: Any) -> None:
-    """Quantise the constants, too, as bitsandbytes does.
+    """Quantise the scales of a weight in place, as bitsandbytes does with double quantisation.
 
-    Their mean in float64, which is the same in any threads.
+    Their mean is computed in float64, so that it is the same for any number of threads.
     """
     import bitsandbytes.functional as bnb
 
     state = weight.quant_state
     offset = state.absmax.double().mean().float()
-    state.absmax, state.state2 = bnb.quantize_blockwise(state.absmax - offset, blocksize=_BLOCKS)
+    state.absmax, state.state2 = bnb.quantize_blockwise(
+        state.absmax - offset, blocksize=_SCALES_PER_GROUP
+    )
     state.offset = offset
     state.nested = True
     weight.compress_statistics = True

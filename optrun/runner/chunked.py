@@ -10,7 +10,7 @@ from optrun.config.schema.chat_tasks import PreferenceConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.training import MOST_PER_DEVICE
 from optrun.distributed.world import ALONE, World
-from optrun.model.chunked_loss import ChunkedForward, why_whole
+from optrun.model.chunked_loss import ChunkedForward, why_not_chunked
 from optrun.task import Task
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def settle_chunked_loss(
     why: str | None = f"{type(task).__name__} does not say chunks_loss = True"
     if vars(type(task)).get("chunks_loss"):  # a subclass may read logits
         why = world.broadcast(
-            world.agree(lambda: why_whole(model, shift=task.shift) if world.is_main else None)
+            world.agree(lambda: why_not_chunked(model, shift=task.shift) if world.is_main else None)
         )
     if why is None:
         task.chunked = True

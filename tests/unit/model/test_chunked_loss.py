@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from optrun.model import chunked_loss
-from optrun.model.chunked_loss import ChunkedForward, why_whole
+from optrun.model.chunked_loss import ChunkedForward, why_not_chunked
 from optrun.task.preference_pairs import chunked_pair_outputs, pair_outputs
 
 VOCABULARY = 61
@@ -109,7 +109,7 @@ def test_loss_predictions_and_gradients_are_those_of_the_logits(
     name: str, dtype: torch.dtype, near: float, smoothing: float
 ) -> None:
     model, shift = built(name, dtype), name != "bert"
-    assert why_whole(model, shift=shift) is None
+    assert why_not_chunked(model, shift=shift) is None
     first, second = batch(shift), {key: value[:2] for key, value in batch(shift).items()}
     wanted = [by_hand(model, one, shift, smoothing) for one in (first, second)]
     expected = gradients(model, *(loss for loss, _ in wanted))
@@ -199,10 +199,10 @@ def test_what_changes_logits_later_or_has_another_head_is_told() -> None:
     torch.manual_seed(0)
     for cap in (30.0, 1000.0):
         capped = Gemma2ForCausalLM(Gemma2Config(**SMALL, final_logit_softcapping=cap))
-        assert "softcapping" in (why_whole(capped, shift=True) or "")
+        assert "softcapping" in (why_not_chunked(capped, shift=True) or "")
     model = built("llama", torch.float32)
-    assert "mean cross-entropy" in (why_whole(model, shift=False) or "")
+    assert "mean cross-entropy" in (why_not_chunked(model, shift=False) or "")
     assert "forward" not in vars(model)
     assert "forward" not in vars(model.lm_head)
     model.lm_head = torch.nn.Sequential(model.lm_head)
-    assert "Sequential" in (why_whole(model, shift=True) or "")
+    assert "Sequential" in (why_not_chunked(model, shift=True) or "")
