@@ -15,7 +15,7 @@ from optrun.data.folders import (
     HELD_OUT,
     files_of,
     held_out_split,
-    is_for_hub,
+    is_read,
     splits_of,
     suggest_files,
 )
@@ -58,7 +58,7 @@ def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
         keys: What `data_keys` returned for it.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir() or is_for_hub(folder, by_ending()):
+    if not folder.is_dir() or is_read(folder):
         return []
     splits = splits_of(folder, by_ending())
     return [path for path in splits.values() if path not in keys.values()]
@@ -78,16 +78,16 @@ def _sibling_split(path: Path) -> Path | None:
         return None
     for name in HELD_OUT:
         sibling = path.with_name(path.name[: match.start()] + name + path.name[match.end() :])
-        if sibling.is_file():
+        if sibling.is_file() or (sibling.is_dir() and is_read(sibling)):
             return sibling
     return None
 
 
 def _folder_keys(folder: Path) -> dict[str, str]:
-    """Find the keys of a folder: for data=hub, by its splits, or as files of one format."""
+    """Find the keys of a folder: as it stands, by its splits, or as files of one format."""
+    if is_read(folder):
+        return _keys("files", folder, _sibling_split(folder))
     formats = by_ending()
-    if is_for_hub(folder, formats):
-        return {"data": "hub", "data.path": str(folder)}
     splits = splits_of(folder, formats)
     if "train" in splits:
         return _keys("files", splits["train"], held_out_split(splits))

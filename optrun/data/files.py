@@ -1,4 +1,4 @@
-"""The rows of the user's own files."""
+"""The rows of the user's own files and folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import content_of, digest, versions
 from optrun.data.encoding import UTF8
-from optrun.data.folders import split_name, suggest_files
+from optrun.data.folders import content_of_folder, is_read, split_name, suggest_files
 from optrun.data.formats import FORMATS, by_ending, check_file, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
@@ -112,7 +112,7 @@ def read_split(
 
     Args:
         key: The configuration key, for messages.
-        files: Files of one format.
+        files: Files of one format, or folders of classes.
         options: How they are read, as it was said.
         notes: Takes what was found where nothing was said.
         documents: True: a text file is one row; False: each of its lines is one.
@@ -123,7 +123,7 @@ def read_split(
     kind = one_format(key, (format_of(key, path, options.format) for path in files))
     encodings = []
     for path in files:
-        if path.stat().st_size == 0:
+        if path.is_file() and path.stat().st_size == 0:
             raise ConfigError(f"{key}={path}: the file is empty. Leave it out.")
         encoding, sample = check_file(key, path, kind, options.encoding)
         encodings.append(encoding)
@@ -131,7 +131,7 @@ def read_split(
             notes.append(
                 f"{key}={path}: read as {encoding}{f': {sample}' if sample else ''} (data.encoding)"
             )
-    contents = [content_of(path) for path in files]
+    contents = [content_of_folder(path) if path.is_dir() else content_of(path) for path in files]
     rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")
@@ -151,7 +151,7 @@ def read_files(
     *,
     documents: bool,
 ) -> Dataset:
-    """Read one file, a list of files, or a glob.
+    """Read one file, a list of files, a glob, or a folder of data.
 
     Every field of csv and tsv is text, the words NA, null and None included. A csv field may be
     quoted; a tsv field is taken as it stands.
@@ -178,12 +178,13 @@ def resolve(key: str, paths: Paths) -> list[Path]:
     """List the files of paths and globs, in order, without repeats.
 
     Raises:
-        ConfigError: A path or glob that names nothing; a folder; a file that may not be read.
+        ConfigError: A path or glob that names nothing; a folder that is no data as it stands; a
+            file that may not be read.
     """
     files_by_path: dict[Path, None] = {}
     for pattern in [paths] if isinstance(paths, str | Path) else paths:
         name = str(Path(pattern).expanduser())
-        if Path(name).is_file():
+        if Path(name).is_file() or (Path(name).is_dir() and is_read(Path(name))):
             matches = [name]
         else:
             # Path.glob takes no pattern that begins at the root.
@@ -192,7 +193,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
         if not matches:
             raise ConfigError(f"{key}={pattern}: {_why_no_file(name)}")
         files_by_path.update(dict.fromkeys(Path(match) for match in matches))
-    for path in files_by_path:
+    for path in (path for path in files_by_path if path.is_file()):
         try:
             open_file(path, follow=True).close()
         except PermissionError as error:

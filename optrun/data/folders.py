@@ -1,4 +1,4 @@
-"""What a folder of data holds: splits, tables, images, or what `save_to_disk` wrote."""
+"""Folders as data: of `save_to_disk`, or a folder for each class."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optrun.base import shell
+from optrun.base.errors import ConfigError, UnreadableFileError
+from optrun.base.reading import read_bytes
+from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
+from optrun.data.encoding import UTF8, find_encoding, recode_to_utf8
+from optrun.data.reading import Reading, silence_datasets, user_data_errors
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 IMAGES = frozenset(ending for ending, what in ELSEWHERE.items() if what == ELSEWHERE[".png"])
 TEXTS = frozenset({".txt", ".text", ".md"})
@@ -17,10 +26,10 @@ _SPLITS = frozenset(
 )
 HELD_OUT = ("dev", "valid", "validation", "val", "test", "testing", "eval")
 """Names of splits to evaluate on, the first one that exists wins."""
-_LOOKED_AT = 1000
-"""Files of a folder that are looked at."""
 BESIDE_DATA = ("README", "LICENSE")
 """Texts that describe data, by their names without the ending."""
+_LARGEST = 1 << 24
+"""Bytes of one text."""
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -33,33 +42,29 @@ def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def is_for_hub(folder: Path, endings: Collection[str]) -> bool:
-    """Tell whether `data=hub data.path=FOLDER` reads a folder.
+def is_read(folder: Path) -> bool:
+    """Tell whether a folder is data as it stands."""
+    return (folder / "state.json").is_file() or _class_file_endings(folder) is not None
 
-    It does if `save_to_disk` wrote the folder, or there are images and no tables in it.
 
-    Args:
-        folder: The folder; of its files the first 1,000 are looked at.
-        endings: Endings of files that `data=files` reads, texts included.
-    """
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        return True
-    present = {path.suffix.lower() for path in files_of(folder)[:_LOOKED_AT]}
-    return bool(present & IMAGES) and not present & (set(endings) - TEXTS)
+def _class_file_endings(folder: Path) -> Collection[str] | None:
+    """Name the endings of class folders; None: the folder has no classes."""
+    files = files_of(folder)
+    classes = {path.parent for path in files}
+    endings = {path.suffix.lower() for path in files}
+    flat = len(classes) > 1 and all(path.parent == folder for path in classes)
+    if not flat or {path.name.lower() for path in classes} & _SPLITS:
+        return None
+    return next((kind for kind in (TEXTS, IMAGES) if endings <= kind), None)
 
 
 def suggest_files(folder: Path, endings: Collection[str]) -> str:
-    """Say in a sentence which files, or which key, to give in place of a folder.
+    """Suggest files in place of a folder.
 
     Args:
         folder: The folder.
         endings: Endings of files that are read.
     """
-    if is_for_hub(folder, endings):
-        return (
-            "this is a folder of images, or one that save_to_disk wrote. Take data=hub"
-            f" data.path={shell.quote(str(folder))}."
-        )
     splits = splits_of(folder, endings)
     if splits:
         keys = []
@@ -72,9 +77,14 @@ def suggest_files(folder: Path, endings: Collection[str]) -> str:
             f"this is a folder with splits ({', '.join(splits)}), which are not trained on"
             f" together. Take {' '.join(keys)}"
         )
-    files = [path for path in files_of(folder)[:_LOOKED_AT] if path.suffix.lower() in endings]
+    files = [path for path in files_of(folder)[:1000] if path.suffix.lower() in endings]
     if not files:
         return f"this is a folder, and no file in it ends with one of {', '.join(endings)}."
+    if any(path.suffix.lower() in IMAGES for path in files_of(folder)[:1000]):
+        return (
+            "this is a folder with images and other files. Take data=hub"
+            f" data.path={shell.quote(str(folder))}."
+        )
     tables = [path for path in files if path.suffix.lower() not in TEXTS] or files
     is_flat = any(path.parent == folder for path in tables)
     pattern = f"{'*' if is_flat else '**/*'}{tables[0].suffix}"
@@ -101,10 +111,15 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
     """Map each split in a folder to the path or glob of its rows, `train` first.
 
     Args:
-        folder: A folder with a folder for each split, or with files named after splits, as a
-            dataset of the hub has them.
+        folder: A folder with a folder for each split, as of classes, or with files named after
+            splits, as a dataset of the hub has them.
         endings: Of files that are read.
     """
+    splits: dict[str, str] = {}
+    for path in sorted(folder.iterdir()):
+        name = split_name(path, folder)
+        if name is not None and path.is_dir() and is_read(path):
+            splits.setdefault(name, str(path))
     files = [path for path in files_of(folder) if path.suffix.lower() in endings]
     tables = [path for path in files if path.suffix.lower() not in TEXTS]
     if not tables:  # texts beside tables, such as a README.md, are no rows
@@ -112,12 +127,13 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
     paths_by_split: dict[str, list[Path]] = {}
     for path in tables:
         name = split_name(path, folder)
-        if name is not None:
+        if name is not None and name not in splits:
             paths_by_split.setdefault(name, []).append(path)
-    if "train" not in paths_by_split and len(paths_by_split) < 2:
+    for name, paths in paths_by_split.items():
+        splits[name] = _path_or_glob(paths, folder)
+    if "train" not in splits and len(splits) < 2:
         return {}
-    names = sorted(paths_by_split, key=lambda name: name != "train")
-    return {name: _path_or_glob(paths_by_split[name], folder) for name in names}
+    return dict(sorted(splits.items(), key=lambda item: item[0] != "train"))
 
 
 def _path_or_glob(paths: Sequence[Path], folder: Path) -> str:
@@ -141,3 +157,70 @@ def held_out_split(splits: Mapping[str, str]) -> str | None:
         'valid.csv'
     """
     return next((splits[name] for name in HELD_OUT if name in splits), None)
+
+
+def content_of_folder(folder: Path) -> str:
+    """Digest the names and bytes of all files of a folder."""
+    return digest_of(f"{path.relative_to(folder)} {content_of(path)}" for path in files_of(folder))
+
+
+def read_saved(reading: Reading) -> Dataset:
+    """Read folders of `Dataset.save_to_disk`, one table after the other.
+
+    Raises:
+        ConfigError: One cannot be read, or their columns differ in type.
+    """
+    import datasets
+
+    parts = []
+    for folder in reading.files:
+        with (
+            user_data_errors(f"{reading.key}={folder}: cannot be read as save_to_disk wrote it"),
+            silence_datasets(),
+        ):
+            parts.append(datasets.load_from_disk(str(folder)))
+    with user_data_errors(f"{reading.key}: its folders cannot be put together"):
+        return datasets.concatenate_datasets(parts)
+
+
+def read_classes(reading: Reading) -> Dataset:
+    """Read texts or images, each labelled by the name of its folder.
+
+    Raises:
+        ConfigError: A text that cannot be read.
+    """
+    from datasets import Dataset, Features, Image, Value
+
+    files: list[Path] = []
+    for folder in reading.files:
+        files += files_of(folder)
+    labels = [path.parent.name for path in files]
+    summary = f"{len(files):,} files of {len(set(labels)):,} folders, which are the labels"
+    reading.notes.append(f"{reading.key}={', '.join(map(str, reading.files))}: {summary}")
+    if files[0].suffix.lower() in IMAGES:
+        features = Features({"image": Image(), "label": Value("string")})
+        return Dataset.from_dict(
+            {"image": [str(path.resolve()) for path in files], "label": labels}, features=features
+        )
+    samples: dict[str, str] = {}
+    texts = [_text(reading, path, samples) for path in files]
+    reading.notes += [
+        f"{reading.key}: some files are no UTF-8, and read as {name}: {sample}"
+        for name, sample in samples.items()
+    ]
+    return Dataset.from_dict({"text": texts, "label": labels})
+
+
+def _text(reading: Reading, path: Path, samples: dict[str, str]) -> str:
+    """Read a text of at most 16 MiB.
+
+    `samples` gets a note for the encoding if that is guessed, unless it has one already.
+    """
+    try:
+        raw = read_bytes(path, _LARGEST, follow=True)
+        name, sample = find_encoding(lambda: [raw], reading.options.encoding, b"".join)
+        if sample:
+            samples.setdefault(name, f"in {path.name} {sample} (data.encoding)")
+        return b"".join(recode_to_utf8([raw], name)).decode(UTF8)
+    except UnreadableFileError as error:
+        raise ConfigError(f"{reading.key}={path}: {error}") from error

@@ -23,6 +23,7 @@ from optrun.data.content import (
 )
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
+from optrun.data.folders import read_classes, read_saved
 from optrun.data.reading import Reading, cache_rows, innermost_error, user_data_errors
 from optrun.data.shards import File, Groups, Lines, Opening, Shard
 from optrun.data.tagged import read_tagged
@@ -41,7 +42,7 @@ class Format:
 
     Attributes:
         name: As `data.format` says it.
-        endings: Of the files, in lower case.
+        endings: Of the files; none for folders.
         check: Takes a file, this name and the encoding that the user named; returns its encoding
             and a sample of the text. Raises an `UnreadableFileError` that says what the file is
             instead.
@@ -154,6 +155,8 @@ FORMATS: dict[str, Format] = {
         ),
         Format("text", (".txt", ".text", ".py", ".md", ".rst"), check_text, _read_texts, _TEXT),
         Format("conll", (".conll", ".iob", ".iob2", ".bio"), check_text, read_tagged, _TEXT),
+        Format("saved", (), _any_content, read_saved),
+        Format("classes", (), _any_content, read_classes, _TEXT),
     )
 }
 """Name to format."""
@@ -168,15 +171,18 @@ def by_ending() -> dict[str, Format]:
 
 
 def format_of(key: str, path: Path, typed_format: str | None) -> Format:
-    """Return the format of a file, by `data.format` or its ending.
+    """Return the format of a file or folder.
 
     Raises:
         ConfigError: It is none that is read.
     """
+    if path.is_dir():
+        return FORMATS["saved" if (path / "state.json").is_file() else "classes"]
     if typed_format is not None:
-        if typed_format not in FORMATS:
+        names = [name for name, row in FORMATS.items() if row.endings]
+        if typed_format not in names:
             raise ConfigError(
-                f"data.format={typed_format}: no such format. {did_you_mean(typed_format, FORMATS)}"
+                f"data.format={typed_format}: no such format. {did_you_mean(typed_format, names)}"
             )
         return FORMATS[typed_format]
     ending = Path(name_inside(path)).suffix.lower()
@@ -246,6 +252,8 @@ def check_file(key: str, path: Path, kind: Format, encoding: str | None = None) 
         ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web
             page, nothing but white space.
     """
+    if path.is_dir():
+        return UTF8, ""
 
     def look() -> tuple[str, str]:
         try:

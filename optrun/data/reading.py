@@ -41,7 +41,7 @@ class Reading:
 
     Attributes:
         key: The configuration key, for messages.
-        files: At least one.
+        files: Not empty; or folders.
         encodings: The encoding of each file.
         contents: Digest of the bytes of each file.
         documents: Whether a text file is one row.

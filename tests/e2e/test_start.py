@@ -151,15 +151,19 @@ def test_what_it_refuses(
 
 
 FOLDERS = {
-    "splits in several folders each": (
+    "splits of classes": (
         {f"x/{part}/{kind}/0.txt": f"u v {part}" for part in ("train", "test") for kind in "ab"},
         "x",
-        ["data.train='x/train/**/*.txt'", "data.eval='x/test/**/*.txt'", "task=causal_lm"],
+        ["data.train=x/train", "data.eval=x/test", "task=sequence_classification"],
     ),
     "files called train in several folders": (
-        {f"x/{kind}/{part}.txt": f"u v {part}" for part in ("train", "test") for kind in "ab"},
+        {
+            f"x/{kind}/{part}.csv": f"text\nu v {part}\nw\n"
+            for part in ("train", "test")
+            for kind in "ab"
+        },
         "x",
-        ["data.train='x/**/train*.txt'", "data.eval='x/**/test*.txt'"],
+        ["data.train='x/**/train*.csv'", "data.eval='x/**/test*.csv'"],
     ),
     "tables by their names": (
         {f"x/{part}.tsv": "text\tlabel\n" + "a b\tu\nc d\tv\n" * 9 for part in ("train", "dev")},

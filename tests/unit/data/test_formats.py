@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from optrun.base.errors import ConfigError
-from optrun.config.schema.data import FilesConfig, HubConfig
+from optrun.config.schema.data import FilesConfig
 from optrun.data.build import load_source
 from optrun.data.columns import label_column, text_column
 from optrun.data.content import check_text
@@ -559,45 +559,45 @@ def test_a_file(
 # --------------------------------------------------------------------------------------------------
 
 
-def files(folder: Path, *folders: str, ending: str = ".txt") -> Path:
-    for name in folders:
+def texts(folder: Path, *classes: str, ending: str = ".txt") -> Path:
+    for name in classes:
         (folder / name).mkdir(parents=True)
         for number in range(2):
-            (folder / name / f"{number}{ending}").write_text(f"{name} {number}")
+            (folder / name / f"{number}{ending}").write_bytes(
+                f"{name} café {number}\nmore".encode("cp1252")
+            )
     return folder
 
 
-def images(folder: Path) -> Path:
+def test_folders_of_classes(tmp_path: Path) -> None:
+    folder = texts(tmp_path / "mine", "good", "bad")
+    (folder / ".DS_Store").write_text("x")
+    rows, notes = read(folder, {})
+    assert rows["label"] == ["bad", "bad", "good", "good"]
+    assert rows["text"][3] == "good café 1\nmore"
+    assert "2 folders, which are the labels" in notes
+    assert "cp1252" in notes
+    before = load_files(
+        FilesConfig(name="files", train=str(folder), eval=None), documents=False
+    ).train.content
+    (folder / "good" / "1.txt").write_text("another")
+    assert (
+        load_files(
+            FilesConfig(name="files", train=str(folder), eval=None), documents=False
+        ).train.content
+        != before
+    )
+
+
+def test_folders_of_images(tmp_path: Path) -> None:
     from PIL import Image
 
     for name in ("cat", "dog"):
-        (folder / name).mkdir(parents=True)
-        Image.new("RGB", (4, 4)).save(folder / name / "0.png")
-    return folder
-
-
-def test_a_folder_that_the_hub_reads(tmp_path: Path) -> None:
-    """`optrun start FOLDER` takes the key that the refusal of data.train=FOLDER names."""
-    for folder in (images(tmp_path / "images"), saved(tmp_path / "saved")):
-        keys = {"data": "hub", "data.path": str(folder)}
-        assert data_keys(str(folder)) == keys
-        config = HubConfig(
-            name="hub",
-            path=str(folder),
-            subset=None,
-            revision=None,
-            train_split="train",
-            eval_split=None,
-            eval_fraction=0,
-        )
-        source = load_source(config, seed=0, documents=False)
-        assert len(source.train.rows) == 2
-
-
-def test_a_table_with_paths_of_images_is_a_table(tmp_path: Path) -> None:
-    folder = images(tmp_path / "mine")
-    (folder / "rows.csv").write_text("image,label\ncat/0.png,cat\n")
-    assert data_keys(str(folder)) == {"data": "files", "data.train": f"{folder}/*.csv"}
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "mine" / name / "0.png")
+    rows = read_files("data.train", str(tmp_path / "mine"), documents=False)
+    assert type(rows.features["image"]).__name__ == "Image"
+    assert rows["label"][:] == ["cat", "dog"]
 
 
 def tables(folder: Path, *names: str) -> Path:
@@ -627,8 +627,13 @@ def saved(folder: Path) -> Path:
 
 FOLDERS: list[tuple[str, Callable[[Path], Path], list[str]]] = [
     (
-        "texts of train and test",
-        lambda path: files(path, "train", "test"),
+        "splits of classes",
+        lambda path: texts(path / "train", "a", "b").parent,
+        ["splits", "data.train=mine/train"],
+    ),
+    (
+        "texts of train and test are no classes",
+        lambda path: texts(path, "train", "test"),
         ["splits (train, test)", "data.train='mine/train/*.txt' data.eval='mine/test/*.txt'"],
     ),
     (
@@ -636,15 +641,18 @@ FOLDERS: list[tuple[str, Callable[[Path], Path], list[str]]] = [
         lambda path: tables(path, "train.txt", "valid.txt", "test.txt", "README.md"),
         ["data.train=mine/train.txt data.eval=mine/valid.txt"],
     ),
-    ("texts", lambda path: files(path, "a", "b"), ["**/*.txt"]),
-    ("images", images, ["data=hub data.path=mine"]),
-    ("what save_to_disk wrote", saved, ["data=hub data.path=mine"]),
+    ("one class alone", lambda path: texts(path, "a"), ["**/*.txt"]),
+    (
+        "what save_to_disk wrote, splits",
+        saved,
+        ["splits", "data.train=mine/train data.eval=mine/test"],
+    ),
     (
         "nothing that is read",
-        lambda path: files(path, "a", "b", ending=".exe"),
+        lambda path: texts(path, "a", "b", ending=".exe"),
         ["no file in it ends with"],
     ),
-    ("tables", lambda path: files(path, "a", "b", ending=".csv"), ["**/*.csv"]),
+    ("tables", lambda path: texts(path, "a", "b", ending=".csv"), ["**/*.csv"]),
     (
         "a folder for each split",
         lambda path: tables(path, "train/a.csv", "test/b.csv", "README.md"),
@@ -682,6 +690,20 @@ def test_a_folder_that_is_not_read(
     with pytest.raises(ConfigError) as refused:
         read(Path("mine"), {})
     assert [fact for fact in facts if fact not in str(refused.value)] == [], refused.value
+
+
+def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
+    assert read(saved(tmp_path / "mine") / "train", {})[0] == ROWS
+
+
+def test_saved_folders_with_different_columns(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    folders = [str(tmp_path / "first"), str(tmp_path / "second")]
+    for folder, cell in zip(folders, ("a", 1), strict=True):
+        Dataset.from_dict({"text": [cell]}).save_to_disk(folder)
+    with pytest.raises(ConfigError, match=r"data.train: its folders cannot be put together: \w"):
+        read_files("data.train", folders, ReadOptions(), [], documents=False)
 
 
 # What is said
