@@ -101,7 +101,8 @@ def unread_columns(source: Source, task: str) -> list[str]:
         unread = [name for name in columns if name not in split.columns_read | named_before]
         named_before.update(unread)
         if unread and split.columns_read and len(split.rows):
-            sentences.append(f"{split.key}: not read by task={task}: {', '.join(unread)}")
+            names = ", ".join(name if name.strip() else repr(name) for name in unread)
+            sentences.append(f"{split.key}: not read by task={task}: {names}")
     return sentences
 
 

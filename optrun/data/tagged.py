@@ -58,6 +58,11 @@ def read_tagged(reading: Reading) -> Dataset:
             tags[-1].append(cells[-1].strip())
         if comments:
             reading.notes.append(f"{reading.key}={path}: {comments:,} lines of comments left out")
+        if columns > 2:
+            unread = "column 2 is" if columns == 3 else f"columns 2 to {columns - 1} are"
+            reading.notes.append(
+                f"{reading.key}={path}: {unread} not read: the word is first, its tag is last"
+            )
     return Dataset.from_dict({"tokens": sentences[:-1], "tags": tags[:-1]})
 
 

@@ -16,7 +16,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.data.build import load_source
 from optrun.data.images import need_pillow
 from optrun.data.randomness import generator
-from optrun.data.source import NO_SPLIT, Source, Split
+from optrun.data.source import Source, Split
 from optrun.data.token_blocks import TokenBlocks
 from optrun.model.build import ModelSpec
 from optrun.model.images import load_image_preparation
@@ -79,7 +79,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         seed=config.seed,
         documents=config.task.joins_documents,
     )
-    notes += [note for note in source.notes if note.startswith(NO_SPLIT)]
+    notes += source.notes
     sizes = _sizes(source)
     most = config.data.max_train_examples or sys.maxsize
     rows = None if getattr(config.task, "packing", False) else min(sizes[0], most)

@@ -27,6 +27,7 @@ COMMON = [
     "training.logging_steps=1",
     "checkpoint.save_steps=2",
 ]
+STREAMS = ("data.streaming", "data.shuffle_window", "checkpoint.save_steps")
 KINDS = {"jsonl": [*TINY_BERT, "task=sequence_classification"], "parquet": TINY_GPT}
 
 
@@ -199,3 +200,21 @@ def test_texts_of_the_hub_stay_texts_also_without_it(tmp_path: Path) -> None:
     for name in ("first", "offline"):
         model = json.loads((tmp_path / name / "model" / "config.json").read_text())
         assert model["id2label"] == {"0": "007", "1": "2024-03-01"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_columns_of_the_hub_are_read_or_named(tmp_path: Path, kind: str, streaming: bool) -> None:
+    """Fetched whole or streamed, a run names those without a use once."""
+    hub = DatasetHub()
+    hub.commit(files(kind))
+    words = [*COMMON, *KINDS[kind]]
+    if not streaming:
+        words = [word for word in words if word.partition("=")[0] not in STREAMS]
+    with served(hub) as env, Place(tmp_path, env) as place:
+        told = place.run(*words, "training.max_steps=1")
+    if kind == "jsonl":  # its task reads labels
+        assert "not read by" not in told
+    else:
+        assert told.count("not read by task=causal_lm: label") == 1

@@ -406,7 +406,7 @@ CASES: list[Case] = [
         "Anna\tNNP\tB-PER\n",
         {},
         {"tokens": [["Anna"]], "tags": [["B-PER"]]},
-        [],
+        ["column 2 is not read: the word is first, its tag is last"],
     ),
     (
         "CoNLL with comments",

@@ -16,6 +16,7 @@ from PIL import Image
 from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS as DATA
+from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.data.build import load_source
 from optrun.data.source import Source
 from optrun.task import Task
@@ -24,7 +25,7 @@ from tests.unit.task.conftest import SENTENCE
 Row = dict[str, Any]
 WORDS = SENTENCE.split()
 COUNT = 12
-KINDS = ["csv", "tsv", "json", "jsonl", "parquet", "arrow"]
+KINDS = ["csv", "tsv", "json", "jsonl", "parquet", "arrow", "streamed jsonl", "streamed parquet"]
 CHATML = {"chat_template": "chatml"}
 BESIDE: Row = {"id": 7, "url": "http", "meta": {"lang": "en"}, "scores": [0.5], "weight": 1.0}
 """Columns that people have beside those of any task."""
@@ -229,8 +230,13 @@ def test_columns_of_a_file_are_read_or_named(
     kind: str,
     tmp_path: Path,
 ) -> None:
-    """Every format of files says the same as rows in memory."""
+    """Every format of files says the same as rows in memory, streamed or not."""
+    streaming = kind.startswith("streamed ")
+    kind = kind.removeprefix("streamed ")
     for case, (name, options, data, row) in CASES.items():
+        sets = options.get("problem_type") == "multi_label_classification"
+        if streaming and (sets or not TASKS[name].READS_STREAMS):
+            continue  # refused before anything is read
         rows = [{**row(number), **BESIDE} for number in range(COUNT)]
         if kind in ("csv", "tsv"):
             rows = [{key: row[key] for key in row if key not in ("meta", "scores")} for row in rows]
@@ -238,13 +244,35 @@ def test_columns_of_a_file_are_read_or_named(
                 continue  # a table has no lists
         _, notes = examples_of(make_task, make_source, case, rows)
         path = str(written(kind, rows, tmp_path))
-        files = {"train": path, "eval": path, "max_length": 256, **data}
+        files = {"train": path, "eval": path, "max_length": 256, "streaming": streaming, **data}
         config = choice("data", DATA, "files", files)
         source = load_source(config, seed=0, documents=False)
         make_task(name, source, **options)
         told = [note.partition(": ")[2] for note in source.notes if "not read" in note]
         assert told == [note.partition(": ")[2] for note in notes if "not read" in note], case
         assert len(told) == 1, case
+
+
+def test_columns_of_conll_are_read_or_named(make_task: Callable[..., Task], tmp_path: Path) -> None:
+    """Those between a word and its tag are named by their numbers."""
+    for beside, told in (
+        ([], []),
+        (["NN"], ["column 2 is not read"]),
+        (["NN", "I-NP"], ["columns 2 to 3 are not read"]),
+    ):
+        path = tmp_path / f"{len(beside)}.conll"
+        lines = [
+            "".join(
+                " ".join([word, *beside, "OB"[number % 2]]) + "\n" for word in words(number).split()
+            )
+            for number in range(COUNT)
+        ]
+        path.write_text("\n".join(lines))
+        files = {"train": str(path), "eval": str(path), "max_length": 256}
+        source = load_source(choice("data", DATA, "files", files), seed=0, documents=False)
+        make_task("token_classification", source)
+        notes = [note for note in source.notes if "not read" in note]
+        assert [note.partition(": ")[2].partition(":")[0] for note in notes] == 2 * told
 
 
 def test_columns_beside_images_are_named(
