@@ -443,7 +443,29 @@ BASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "AutoModelForSequenceClassification",
         {"id2label": {0: "even", 1: "odd"}, "label2id": {"even": 0, "odd": 1}},
     ),
+    "sets": (
+        "encoder",
+        "bert",
+        "AutoModelForSequenceClassification",
+        {
+            "id2label": {0: "z", 1: "a", 2: "m"},
+            "label2id": {"z": 0, "a": 1, "m": 2},
+            "problem_type": "multi_label_classification",
+        },
+    ),
+    "pairs": (
+        "encoder",
+        "bert",
+        "AutoModelForSequenceClassification",
+        {"id2label": {0: "same", 1: "other"}, "label2id": {"same": 0, "other": 1}},
+    ),
     "regression": ("encoder", "bert", "AutoModelForSequenceClassification", {"num_labels": 1}),
+    "regression of pairs": (
+        "encoder",
+        "bert",
+        "AutoModelForSequenceClassification",
+        {"num_labels": 1},
+    ),
     "token_classification": (
         "encoder",
         "bert",
@@ -492,8 +514,13 @@ BASES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 }
 ANSWERS = {"chosen": "the fox", "rejected": "the dog"}
 DECODES = {"eos_token_id": 5, "bos_token_id": None}
+PAIRS = ["data.text_column=text", "data.text_pair_column=other"]
+NUMBERS = ["task=sequence_classification", "task.problem_type=regression"]
 TASK_WORDS = {
-    "regression": ["task=sequence_classification", "task.problem_type=regression"],
+    "sets": ["task=sequence_classification", "task.problem_type=multi_label_classification"],
+    "pairs": ["task=sequence_classification", *PAIRS],
+    "regression": NUMBERS,
+    "regression of pairs": [*NUMBERS, *PAIRS],
     "masked_lm": ["task=masked_lm", "task.packing=false"],
     "causal_lm": ["task=causal_lm", "task.packing=false", "task.sample_tokens=0"],
     "sft": ["task=sft", "task.sample_tokens=0"],
@@ -544,9 +571,12 @@ def task_rows(name: str) -> list[dict[str, Any]]:
         text = sentence(number)[: 20 + 3 * number].rpartition(" ")[0]
         turns = [{"role": "user", "content": text}]
         tags = (["O", "B-X", "I-X"] * 20)[: len(text.split())]
+        other = {"other": sentence(number + 3)} if name.endswith("pairs") else {}
         row: dict[str, dict[str, Any]] = {
             "sequence_classification": {"text": text, "label": ["even", "odd"][number % 2]},
-            "regression": {"text": text, "label": number / 4},
+            "sets": {"text": text, "label": [["z", "m"], ["a"], []][number % 3]},
+            "pairs": {"text": text, **other, "label": ["same", "other"][number % 2]},
+            "regression": {"text": text, **other, "label": number / 4},
             "token_classification": {"tokens": text.split(), "tags": tags},
             "masked_lm": {"text": f"{text} [MASK]"},
             "causal_lm": {"text": text},
@@ -565,7 +595,8 @@ def asked(name: str, row: dict[str, Any]) -> dict[str, Any]:
         return {"text": row["anchor"]}
     if name == "preference":
         return {"messages": row["prompt"]}
-    return {key: row[key] for key in ("text", "tokens", "image", "messages") if key in row}
+    keys = ("text", "other", "tokens", "image", "messages")
+    return {key: row[key] for key in keys if key in row}
 
 
 def plain_answers(name: str, folder: str, rows: list[dict[str, Any]]) -> list[Any]:
@@ -581,8 +612,10 @@ def plain_answers(name: str, folder: str, rows: list[dict[str, Any]]) -> list[An
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = [plain_text(asked(name, row), tokenizer) for row in rows]
     words = name == "token_classification"
-    batch = tokenizer(texts, padding=True, return_tensors="pt", is_split_into_words=words)
-    batch.pop("token_type_ids", None)
+    pairs = [row["other"] for row in rows] if name.endswith("pairs") else None
+    batch = tokenizer(texts, pairs, padding=True, return_tensors="pt", is_split_into_words=words)
+    if pairs is None:
+        batch.pop("token_type_ids", None)
     if model.can_generate() and name != "masked_lm":
         begin = 0 if name == "seq2seq_lm" else batch.input_ids.shape[1]
         return tokenizer.batch_decode(model.generate(**batch)[:, begin:], skip_special_tokens=True)
@@ -598,7 +631,9 @@ def plain_answers(name: str, folder: str, rows: list[dict[str, Any]]) -> list[An
         return [row[begin:end] for row, begin, end in pieces]
     if name == "masked_lm":
         return list(logits[batch.input_ids == tokenizer.mask_token_id].softmax(-1).max(-1).values)
-    return list(logits if name == "regression" else logits.softmax(-1))
+    if name == "sets":
+        return list(logits.sigmoid())
+    return list(logits if name.startswith("regression") else logits.softmax(-1))
 
 
 def plain_text(row: dict[str, Any], tokenizer: Any) -> Any:
@@ -633,7 +668,7 @@ def said_of(name: str, row: dict[str, Any]) -> Any:
     """What `optrun predict` says, as `plain_answers` has it."""
     if name == "token_classification":
         return [list(BASES[name][3]["label2id"]).index(label) for label in row["prediction"]]
-    if name == "regression":
+    if name.startswith("regression"):
         return [row["prediction"]]
     if "probabilities" in row:
         return list(row["probabilities"].values())
