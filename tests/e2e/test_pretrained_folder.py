@@ -603,12 +603,7 @@ def plain_answers(name: str, folder: str, rows: list[dict[str, Any]]) -> list[An
     """What plain transformers, or the formula of sentence-transformers, says of some rows."""
     model = getattr(transformers, BASES[name][2]).from_pretrained(folder).eval()
     if name == "image_classification":
-        from PIL import Image
-
-        prepare = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        images = [Image.open(row["image"]).convert("RGB") for row in rows]
-        with torch.no_grad():
-            return list(model(**prepare(images, return_tensors="pt")).logits.softmax(-1))
+        return plain_image_shares(model, folder, rows)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     texts = [plain_text(asked(name, row), tokenizer) for row in rows]
     words = name == "token_classification"
@@ -631,9 +626,19 @@ def plain_answers(name: str, folder: str, rows: list[dict[str, Any]]) -> list[An
         return [row[begin:end] for row, begin, end in pieces]
     if name == "masked_lm":
         return list(logits[batch.input_ids == tokenizer.mask_token_id].softmax(-1).max(-1).values)
-    if name == "sets":
-        return list(logits.sigmoid())
-    return list(logits if name.startswith("regression") else logits.softmax(-1))
+    if not name.startswith("regression"):
+        logits = logits.sigmoid() if name == "sets" else logits.softmax(-1)
+    return list(logits)
+
+
+def plain_image_shares(model: Any, folder: str, rows: list[dict[str, Any]]) -> list[Any]:
+    """The shares of the classes of some images, by plain transformers."""
+    from PIL import Image
+
+    prepare = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    images = [Image.open(row["image"]).convert("RGB") for row in rows]
+    with torch.no_grad():
+        return list(model(**prepare(images, return_tensors="pt")).logits.softmax(-1))
 
 
 def plain_text(row: dict[str, Any], tokenizer: Any) -> Any:
