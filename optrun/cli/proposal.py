@@ -108,7 +108,10 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
     keys = data_keys(name)
     draft.add(*(f"{key}={_quote(value)}" for key, value in keys.items()))
     if "data.eval" in draft.proposed:
-        say("", f"{keys['data.eval']} is to evaluate on (data.eval=null leaves it out)")
+        say(
+            "",
+            f"evaluates on {keys['data.eval']}, found beside it (data.eval=null: hold out rows)",
+        )
     for split in unused_splits(name, keys):
         say("", f"{split} is left alone")
     if keys["data"] == "tokens":
@@ -246,7 +249,7 @@ def _add_model(draft: _Draft, say: Say) -> None:
     if not any(token.startswith(("model=", "model.")) for token in draft.typed):
         task = draft.compose(draft.overrides).task
         draft.add(*_SCRATCH.get(task.AUTO_CLASS, ["model=bert_tiny"]))
-        origin = "from scratch (model=pretrained model.path=NAME takes a pretrained one)"
+        origin = "from scratch (for a pretrained one add model=pretrained model.path=NAME)"
     try:
         facts = draft.explain()
     except ConfigError as error:
@@ -255,7 +258,7 @@ def _add_model(draft: _Draft, say: Say) -> None:
         draft.add("task.chat_template=chatml")
         facts = draft.explain()
     parameters = count(facts.parameters)
-    say("model", f"{facts.model} for {facts.task}, {parameters} parameters train, {origin}")
+    say("model", f"{facts.model} for {facts.task}, {parameters} trainable parameters, {origin}")
 
 
 def _add_length(draft: _Draft) -> None:

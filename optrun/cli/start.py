@@ -56,7 +56,7 @@ def run(arguments: VerbArguments) -> int:
     if not arguments.flag("run"):
         sys.stdout.write(
             "\nThese keys can stand in a YAML file of your own: optrun -cn mine.yaml\n"
-            "run=true runs the first; nothing was written.\n"
+            "run=true runs the first command. Nothing was written.\n"
         )
         return EXIT_DONE
     from optrun.cli.train import run as train

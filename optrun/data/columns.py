@@ -212,7 +212,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
     is_elsewhere = name is not None and same_column(name, split.rows.column_names) is None
     if is_elsewhere and split is not source.train and len(others) == 1:
         source.notes.append(
-            f"{split.key} has no column {name!r}: its only text column, {others[0]!r}, is read"
+            f"{split.key} has no column {name!r}, so its only text column {others[0]!r} is read"
         )
         split.columns_read.add(others[0])
         return others[0]

@@ -79,7 +79,7 @@ def _headline(facts: Facts) -> RenderableType:
         "model",
         Text.assemble(
             (facts.model, "bold"),
-            f" for {facts.task}: {count(facts.parameters)} parameters train{frozen}",
+            f" for {facts.task}: {count(facts.parameters)} trainable parameters{frozen}",
         ),
     )
     grid.add_row(

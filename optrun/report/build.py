@@ -303,9 +303,9 @@ def _interval_note(judged: Judgement | None) -> str:
         return ""
     interval = f"The {100 * judged.confidence:.3g} % interval of a difference"
     if judged.has_baseline:
-        return f"{interval} stands before Holm's correction of the tests."
+        return f"{interval} is not widened for Holm's correction of the tests."
     test = judged.alpha / max(1, len(judged.ranking) - 1)
-    return f"{interval} excludes 0 exactly if the one-sided test at {test:.2g} rejects."
+    return f"{interval} excludes 0 if, and only if, the one-sided test at {test:.2g} rejects."
 
 
 def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:

@@ -175,7 +175,7 @@ def load_or_make_plan(
     findings = _analyse_choice(sweep, [folder, *other_plans], request, plan)
     if plan is not None and not _plans_anew(request, plan, folder):
         _refuse_other_plan(findings, plan, request, folder)
-        return plan, f"goes on with what was planned: seeds {write_seeds(plan.seeds)}"
+        return plan, f"continues as planned: seeds {write_seeds(plan.seeds)}"
     if plan is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder} is there and is no confirmation: out=DIR names another folder."
@@ -240,9 +240,9 @@ def _refuse_other_plan(
         )
     if not _has_same_size(request, plan):
         raise ConfigError(
-            f"{folder} was planned with seeds {write_seeds(plan.seeds)}: seeds that are added"
-            " until something shows raise the error rate. Without seeds=, power= and difference= it"
-            " goes on; out=DIR begins another."
+            f"{folder} was planned with seeds {write_seeds(plan.seeds)}; adding seeds until"
+            " something shows would raise the error rate. To continue it, leave out seeds=, power="
+            " and difference=; to begin another, add out=DIR."
         )
 
 
@@ -301,9 +301,9 @@ def make_plan(
     if findings.incomparable or len(rows) < 2:
         why = (
             findings.incomparable
-            or f"a confirmation compares contenders, and {len(rows)} of them has a result"
+            or "it takes results of two or more. Give the folder of a sweep over optimizers"
         )
-        raise ConfigError(f"Nothing can be confirmed: {why}.")
+        raise ConfigError(f"There is nothing to confirm: {why}.")
     sweep_seeds = {run.seed for run in findings.runs if run.seed is not None}
     runs = {row.name: row.configuration.latest_runs[0] for row in rows}
     if len({(run.config_name, *run.config_dir) for run in runs.values()}) > 1:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from optrun.report.picture import WIDTH, find_reach, short_name, style_of
-from optrun.report.statistics import Comparison, Scores
+from optrun.report.statistics import Comparison, Scores, Verdict
 from optrun.report.theme import INK, MUTED, PAPER, Chart, style_axes
 
 LINES = 16
@@ -73,7 +73,7 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
     """
     better = "lower" if mode == "min" else "higher"
     label = f"{metric} minus that of {short_name(lines[0].versus.reference)} ({better} is better)"
-    figure = Chart(WIDTH, 0.95 + 0.4 * len(lines))
+    figure = Chart(WIDTH, 0.95 + 0.46 * len(lines))
     ax = figure.add_subplot()
     style_axes(ax, xlabel=label)
     ax.grid(False, axis="y")
@@ -83,8 +83,9 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=1)
     if math.isfinite(matters):
         ax.axvspan(-matters, matters, color=MUTED, alpha=0.13, linewidth=0, zorder=0)
+    possible = [line for line in lines if line.versus.verdict is Verdict.could_be_best]
     for index, line in enumerate(lines):
-        _draw_line(ax, index, line)
+        _draw_line(ax, index, line, is_sole_best=possible == [line])
     return figure
 
 
@@ -115,7 +116,7 @@ def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _draw_line(ax: Axes, index: int, line: Difference) -> None:
+def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) -> None:
     """Draw the mean, its interval and the seeds of one contender, with name and verdict above."""
     versus = line.versus
     verdict = str(versus.verdict)
@@ -131,7 +132,7 @@ def _draw_line(ax: Axes, index: int, line: Difference) -> None:
         look["markerfacecolor"] = PAPER
     ax.plot(x, -index, clip_on=False, **(style | look))
     _write_above(ax, 0.0, index, short_name(versus.name))
-    _write_above(ax, 1.0, index, verdict.partition(",")[0])
+    _write_above(ax, 1.0, index, "the best" if is_sole_best else verdict.partition(",")[0])
     if x == versus.difference and not math.isnan(versus.low):
         bar = [max(versus.low, left), min(versus.high, right)]
         alpha = 0.22 if is_out else 0.42

@@ -76,20 +76,21 @@ def pictures(findings: Findings) -> list[Picture]:
     same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
     if lines := seed_lines(rows, metric, axis):
         caption = (
-            f"One line per seed of the best configuration: where they mix, seeds matter more.{same}"
+            "One line for each seed of each best configuration. Where lines of two contenders mix,"
+            f" the seed matters more than the choice.{same}"
         )
         draw = partial(draw_seed_lines, lines, metric, mode, axis)
         add("metric", f"{metric} during training", caption, draw)
     if any(len(row.lr_curve.tried) > 1 for row in rows):
         caption = (
-            "Ring: best mean over seeds; at the end of a line, widen its grid."
-            " Cross: diverged; arrowhead: outside."
+            "The ring is the best mean over seeds; if it is the first or last of its line, try more"
+            " rates. A cross is a diverged run, an arrowhead a value outside the picture."
         )
         draw = partial(draw_lr_curves, rows, findings)
         add("lr", f"Final {metric} against learning rate", caption, draw)
     if losses := seed_lines(rows, "train/loss", axis):
         draw = partial(draw_seed_lines, losses, "train/loss", "min", axis)
-        caption = f"Smoothed; the lowest need not evaluate best.{same}"
+        caption = f"Smoothed. The lowest training loss need not evaluate best.{same}"
         add("train-loss", "train/loss during training", caption, draw)
     return drawn
 
@@ -117,10 +118,15 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
     if len(lines) < 2:
         return []
     caption = (
-        "Dot: mean over shared seeds; bar: its interval; small dots: the seeds; hollow: ruled out."
+        "A large mark is the mean difference over shared seeds, the bar its interval, a small dot"
+        " one seed. Hollow marks are ruled out."
     )
-    caption += " Shaded: too small to matter." if math.isfinite(judged.matters) else ""
-    caption += " Arrowhead: outside, with its value." if len(lines) > 2 else ""
+    caption += (
+        " Differences in the shaded area are too small to matter."
+        if math.isfinite(judged.matters)
+        else ""
+    )
+    caption += " An arrowhead gives a value outside the picture." if len(lines) > 2 else ""
     caption += (
         f" The best {differences.LINES} of {len(order)} are drawn."
         if len(order) > differences.LINES

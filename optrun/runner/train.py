@@ -264,8 +264,8 @@ def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) 
     if not run_start.world.is_main:
         return Outcome(run_start.run, summary.values)
     done = (
-        f"all {setup.total_steps} steps are done; nothing to train. training.max_steps=N prolongs"
-        " the run."
+        f"all {setup.total_steps} steps are done; nothing to train. To continue, add"
+        f" training.max_steps=N above {setup.total_steps}."
     )
     if start.stop is not None:
         done = (

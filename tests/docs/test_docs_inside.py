@@ -18,7 +18,7 @@ BEFORE = {
     "optrun/cli/verbs.py": '    "start": (',
     "optrun/config/schema/training.py": "    early_stopping_patience: ",
     "optrun/training/progress.py": '        return {**values, "perf/peak_memory_bytes"',
-    "optrun/data/formats.py": '        Format("saved",',
+    "optrun/data/formats.py": '        Format("text",',
 }
 """What is inserted goes before this line; imports go before the first one."""
 

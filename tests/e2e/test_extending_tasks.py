@@ -87,7 +87,7 @@ def through(
     assert optrun(*plugin, "evaluate", "run", "--json") == 0
     assert metric in json.loads(capsys.readouterr().out)
     assert optrun(*plugin, "explain", *words) == 0
-    assert "parameters train" in capsys.readouterr().out
+    assert "trainable parameters" in capsys.readouterr().out
     assert optrun(*plugin, "report", "run") == 0
     assert optrun(*plugin, "export", "run", "exported") == 0, capsys.readouterr().err
     return Path("exported/README.md").read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def test_a_european_csv(here: Path, capsys: pytest.CaptureFixture[str], forked_j
         "54 rows for training",
         "good: ",
         "18 runs of 2 steps, 18 times as long",
-        "nothing was written",
+        "Nothing was written",
     ]
     assert [fact for fact in facts if fact not in said] == []
     assert all(len(line) <= 120 for line in said.splitlines() if "   optrun " not in line)
@@ -291,8 +291,8 @@ def test_texts_to_evaluate_on_in_a_column_called_otherwise(
     (here / "dev.tsv").write_text("label\tcontent\n" + "u\te b\nv\tc f\n" * 9)
     said, (train, *_) = started(capsys, "train.tsv")
     assert "data.eval=dev.tsv" in train
-    assert "dev.tsv is to evaluate on (data.eval=null leaves it out)" in said
-    assert "its only text column, 'content', is read" in " ".join(said.split())
+    assert "evaluates on dev.tsv, found beside it (data.eval=null: hold out rows)" in said
+    assert "its only text column 'content' is read" in " ".join(said.split())
 
 
 def test_a_link_to_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def test_a_change_that_nothing_is_computed_with_is_refused(
     before = held(run)
     code, said = go("resume=run", word)
     assert code == 2
-    assert f"{pair}: all 6 steps are done, so nothing would be computed with it" in said
+    assert f"{pair}: all 6 steps are done, so it would have no effect" in said
     assert "training.max_steps=N" in said
     assert held(run) == before
 
@@ -94,7 +94,7 @@ def test_the_end_may_still_be_owed(go: Go, straight: Straight, tmp_path: Path) -
     run = straight.cut(tmp_path / "run", STEPS)
     code, said = go("resume=run", "lr=1e-4")
     assert code == 2
-    assert "nothing would be computed with it" in said
+    assert "it would have no effect" in said
     assert go("resume=run")[0] == 0
     straight.same(run)
 

@@ -153,7 +153,7 @@ def refuse_idle(changes: Changes, done: int) -> None:
     if idle:
         raise ConfigError(
             f"{', '.join(idle)}: all {done} steps are done, so it would have no effect."
-            f" training.max_steps=N with more than {done} prolongs the run."
+            f" To continue, add training.max_steps=N above {done}."
         )
 
 

@@ -471,8 +471,8 @@ def test_a_table_says_why_its_intervals_have_their_level(tmp_path: Path, make_ru
             path = tmp_path / f"{optimizer}{seed}"
             make_run(path, optimizer=optimizer, seed=seed, max_steps=20, final=2.5 + 0.1 * number)
     for options, sentence in (
-        ({}, "difference excludes 0 exactly if the one-sided test at 0.025 rejects."),
-        ({"baseline": "adamw"}, "difference stands before Holm's correction of the tests."),
+        ({}, "difference excludes 0 if, and only if, the one-sided test at 0.025 rejects."),
+        ({"baseline": "adamw"}, "difference is not widened for Holm's correction of the tests."),
     ):
         stream = io.StringIO()
         console = Console(file=stream, width=200)

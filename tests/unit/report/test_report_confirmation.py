@@ -106,7 +106,7 @@ def test_seeds_that_prove_nothing_are_refused(sweep: Path, seeds: list[int], mes
 
 def test_one_contender_is_no_comparison(sweep: Path, tmp_path: Path, make_run: MakeRun) -> None:
     make_run(tmp_path / "alone" / "a")
-    with pytest.raises(ConfigError, match="compares contenders"):
+    with pytest.raises(ConfigError, match="two or more"):
         load_or_make_plan(tmp_path / "alone", tmp_path / "alone" / "confirm")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="no run found"):
@@ -189,7 +189,7 @@ def test_what_was_planned_stays_planned(sweep: Path, make_run: MakeRun) -> None:
     made.write(folder)
     assert read_plan(folder) == made
     again, said = load_or_make_plan(sweep, folder)
-    assert (again, said) == (made, "goes on with what was planned: seeds 5-7")
+    assert (again, said) == (made, "continues as planned: seeds 5-7")
     other_sweep = sweep.with_name("other")
     shutil.copytree(sweep, other_sweep, ignore=shutil.ignore_patterns("confirm"))
     with pytest.raises(ConfigError, match=r"confirms .*sweep\. Choose another out=DIR"):
@@ -247,7 +247,7 @@ def test_a_record_of_an_earlier_version_is_gone_on_with_against_its_reference(sw
     (sweep / "confirm" / confirmation_plan.RECORD).write_text(json.dumps(old))
     again, said = load_or_make_plan(sweep, sweep / "confirm")
     assert (again.reference, again.seeds) == ("adamw", [5, 6, 7])
-    assert "goes on" in said
+    assert "continues" in said
     with pytest.raises(
         ConfigError, match=r"another choice: baseline=lamb, planned with adamw\. out=DIR"
     ):

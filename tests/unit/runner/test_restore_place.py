@@ -175,7 +175,8 @@ def test_what_changed_is_told_and_idle_changes_are_refused(tmp_path: Path) -> No
     assert not may_change_data({"lr": (1, 2), "training.data": (1, 2)})
     refuse_idle({"training.logging_steps": (10, 20)}, 5)
     with pytest.raises(
-        ConfigError, match=r"^lr=null \(was 0.1\): all 5 steps are done.*more than 5 prolongs"
+        ConfigError,
+        match=r"^lr=null \(was 0.1\): all 5 steps are done.*max_steps=N above 5",
     ):
         refuse_idle(changes, 5)
     (tmp_path / "rows.txt").touch()
