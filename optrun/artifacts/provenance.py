@@ -35,7 +35,6 @@ NOT_IDENTITY_OF_TRAINING = (
     "dataloader_timeout",
     "device",
     "nproc_per_node",
-    "profile",
     "chunked_loss",
 )
 """The same, below `training`."""

@@ -18,8 +18,6 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
     Without a reason to wait, they are read while the next step runs. The rules are those of
     `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`.
     """
-    if config.training.profile is not None:
-        return "training.profile: each profiled step is measured alone"
     rows = registry.choices("callback")
     for name in config.callbacks:
         callback = rows[name].load()

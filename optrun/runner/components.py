@@ -84,10 +84,6 @@ def build_loop(
         )
         components = _writers(run_start, setup, metrics_log)
         sync = metrics_log.sync
-        if config.training.profile is not None:
-            from optrun.training.profiler import Profiler
-
-            components.append(Profiler(config.training.profile))
     if config.training.early_stopping_patience is not None:  # every rank comes to the same verdict
         components.append(EarlyStopping(config.training, setup.ranking))
     training = TrainingContext(setup, run, note, run_start.summary.command)

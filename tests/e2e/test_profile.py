@@ -1,8 +1,9 @@
-"""A profile of some steps."""
+"""The callback of docs/performance.md that profiles some steps."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,30 +28,35 @@ def losses(run: Path) -> list[float]:
     return read_metrics(run / "metrics.jsonl").series("train/loss")[1]
 
 
-def test_a_trace_of_three_steps_and_the_same_losses(tmp_path: Path) -> None:
+def test_a_trace_of_three_steps_and_the_same_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain, watched = tmp_path / "plain", tmp_path / "watched"
     assert optrun(*words(tmp_path), f"hydra.run.dir={plain}") == 0
-    more = ["training.profile=3", f"hydra.run.dir={watched}"]
-    assert optrun(*words(tmp_path), *more) == 0
+    page = Path(__file__).parents[2] / "docs" / "performance.md"
+    (code,) = re.findall(r"```python\n(# profile_steps.py\n.*?)```", page.read_text(), re.DOTALL)
+    plugin = tmp_path / "profile_steps.py"
+    plugin.write_text(code)
+    more = ["callbacks.profile_steps.steps=3", f"hydra.run.dir={watched}"]
+    assert optrun("--plugin", str(plugin), *words(tmp_path), *more) == 0
     assert losses(plain) == losses(watched)
-    trace = json.loads((watched / "extra" / "trace-steps-3-5.json").read_text())
+    trace = json.loads((watched / "extra" / "trace.json").read_text())
     names = {event.get("name", "") for event in trace["traceEvents"]}
     assert {f"ProfilerStep#{number}" for number in (2, 3, 4)} <= names
     assert any("addmm" in name for name in names)
-    assert "Self CPU" in (watched / "extra" / "trace-steps-3-5.txt").read_text()
+    assert "Self CPU" in capsys.readouterr().out
     assert optrun("verify", str(watched)) == 0
 
 
 @pytest.mark.parametrize(
     ("more", "facts"),
     [
-        (["training.profile=5"], ("training.profile=5", "4 or fewer")),
-        (["training.profile=0"], ("training.profile", "1 or more")),
+        (["training.profile=5"], ("training.profile", "torch.profiler")),
         (["training.peak_flops=1e12"], ("training.peak_flops", "Not offered")),
         (["training.noise_scale=true"], ("training.noise_scale", "Not offered")),
     ],
 )
-def test_what_cannot_be_profiled_is_refused(
+def test_what_is_not_measured_is_refused(
     more: list[str], facts: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert optrun(*words(tmp_path), *more, f"hydra.run.dir={tmp_path / 'run'}") == 2

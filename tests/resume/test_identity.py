@@ -22,7 +22,6 @@ CHANGES = {
         "training.dataloader_num_workers=1",
         "training.dataloader_timeout=99",
         "training.device=cpu",
-        "training.profile=1",
         "training.chunked_loss=false",
         "distributed.timeout_seconds=99",
     ],

@@ -91,9 +91,6 @@ class TrainingConfig(Checked):
     """`skip` gives up after this many in a row."""
     max_rollbacks: Count
     """`rollback` gives up after this many in a run."""
-    profile: Count | None
-    """Optimizer steps of this start to profile, after two that are not: a trace and a table in
-    extra/."""
     early_stopping_patience: Count | None
     """End after this many evaluations in a row without improvement of the main metric
     (`checkpoint.metric`).

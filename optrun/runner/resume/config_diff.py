@@ -25,7 +25,6 @@ _HARMLESS_TRAINING = {
         "dataloader_num_workers",
         "dataloader_timeout",
         "max_seconds",
-        "profile",
     )
 }
 _BEST = ("checkpoint.metric", "checkpoint.mode")

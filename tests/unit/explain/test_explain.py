@@ -368,7 +368,6 @@ def test_the_plot_is_a_picture_of_its_curve() -> None:
     [
         ((), None),
         (("training.precision=fp16",), None),
-        (("training.profile=2",), "training.profile"),
         (("distributed=ddp", "training.nproc_per_node=2"), None),
         (("training.device=cuda", "optimizer=adamw"), None),
         (("training.device=cuda", "optimizer=lamb"), "optimizer=lamb: only torch's fused Adam"),
