@@ -1,8 +1,7 @@
-"""One contract for all ranks of a start, and one refusal for all of them."""
+"""Compare the facts of a start over all ranks, and let all ranks refuse if one does."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -12,68 +11,63 @@ from optrun.base.errors import ConfigError, OptrunError
 from optrun.distributed.verdict import kind_of
 
 T = TypeVar("T")
-_NAMED = 3
+_MAX_KEYS = 3
 """Most keys in a message."""
-_LONGEST = 60
+_MAX_CHARACTERS = 60
 """Most characters of a value in a message."""
-_BEFORE = 23
+_CONTEXT = 23
 """Characters that are shown before the first difference of two long values."""
 
 
 class Ranks(Protocol):
-    """Ranks that can settle a question together: a meeting, or a world."""
+    """Ranks that can judge values together: a `Meeting`, or a `World`."""
 
     @property
     def rank(self) -> int:
-        """Return the number of this process."""
+        """The rank of this process."""
 
     @property
     def size(self) -> int:
-        """Count the ranks."""
+        """The number of ranks."""
 
     def settle(self, key: str, value: object, judge: Callable[[list[Any]], Any]) -> Any:
-        """Judge the values of all ranks; every rank gets the same result."""
+        """Call `judge` with the values of all ranks, by rank; every rank gets its result."""
 
 
 def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "contract") -> None:
     """Refuse ranks with different facts, with the same message on every rank.
 
-    Each rank sends a digest. If digests differ, rank 0 and the first other one send their facts.
-
     Args:
-        ranks: All of them take part.
-        facts: By dotted name; a value that JSON cannot hold is compared by its text.
-        key: Used once.
+        ranks: All of them must call this.
+        facts: Values by dotted name; a value that JSON cannot hold is compared by its `str`.
+        key: Names this comparison; used once by all ranks.
 
     Raises:
-        ConfigError: With machine and rank, key and both values.
+        ConfigError: With the first rank that differs from rank 0, their machines, and up to three
+            keys with both values.
     """
     if ranks.size == 1:
         return
     texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
-    digest = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
-    different_ranks = ranks.settle(key, digest, _ranks_unlike_first)
-    if different_ranks:
-        message = [socket.gethostname(), texts] if ranks.rank in (0, different_ranks[0]) else None
-        raise ConfigError(
-            ranks.settle(
-                f"{key}/facts",
-                message,
-                lambda messages: _describe_difference(messages, different_ranks),
-            )
-        )
+    message = ranks.settle(key, [socket.gethostname(), texts], _describe_difference)
+    if message is not None:
+        raise ConfigError(message)
 
 
 def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
-    """Run an action on every rank; if one rank refuses, all do.
+    """Call a function on every rank; if it raises an OptrunError on one, every rank raises one.
 
     Args:
-        ranks: All of them take part.
-        act: Without messages between ranks; each keeps its own result.
-        key: Used once.
+        ranks: All of them must call this.
+        act: Sends nothing between ranks.
+        key: Names this call; used once by all ranks.
+
+    Returns:
+        The result of this rank.
 
     Raises:
-        OptrunError: This rank's own, or that of the first rank that has one.
+        OptrunError: This rank's own, else one of the same kind as that of the first rank that has
+            one, with its rank and machine.
     """
     if ranks.size == 1:
         return act()
@@ -90,41 +84,47 @@ def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
 
 
 def _first_refusal(refusals: Sequence[Any]) -> list[Any] | None:
-    """Return the first refusal with its rank in front; None: no rank refuses."""
+    """Return the first refusal, its rank prepended; None if all values are None."""
     for rank, refusal in enumerate(refusals):
         if refusal is not None:
             return [rank, *refusal]
     return None
 
 
-def _ranks_unlike_first(values: Sequence[object]) -> list[int]:
-    return [rank for rank, value in enumerate(values) if value != values[0]]
+def _describe_difference(values: Sequence[Any]) -> str | None:
+    """Describe how the first rank with other facts than rank 0 differs from it.
 
+    Args:
+        values: Host and facts of each rank, by rank.
 
-def _describe_difference(messages: Sequence[Any], different_ranks: Sequence[int]) -> str:
-    """Describe how the facts of rank 0 and of the first other rank differ."""
-    other_rank = different_ranks[0]
-    host, facts = messages[0]
-    other_host, other_facts = messages[other_rank]
+    Returns:
+        None if the facts of all ranks are equal.
+    """
+    host, facts = values[0]
+    ranks = [rank for rank, (_, other_facts) in enumerate(values) if other_facts != facts]
+    if not ranks:
+        return None
+    other_host, other_facts = values[ranks[0]]
     names = [name for name in {**facts, **other_facts} if facts.get(name) != other_facts.get(name)]
-    parts = [
-        f"{name}={_shorten(other_facts.get(name), facts.get(name))} on {other_host}"
-        f" (rank {other_rank}), {_shorten(facts.get(name), other_facts.get(name))} on {host}"
-        " (rank 0)"
-        for name in names[:_NAMED]
-    ]
-    more = f"; {len(names) - _NAMED} more keys" if len(names) > _NAMED else ""
-    also = ""
-    if len(different_ranks) > 1:
-        also = f" {len(different_ranks) - 1} more ranks differ from rank 0."
+    differences = []
+    for name in names[:_MAX_KEYS]:
+        value = _shorten(facts.get(name), other_facts.get(name))
+        other_value = _shorten(other_facts.get(name), facts.get(name))
+        differences.append(
+            f"{name}={other_value} on {other_host} (rank {ranks[0]}), {value} on {host} (rank 0)"
+        )
+    more = f"; {len(names) - _MAX_KEYS} more keys" if len(names) > _MAX_KEYS else ""
+    also = f" {len(ranks) - 1} more ranks differ from rank 0." if len(ranks) > 1 else ""
     return (
-        f"The ranks would not run the same: {'; '.join(parts)}{more}. Expected the same on all"
-        f" ranks.{also}"
+        f"The ranks would not run the same: {'; '.join(differences)}{more}. Expected the same on"
+        f" all ranks.{also}"
     )
 
 
 def _shorten(value: str | None, other: str | None) -> str:
-    """Shorten a long value to the part around its first difference from the other.
+    """Shorten a value to the 60 characters around its first difference from the other.
+
+    Quotes around it are left out; None, a missing value, is "nothing".
 
     Example:
         >>> _shorten('"' + 50 * "x " + 'lr=1"', '"' + 50 * "x " + 'lr=2"')
@@ -133,11 +133,11 @@ def _shorten(value: str | None, other: str | None) -> str:
     if value is None:
         return "nothing"
     text = value.strip('"')
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_CHARACTERS:
         return text
     pairs = enumerate(zip(text, (other or "").strip('"'), strict=False))
     first_difference = next((at for at, (ours, theirs) in pairs if ours != theirs), 0)
-    begin = max(0, first_difference - _BEFORE)
+    begin = max(0, first_difference - _CONTEXT)
     head = "..." if begin else ""
-    tail = "..." if len(text) > begin + _LONGEST else ""
-    return f"{head}{text[begin : begin + _LONGEST]}{tail}"
+    tail = "..." if len(text) > begin + _MAX_CHARACTERS else ""
+    return f"{head}{text[begin : begin + _MAX_CHARACTERS]}{tail}"

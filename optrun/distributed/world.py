@@ -1,4 +1,4 @@
-"""The ranks of a run, as one of them sees them."""
+"""The ranks of a run, and the collectives between them on the CPU."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Ranks that train one model; a run in one process has one.
+    """The ranks that train one model; a run in one process has one.
 
-    What the ranks tell each other of the run goes over groups on the CPU (gloo), apart from the
-    group of the gradients: a flag needs no synchronisation with a device, and the saver's thread
-    shares none with training.
+    Collectives of a world use gloo groups on the CPU, not the group of the gradients: no device is
+    waited for, and the thread that writes checkpoints has a group of its own.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Among those of this machine; picks the device."""
+    """Rank among those of this machine; picks the device."""
     local_size: int = 1
+    """Number of ranks on this machine."""
     control: ProcessGroup | None = None
-    """For the training thread."""
+    """Group of the training thread; None in one process."""
     saving: ProcessGroup | None = None
-    """For the thread that writes checkpoints."""
+    """Group of the thread that writes checkpoints; None in one process."""
 
     @property
     def is_main(self) -> bool:
@@ -47,11 +47,13 @@ class World:
 
     @classmethod
     def join(cls, backend: str, timeout: timedelta) -> Self:
-        """Meet the other ranks through the environment variables of torchrun.
+        """Initialize the process groups from the environment variables of torchrun.
+
+        The default group is left as it is if it exists.
 
         Args:
-            backend: Of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
-            timeout: After which a collective gives up.
+            backend: Backend of the default group, such as `gloo` or `cpu:gloo,cuda:nccl`.
+            timeout: Time after which a collective raises.
         """
         import torch.distributed as dist
 
@@ -67,10 +69,13 @@ class World:
         )
 
     def all_gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Gather each rank's numbers, by rank.
+        """Gather the numbers of each rank, by rank, on every rank.
 
         Args:
-            values: As many on every rank; float64 holds them exactly.
+            values: The same number of them on every rank; sent as float64.
+
+        Raises:
+            LostRankError: Another rank has left, or does not answer in time.
         """
         if self.size == 1:
             return [list(values)]
@@ -84,9 +89,9 @@ class World:
         return [row.tolist() for row in rows]
 
     def gather_tensors(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Gather each rank's tensor, shape (ranks, ...), on its device.
+        """Stack the tensors of all ranks on every rank; shape (ranks, ...), on its device.
 
-        The host does not wait for a GPU.
+        The tensor has the same shape on every rank. The host does not wait for a GPU.
         """
         import torch
         import torch.distributed as dist
@@ -98,7 +103,7 @@ class World:
         return torch.stack(rows)
 
     def gather_objects(self, value: T) -> list[T]:
-        """Gather each rank's object, by rank, on every rank."""
+        """Gather the objects of all ranks, by rank, on every rank; they are pickled on the way."""
         if self.size == 1:
             return [value]
         import torch.distributed as dist
@@ -109,29 +114,28 @@ class World:
         return values
 
     def agree(self, act: Callable[[], T]) -> T:
-        """Run an action on every rank; if one rank refuses, all do.
+        """Call a function on every rank; if it raises an OptrunError on one, every rank raises one.
 
-        Args:
-            act: Without messages between ranks; each keeps its own result.
-
-        Raises:
-            OptrunError: This rank's own, or that of the first rank that has one.
+        See `optrun.distributed.contract.agree`.
         """
         return agree(self, act)
 
     def from_main(self, act: Callable[[], T]) -> T:
-        """Run an action on rank 0 alone, and return its result or refusal on every rank.
+        """Call a function on rank 0 alone, and return its result on every rank.
 
         Args:
-            act: Without messages between ranks.
+            act: Sends nothing between ranks.
 
         Raises:
-            OptrunError: That of rank 0.
+            OptrunError: On every rank, if the function raises one on rank 0.
         """
         return cast("T", self.broadcast(self.agree(lambda: act() if self.is_main else None)))
 
     def settle(self, key: str, value: object, judge: Callable[[list[Any]], T]) -> T:  # noqa: ARG002
-        """Judge the values of all ranks, on every rank alike, as `Meeting.settle`."""
+        """Call `judge` with the values of all ranks, on every rank; `key` is unused.
+
+        As `Meeting.settle`, which needs the key, and judges on rank 0.
+        """
         return judge(self.gather_objects(value))
 
     def merge_names(self, names: list[str]) -> list[str]:
@@ -160,10 +164,10 @@ ALONE = World()
 
 @contextmanager
 def _waiting() -> Iterator[None]:
-    """Show that this rank waits for the others.
+    """Set this rank's phase to `waiting` inside the context, and translate errors of collectives.
 
     Raises:
-        LostRankError: One of them has left, or does not answer.
+        LostRankError: Another rank has left, or does not answer in time.
     """
     before = beat(Phase.waiting)
     try:
