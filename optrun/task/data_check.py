@@ -1,4 +1,4 @@
-"""What a person is told of the data before the first step, and by `optrun explain`."""
+"""Describe the data in a few lines, before the first step and in `optrun explain`."""
 
 from __future__ import annotations
 
@@ -7,59 +7,52 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optrun.task.data_facts import DataFacts, SplitFacts
 
-TOLD_UNKNOWN = 0.01
-"""Share of unknown tokens above which it is told."""
-MOST_LABELS = 4
-"""Labels that are told one by one."""
-MOST_LETTERS = 24
-"""Of a label's name."""
+REPORTED_UNKNOWN = 0.01
+"""Share of unknown tokens above which a warning names it."""
+MAX_LABELS = 4
+"""Labels that are listed one by one."""
+MAX_LETTERS = 24
+"""Letters of a label's name that are shown."""
 
 
 def data_check(facts: DataFacts) -> list[str]:
-    """Write a line for each split, and one for each doubt about it."""
-    evals = {f"eval/{name}" if name else "eval": split for name, split in facts.eval_sets.items()}
-    sources = {f"train/{name}": split for name, split in facts.sources.items()}
-    every = {"train": facts.train, **sources, **evals}
-    splits = {name: split for name, split in every.items() if split.examples}
-    cells = [
-        [f"{split.examples:,} examples", _describe_tokens(split), _describe_labels(split)]
-        for split in splits.values()
-    ]
-    columns = [
-        column for column in zip(*cells, strict=True) if any(column)
-    ]  # of a stream no tokens are known
-    widths = [max(map(len, column)) for column in columns]
-    widest = max(map(len, splits), default=0)
+    """Describe the data: a line for each split that is not empty, then its problems.
+
+    The problems are truncated examples, unknown tokens above `REPORTED_UNKNOWN`, and evaluation
+    texts that are also training texts. Splits are named as metrics are: `train`, `train/SOURCE`,
+    `eval`, `eval/SET`.
+    """
+    splits = {"train": facts.train}
+    splits |= {f"train/{name}": split for name, split in facts.sources.items()}
+    splits |= {f"eval/{name}".rstrip("/"): split for name, split in facts.eval_sets.items()}
+    splits = {name: split for name, split in splits.items() if split.examples}
+    width = max(map(len, splits), default=0)
     lines = []
-    for (name, split), row in zip(splits.items(), zip(*columns, strict=True), strict=True):
-        line = "".join(
-            f"{' · ' if cell else '   '}{cell:>{width}}"
-            for cell, width in zip(row, widths, strict=True)
-        )
-        lines.append(f"{name:<{widest}}  {line[3:].rstrip()}")
+    for name, split in splits.items():
+        facts_of_split = [f"{split.examples:,} examples", _describe_tokens(split)]
+        facts_of_split.append(_describe_labels(split))
+        lines.append(f"{name:<{width}}  {' · '.join(filter(None, facts_of_split))}")
         for cut in split.cuts:
-            rest = f"{percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
             lines.append(
-                f"{name:<{widest}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples:"
-                f" {rest}"
+                f"{name:<{width}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples:"
+                f" {percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
             )
-        if split.unknown is not None and split.unknown > TOLD_UNKNOWN:
+        if split.unknown is not None and split.unknown > REPORTED_UNKNOWN:
             lines.append(
                 f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the"
                 " tokenizer"
             )
     for split in facts.eval_sets.values():
         if split.known:
-            repeated = f"{split.known:,} of {split.texts:,} texts of {split.key}"
             lines.append(
-                f"warning: {repeated} stand in {facts.train.key}, too: evaluation sees what was"
-                " trained on"
+                f"warning: {split.known:,} of {split.texts:,} texts of {split.key} stand in"
+                f" {facts.train.key}, too: evaluation sees what was trained on"
             )
     return lines
 
 
 def percent(share: float) -> str:
-    """Format a share for people; a small one is never shown as nothing.
+    """Format a share in percent; one below 0.05 % is "below 0.1 %", so that only 0 is "0 %".
 
     Example:
         >>> percent(0.5578), percent(0.00001), percent(0)
@@ -73,21 +66,21 @@ def percent(share: float) -> str:
 
 
 def _describe_tokens(split: SplitFacts) -> str:
+    """Write the number of tokens; empty if it is unknown, as for a stream, or without text."""
     if split.tokens is None:
         return ""
     return f"{split.tokens:,} tokens"
 
 
 def _describe_labels(split: SplitFacts) -> str:
+    """Write the share of each label; of more than four those of the most and the least frequent."""
     total = max(sum(split.labels.values()), 1)
-    shares = {
-        name: (
-            f"{name if len(name) <= MOST_LETTERS else name[:MOST_LETTERS] + '...'}:"
-            f" {percent(count / total)}"
-        )
-        for name, count in split.labels.items()
-    }
-    if len(shares) <= MOST_LABELS:
-        return ", ".join(shares.values())
-    rarest, *_, first = sorted(split.labels, key=split.labels.__getitem__)
-    return f"{len(shares)} labels, from {shares[first]} to {shares[rarest]}"
+    labels = sorted(split.labels, key=split.labels.__getitem__)
+    is_long = len(labels) > MAX_LABELS
+    shares = []
+    for label in (labels[-1], labels[0]) if is_long else split.labels:
+        name = label if len(label) <= MAX_LETTERS else f"{label[:MAX_LETTERS]}..."
+        shares.append(f"{name}: {percent(split.labels[label] / total)}")
+    if is_long:
+        return f"{len(labels)} labels, from {' to '.join(shares)}"
+    return ", ".join(shares)

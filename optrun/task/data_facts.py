@@ -1,7 +1,4 @@
-"""What is known of the data before the first step.
-
-Sizes, what is cut or unknown, labels, texts that stand twice.
-"""
+"""Facts of the data before the first step: sizes, truncation, unknown tokens, labels, overlap."""
 
 from __future__ import annotations
 
@@ -23,12 +20,12 @@ from optrun.task.evaluation import IGNORED
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_UNKNOWN = 0.5
-"""Share of unknown tokens above which nothing can be learnt of the texts."""
-_LOOKED_AT = 1 << 24
-"""Tokens of which the share of unknown ones is counted, evenly spread over the split."""
-_HASHES = _LABELS = 1 << 22
-"""Texts that are looked up together, labels that are counted together."""
+MAX_UNKNOWN = 0.5
+"""Share of unknown tokens above which the data are refused."""
+_SAMPLED_TOKENS = 1 << 24
+"""Tokens in which unknown ones are counted, evenly spread over the split."""
+_CHUNK = 1 << 22
+"""Texts that are looked up at a time, labels that are counted at a time."""
 _OTHER_ROLES = (
     "bos_token_id",
     "eos_token_id",
@@ -41,12 +38,13 @@ _OTHER_ROLES = (
 
 @dataclass(frozen=True)
 class CutFacts:
-    """Rows that are longer than a limit.
+    """Texts of a split that are longer than a limit and lose their end.
 
     Attributes:
-        limit: The key of the limit with its value.
-        share: Of all tokens of the split, those that are lost.
-        longest: Tokens of the longest row, uncut.
+        limit: The key of the limit with its value, such as `data.max_length=128`.
+        rows: Number of truncated texts.
+        share: Share of lost tokens in all tokens of the split before truncation.
+        longest: Tokens of the longest text before truncation.
     """
 
     limit: str
@@ -57,16 +55,19 @@ class CutFacts:
 
 @dataclass(frozen=True)
 class SplitFacts:
-    """One split.
+    """Facts of one split.
 
     Attributes:
-        key: Where it comes from, such as `data.train`.
-        tokens: After cutting; None where there is no text.
-        unknown: Share of the ordinary tokens that the tokenizer does not know; None where it knows
-            everything.
-        labels: Label to how often it stands there; empty where there are no classes.
-        texts: What it was made of: its examples, or the documents that were joined.
-        known: How many of these stand in the training split, too; None where that is not known.
+        key: The configuration key of its files, such as `data.train`.
+        examples: Number of examples.
+        texts: Number of texts: as many as examples, or the documents that blocks are cut from.
+        tokens: Number of tokens after truncation; None without text, and for a stream.
+        cuts: One for each limit that truncates texts.
+        unknown: Share of the tokenizer's unknown token in the tokens that are not special; None if
+            the tokenizer knows everything, or without text.
+        labels: Number of examples, or of tokens, by label; empty without classes.
+        known: Number of texts that are also texts of the training split; None if it was not
+            counted.
     """
 
     key: str
@@ -81,11 +82,12 @@ class SplitFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """All splits.
+    """Facts of all splits.
 
     Attributes:
-        eval_sets: By the name of the evaluation set; that of a single one is empty.
-        sources: Of a mixture the training examples of each, by its name.
+        train: The training split; for a mixture the sum of its sources.
+        eval_sets: By the name of the evaluation set; the name of a single one is empty.
+        sources: For a mixture the training examples of each source, by its name; else empty.
     """
 
     train: SplitFacts
@@ -94,48 +96,46 @@ class DataFacts:
 
 
 def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -> DataFacts:
-    """Look through the examples of a task.
+    """Collect the facts of a task's examples.
 
     Args:
-        task: After it has read its source.
-        source: What the splits are called.
-        tokenizer: Of the model; its image preparation where the task is about images.
+        task: The task with its examples.
+        source: Has the configuration keys of the splits.
+        tokenizer: Of the model; for a task on images the model's image preparation.
 
     Raises:
-        ConfigError: The tokenizer knows next to nothing of the texts.
+        ConfigError: More than half of the tokens of a split are unknown to the tokenizer.
     """
-    mixed = task.train if isinstance(task.train, MixedExamples) else None
     sources: dict[str, SplitFacts] = {}
-    if mixed is None:
-        train = _split_facts(task, task.train, source.train.key, tokenizer, None)
-    else:
+    evals: dict[str, SplitFacts] = {}
+    if isinstance(task.train, MixedExamples):
         assert isinstance(source, MixedSource)
-        sources = {
-            name: _split_facts(task, part, source.parts[name].train.key, tokenizer, None)
-            for name, part in mixed.sources.items()
-        }
+        for name, examples in task.train.sources.items():
+            key = source.parts[name].train.key
+            sources[name] = _split_facts(task, examples, key, tokenizer, None)
+        for name, examples in task.eval_sets.items():
+            key = f"data.mixture (eval/{name})"
+            evals[name] = _split_facts(task, examples, key, tokenizer, None)
         labels = {
-            label: sum(part.labels.get(label, 0) for part in sources.values())
+            label: sum(split.labels.get(label, 0) for split in sources.values())
             for label in task.labels
         }
-        train = SplitFacts("data.mixture", len(mixed), len(mixed), None, [], None, labels)
-    eval_facts = {
-        name: (
-            _split_facts(task, examples, source.eval_sets[name].key, tokenizer, task.train)
-            if mixed is None
-            else _split_facts(task, examples, f"data.mixture (eval/{name})", tokenizer, None)
-        )
-        for name, examples in task.eval_sets.items()
-    }
-    for split in (train, *sources.values(), *eval_facts.values()):
-        if split.unknown is not None and split.unknown > MOST_UNKNOWN:
+        count = len(task.train)
+        train = SplitFacts("data.mixture", count, count, None, [], None, labels)
+    else:
+        train = _split_facts(task, task.train, source.train.key, tokenizer, None)
+        for name, examples in task.eval_sets.items():
+            key = source.eval_sets[name].key
+            evals[name] = _split_facts(task, examples, key, tokenizer, task.train)
+    for split in (train, *sources.values(), *evals.values()):
+        if split.unknown is not None and split.unknown > MAX_UNKNOWN:
             raise ConfigError(
                 f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token},"
                 f" unknown to the tokenizer ({len(tokenizer):,} entries): the texts would be lost."
                 " Name a tokenizer that knows them with model.tokenizer, or take a model that"
                 " does."
             )
-    return DataFacts(train, eval_facts, sources)
+    return DataFacts(train, evals, sources)
 
 
 def _split_facts(
@@ -145,9 +145,19 @@ def _split_facts(
     tokenizer: PreTrainedTokenizerBase,
     trained: ExampleSource | None,
 ) -> SplitFacts:
+    """Collect the facts of one split.
+
+    Args:
+        task: The task.
+        examples: Examples of the split.
+        key: The configuration key of the split.
+        tokenizer: Of the model.
+        trained: Training examples, in which its texts are looked up; None: they are not.
+    """
     hashes = getattr(examples, "hashes", None)
     lengths = getattr(examples, "lengths", None)
-    documents = getattr(examples, "documents", examples)  # of blocks in which none was cut
+    # Packed blocks of whole documents have these as `documents`.
+    documents = getattr(examples, "documents", examples)
     ids = _flat_array(documents, "input_ids")
     return SplitFacts(
         key=key,
@@ -162,40 +172,43 @@ def _split_facts(
 
 
 def _count_in_both(examples: object, trained: object) -> int | None:
-    """Count evaluation texts also in the training set; the count is cached.
+    """Count the texts that are also training texts, by their hashes; cached.
 
-    None if that is not known.
+    None if the examples have no hashes, as those of a stream, or if `trained` is None.
     """
-    hashes, trained_hashes = (getattr(source, "hashes", None) for source in (examples, trained))
+    hashes = getattr(examples, "hashes", None)
+    trained_hashes = getattr(trained, "hashes", None)
     if hashes is None or trained_hashes is None:
         return None
-    origins = (getattr(source, "origin", None) for source in (examples, trained))
-    return cached_result(
-        key_of("in-both-1", *origins), lambda: _count_members(hashes, trained_hashes)
-    )
+    key = key_of("in-both-1", getattr(examples, "origin", None), getattr(trained, "origin", None))
+    return cached_result(key, lambda: _count_members(hashes, trained_hashes))
 
 
 def _count_members(hashes: np.ndarray, others: np.ndarray) -> int:
-    is_known = np.zeros(len(hashes), dtype=bool)
-    for at in range(0, len(others), _HASHES):
-        is_known |= np.isin(hashes, others[at : at + _HASHES], kind="sort")
-    return int(is_known.sum())
+    """Count the hashes that are among the others, `_CHUNK` of the others at a time."""
+    is_member = np.zeros(len(hashes), dtype=bool)
+    for begin in range(0, len(others), _CHUNK):
+        is_member |= np.isin(hashes, others[begin : begin + _CHUNK], kind="sort")
+    return int(is_member.sum())
 
 
 def _flat_array(examples: object, name: str) -> np.ndarray | None:
-    """Return the flat array of a name, also if only some examples are selected.
+    """Return the joined arrays of this name of all examples, of pairs those of the first side.
 
-    None if there is none.
+    Examples that a selection left out are among them. None if there are no such arrays.
     """
     while isinstance(examples, Selected):
         examples = examples.examples
     if isinstance(examples, Joined):
         examples = examples.first
-    array: np.ndarray | None = examples.ragged.get(name) if isinstance(examples, Examples) else None
+    if not isinstance(examples, Examples):
+        return None
+    array: np.ndarray | None = examples.ragged.get(name)
     return array
 
 
 def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
+    """Yield the facts of each limit that truncates examples; of pairs each side has a limit."""
     sides = [examples.first, examples.second] if isinstance(examples, Joined) else [examples]
     for side, limit in zip(sides, task.limits, strict=False):
         lost = getattr(side, "lost", None)
@@ -212,13 +225,14 @@ def _yield_cuts(task: Task, examples: Any) -> Iterator[CutFacts]:
 def _cached_unknown_share(
     examples: ExampleSource, ids: np.ndarray, tokenizer: PreTrainedTokenizerBase
 ) -> float | None:
-    """Compute `_unknown_share` once for the same examples.
+    """Compute `_unknown_share`; cached.
 
-    To look through all takes as long as they are large.
+    None if the tokenizer has no unknown token, or uses it as another special token, as GPT-2's
+    does, which knows every byte.
     """
     unknown = tokenizer.unk_token_id
     if unknown is None or any(getattr(tokenizer, role, None) == unknown for role in _OTHER_ROLES):
-        return None  # as with GPT-2, which knows every byte
+        return None
     key = digest(
         "unknown-1", examples.fingerprint(), str(unknown), str(sorted(tokenizer.all_special_ids))
     )
@@ -226,15 +240,21 @@ def _cached_unknown_share(
 
 
 def _unknown_share(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
+    """Compute the share of the unknown token in the sampled ids that are not special; 0 of none."""
     unknown = tokenizer.unk_token_id
-    looked_at = ids[:: max(1, len(ids) // _LOOKED_AT)]
+    sample = ids[:: max(1, len(ids) // _SAMPLED_TOKENS)]
     special = np.array(sorted({*tokenizer.all_special_ids} - {unknown}), dtype=ids.dtype)
-    ordinary = len(looked_at) - int(np.isin(looked_at, special).sum())
-    return int((looked_at == unknown).sum()) / ordinary if ordinary else 0.0
+    ordinary = len(sample) - int(np.isin(sample, special).sum())
+    if not ordinary:
+        return 0.0
+    return int((sample == unknown).sum()) / ordinary
 
 
 def _label_counts(task: Task, examples: object) -> dict[str, int]:
-    """Count each label; empty if there are no classes."""
+    """Count the examples, or labelled tokens, of each class; empty without classes or labels.
+
+    The counts of labelled tokens are cached.
+    """
     classes = task.labels
     values = getattr(examples, "labels", None)
     if isinstance(examples, Examples) and task.unit == "examples":
@@ -243,21 +263,21 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
         values = _flat_array(examples, "labels")
     if values is None or not len(values) or not classes:
         return {}
-    if values.ndim == 2:  # of any number of labels, 0 or 1 each
-        return dict(zip(classes, map(int, values.sum(axis=0)), strict=True))
-    origin = (
-        None if task.unit == "examples" else getattr(examples, "origin", None)
-    )  # else of every token
-    counts = cached_result(
-        key_of("labels-1", origin, str(len(classes))), lambda: _count_labels(values, len(classes))
-    )
+    if values.ndim == 2:  # 0 or 1 for each label
+        counts = values.sum(axis=0).astype(int).tolist()
+    elif task.unit == "examples":
+        counts = _count_labels(values, len(classes))
+    else:
+        key = key_of("labels-1", getattr(examples, "origin", None), str(len(classes)))
+        counts = cached_result(key, lambda: _count_labels(values, len(classes)))
     return dict(zip(classes, counts, strict=True))
 
 
 def _count_labels(labels: np.ndarray, classes: int) -> list[int]:
+    """Count each class number, `_CHUNK` labels at a time; `IGNORED` is left out."""
     total = np.zeros(classes, dtype=np.int64)
-    for at in range(0, len(labels), _LABELS):
-        piece = labels[at : at + _LABELS]
-        total += np.bincount(piece[piece != IGNORED], minlength=classes)
+    for begin in range(0, len(labels), _CHUNK):
+        chunk = labels[begin : begin + _CHUNK]
+        total += np.bincount(chunk[chunk != IGNORED], minlength=classes)
     counts: list[int] = total.tolist()
     return counts

@@ -49,7 +49,7 @@ def test_data_are_told_before_the_first_step(
     before = said[: said.index("step 0/2")]
     train, *_, leaked = before[before.index("train  60 examples") :].splitlines()
     assert train.endswith("even: 50.0 %, odd: 50.0 %")
-    assert "eval    3 examples" in before
+    assert "eval   3 examples" in before
     assert "data.max_length=32 cuts 1 of 3 examples" in before
     assert (
         leaked
