@@ -190,7 +190,8 @@ def prepare(
     task.label_smoothing = config.training.label_smoothing_factor
     if artifacts.trains:  # else it is not trained, and its training rows may be others
         weights = getattr(config.task, "class_weights", None)
-        task.class_weights = class_weights(weights, task.labels, facts.train.labels)
+        of_sets = facts.train.examples if config.task.of_sets else None
+        task.class_weights = class_weights(weights, task.labels, facts.train.labels, of_sets)
     needs = task.needs()
     spec = ModelSpec.of_tokenizer(
         auto_class, needs.config, needs.max_length, tokenizer if on_text else None

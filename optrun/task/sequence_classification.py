@@ -175,6 +175,25 @@ class SequenceClassification(Task):
         """Count the examples; a number to predict may be -100, so labels are not compared to it."""
         return len(batch["labels"])
 
+    def weight(self, batch: Batch) -> float:
+        """Count the examples if they have sets of labels: `pos_weight` changes no mean."""
+        if self.several:
+            return self.count(batch)
+        return super().weight(batch)
+
+    def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
+        """Compute the loss of a batch, shape ().
+
+        For sets of labels it is the binary cross-entropy, a mean over examples and labels, in which
+        the class weights weigh the examples that have the label.
+        """
+        if not self.several or self.class_weights is None:
+            return super().loss(outputs, batch)
+        weights = self.class_weights.to(outputs.logits.device)
+        return functional.binary_cross_entropy_with_logits(
+            outputs.logits.float(), batch["labels"], pos_weight=weights
+        )
+
     def running_metrics(self) -> MetricAccumulator:
         """Make empty metrics: mean loss; with several labels an example also F1 and exact match."""
         if self.several:

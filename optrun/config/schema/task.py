@@ -130,10 +130,9 @@ class SequenceClassificationConfig(ClassesConfig):
         """Refuse class weights and metrics for other problem types."""
         super().__post_init__()
         self.expect(
-            self.class_weights is None or not (self.of_numbers or self.of_sets),
+            self.class_weights is None or not self.of_numbers,
             "class_weights",
-            f"null with task.problem_type={self.problem_type.value}: an example needs exactly one"
-            " class",
+            "null with task.problem_type=regression, which has no classes",
         )
         self.expect(
             not self.of_sets or not self.metrics,

@@ -123,7 +123,9 @@ class ClassesConfig(TaskConfig):
     class_weights: Any = None
     """Weight of each class in the training loss: `balanced` (inverse to its number of training
     rows), or a mapping from label to weight, such as {rare: 3.0} (a label that is not named has the
-    weight 1); null: all classes have the same weight."""
+    weight 1); null: all classes have the same weight. With
+    task.problem_type=multi_label_classification it weighs the examples that have the label;
+    `balanced` is then the number of examples without the label for each one with it."""
 
     def __post_init__(self) -> None:
         """Refuse weights of another form, or none above 0."""

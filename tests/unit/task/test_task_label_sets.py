@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 from transformers.utils.generic import ModelOutput
 
 from optrun.base.errors import ConfigError
+from optrun.task.class_weights import class_weights
 from optrun.task.data_facts import data_facts
 from optrun.task.label_sets import LabelSetMetrics
 
@@ -75,6 +76,22 @@ def test_the_loss_is_that_of_transformers(make_task: Make, make_source: Make) ->
     ]
     by_parts = sum(task.loss(model(**half), half).item() * task.weight(half) for half in halves) / 5
     assert by_parts == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_weights_are_those_of_positives(make_task: Make, make_source: Make) -> None:
+    task = task_of(make_task, make_source({"text": TEXTS, "label": LISTS}))
+    weights = class_weights("balanced", task.labels, {"a": 2, "b": 3, "c": 1}, 5)
+    assert weights is not None
+    assert weights.tolist() == pytest.approx([3 / 2, 2 / 3, 4])
+    task.class_weights = weights
+    model, batch = model_and_batch(task)
+    with torch.no_grad():
+        outputs = model(**batch)
+    wanted = torch.nn.BCEWithLogitsLoss(pos_weight=weights)(outputs.logits, batch["labels"])
+    assert float(task.loss(outputs, batch)) == pytest.approx(float(wanted), rel=1e-6)
+    assert task.weight(batch) == 5
+    with pytest.raises(ConfigError, match="every training example has the label b"):
+        class_weights("balanced", task.labels, {"a": 2, "b": 5, "c": 1}, 5)
 
 
 def test_metrics_are_those_of_scikit_learn() -> None:
