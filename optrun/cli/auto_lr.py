@@ -36,18 +36,13 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     """
     lr = command_line.override("lr")
     lr_from = command_line.override("lr_from")
-    automatic = lr is not None and lr.value() == "auto"
-    if lr_from is None and not automatic:
+    is_automatic = lr is not None and lr.value() == "auto"
+    if lr_from is None and not is_automatic:
         return command_line, None
     if lr_from is None:
-        raise ConfigError(
-            "lr=auto: takes its number from a sweep over lr of the same recipe: add"
-            " lr_from=SWEEP_DIR."
-        )
-    if not automatic:
-        raise ConfigError(
-            f"{lr_from.input_line}: says where lr=auto takes its number from: add it."
-        )
+        raise ConfigError("lr=auto: add lr_from=SWEEP_DIR, a sweep over lr of the same recipe.")
+    if not is_automatic:
+        raise ConfigError(f"{lr_from.input_line}: add lr=auto, or leave it out.")
     sweep = str(lr_from.value())
     refuse_url("lr_from", sweep)
     from optrun.report.lr_scaling.predict import find_lr_for_run
@@ -55,9 +50,11 @@ def resolve(hydra: Hydra, command_line: CommandLine) -> tuple[CommandLine, str |
     remaining = command_line.without("lr", "lr_from")
     _, cfg = compose_line(hydra, remaining)
     values = saved.plain(store.without_hydra(cfg))
-    lr_of_sweep, sentence = find_lr_for_run(sweep, values, _base_of(values))
-    tokens = [*remaining.overrides, f"lr={rate(lr_of_sweep)}"]
-    return replace(command_line, overrides=tokens), sentence
+    try:
+        number, sentence = find_lr_for_run(sweep, values, _base_of(values))
+    except ConfigError as error:
+        raise ConfigError(f"lr=auto lr_from={sweep}: {error}") from error
+    return replace(command_line, overrides=[*remaining.overrides, f"lr={rate(number)}"]), sentence
 
 
 def _base_of(values: PlainMapping) -> PlainDict | None:

@@ -24,8 +24,7 @@ def parser() -> VerbParser:
 Predicts the best learning rate for another width, depth, length or batch size from sweeps over lr
 at two sizes or more, and suggests runs that test it. Trains nothing.
 
-  to      the size to predict for, by keys that varied between the sweeps:
-          to="model.config.n_embd=512"
+  to      the size to predict for, by varied keys: to="model.config.n_embd=512"
   metric  judge by this metric, such as eval/loss; default: the main metric of the runs
 """,
         keys={"to": '"KEY=VALUE ..."', "metric": "NAME"},
@@ -38,32 +37,48 @@ def run(arguments: VerbArguments) -> int:
 
     Returns:
         0.
+
+    Raises:
+        ConfigError: `to` is missing or no size, or the sweeps of no contender suffice.
     """
     from rich.console import Console
 
-    from optrun.report.lr_scaling.predict import predict, write_size
-    from optrun.report.table import Table, to_rich
+    from optrun.report.lr_scaling.predict import predict
 
     target = _parse_target(arguments.key_values.get("to", ""))
     prediction = predict(arguments.positional, target, arguments.key_values.get("metric"))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for answer in prediction.answers:
-        best = f"lr {rate(answer.lr.value)} (90 % interval {answer.lr.interval()})"
-        size = write_size(answer.target)
-        console.print(f"{answer.contender}: {best} for {size}{_write_law(answer)}.", style="bold")
-        table = Table(["size", "best lr", "90 % interval"], [False, True, True])
-        table.rows += [[size, rate(lr.value), lr.interval()] for size, lr in answer.optima.items()]
-        table.rows += [[size, "none", reason] for size, reason in answer.missing.items()]
-        table.styles += [""] * len(table.rows)
-        console.print(to_rich(table))
-        console.print(f"The runs that would test it:\n  {answer.test}\n")
+        headline, *details = _describe(answer)
+        console.print(headline, style="bold")
+        console.print("\n".join(details), end="\n\n")
     for contender, reason in prediction.refused.items():
         console.print(f"{contender}: no answer. {reason}")
     return EXIT_DONE
 
 
+def _describe(answer: Answer) -> list[str]:
+    """Write an answer as lines: the lr, its power law, the optimum of each size, the test."""
+    from optrun.report.lr_scaling.predict import write_size
+
+    best = f"lr {rate(answer.lr.value)} (90 % interval {answer.lr.interval()})"
+    lines = [f"{answer.contender}: {best} for {write_size(answer.target)}"]
+    for key, exponent in answer.exponents.items():
+        line = f"  if lr* ~ {key}^{exponent.value:+.2f} holds"
+        if exponent.is_bounded:
+            line += f"; 90 % interval {exponent.low:+.2f} to {exponent.high:+.2f}"
+        lines.append(line)
+    for size, lr in answer.optima.items():
+        lines.append(f"  {size}: best lr {rate(lr.value)} (90 % interval {lr.interval()})")
+    return [*lines, f"The runs that would test it:\n  {answer.test}"]
+
+
 def _parse_target(text: str) -> dict[str, float]:
-    """Read a size such as `model.config.n_embd=512 training.max_steps=10000`."""
+    """Read a size such as `model.config.n_embd=512 training.max_steps=10000`.
+
+    Raises:
+        ConfigError: The text is empty, or a word is not `KEY=NUMBER`.
+    """
     target: dict[str, float] = {}
     for token in text.split():
         key, _, value = token.partition("=")
@@ -71,25 +86,11 @@ def _parse_target(text: str) -> dict[str, float]:
             raise ConfigError(f"to: {key} is given twice: which one is meant?")
         try:
             target[key] = float(value)
-        except ValueError:
-            raise ConfigError(
-                f"to: {token}: expected KEY=NUMBER, as in training.max_steps=10000."
-            ) from None
+        except ValueError as error:
+            example = "expected KEY=NUMBER, as in training.max_steps=10000."
+            raise ConfigError(f"to: {token}: {example}") from error
     if not target:
         raise ConfigError(
-            'to is missing: the size that lr is for, as in to="model.config.n_embd=512".'
+            'to is missing: the size of the new run, as in to="training.max_steps=10000".'
         )
     return target
-
-
-def _write_law(answer: Answer) -> str:
-    """Write the power law behind an answer; empty if the size itself was swept."""
-    powers = []
-    for key, exponent in answer.exponents.items():
-        power = f"{key}^{exponent.value:+.2f}"
-        if exponent.is_bounded:
-            power += f" ({exponent.low:+.2f} to {exponent.high:+.2f})"
-        powers.append(power)
-    if powers:
-        return f", if lr* ~ {' '.join(powers)} holds"
-    return ""

@@ -7,12 +7,15 @@ is better.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
+
+from optrun.base.formatting import rate
 
 Array = NDArray[np.float64]
 
@@ -33,6 +36,34 @@ IMPROBABLE = 0.05
 MIN_SEEDS = 2
 
 
+class Estimate(NamedTuple):
+    """A number and the ends of its interval at `CONFIDENCE`; infinite ends: there is none."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is an interval."""
+        return math.isfinite(self.high)
+
+    def exp(self) -> Estimate:
+        """Convert an estimate of ln x to one of x."""
+        return Estimate(*np.exp(self).tolist())
+
+    def interval(self) -> str:
+        """Write the ends of the interval of a learning rate, or why there is none.
+
+        Example:
+            >>> Estimate(0.01, 0.005, 0.02).interval(), Estimate(0.01, 0.0, math.inf).interval()
+            ('5e-3 to 2e-2', 'none: too few sizes to test the law')
+        """
+        if not self.is_bounded:
+            return "none: too few sizes to test the law"
+        return f"{rate(self.low)} to {rate(self.high)}"
+
+
 @dataclass(frozen=True)
 class FittedCurve:
     """Cost over lr at one size: a parabola around its optimum."""
@@ -49,10 +80,14 @@ class FittedCurve:
     limit: float
     """Lowest ln lr above `best` at which a run diverged; infinite if none did."""
 
-    def optimum(self, variance: float) -> tuple[float, float, float]:
-        """Return ln lr* and the ends of its interval; the upper end stays below `limit`."""
+    def optimum(self, variance: float) -> Estimate:
+        """Return ln lr* with its interval, whose upper end stays below `limit`.
+
+        Args:
+            variance: Of one optimum, see `pool_variance`.
+        """
         half = NORMAL * math.sqrt(variance) + abs(self.shift)
-        return self.best, self.best - half, min(self.best + half, self.limit)
+        return Estimate(self.best, self.best - half, min(self.best + half, self.limit))
 
 
 @dataclass(frozen=True)
@@ -72,21 +107,22 @@ class ScalingLaw:
     is_broken: bool
     """Whether the optima lie further from the law than seeds and a slight bend explain."""
 
-    def exponent(self, key: int) -> tuple[float, float, float]:
-        """Return the slope of a key and the ends of its interval."""
-        return self._interval(np.eye(len(self.coefficients))[key + 1])
+    def exponent(self, key: int) -> Estimate:
+        """Return the slope of the key at this index, at the middle of the sizes."""
+        return self._estimate(np.eye(len(self.coefficients))[key + 1])
 
-    def predict(self, size: Sequence[float]) -> tuple[float, float, float]:
-        """Predict ln lr* of a size, and the ends of its interval."""
+    def predict(self, size: Sequence[float]) -> Estimate:
+        """Predict ln lr* of a size, one positive number per key."""
         x = np.log(size) - self.center
-        return self._interval(np.array([1.0, *x, *x**2]))
+        return self._estimate(np.array([1.0, *x, *x**2]))
 
-    def _interval(self, row: Array) -> tuple[float, float, float]:
+    def _estimate(self, row: Array) -> Estimate:
+        """Estimate a linear combination of the coefficients; unbounded without spare sizes."""
         value = float(row @ self.coefficients)
-        if not self.spare:
-            return value, -math.inf, math.inf
-        half = NORMAL * math.sqrt(row @ self.covariance @ row) + abs(float(row @ self.shift))
-        return value, value - half, value + half
+        half = math.inf
+        if self.spare > 0:
+            half = NORMAL * math.sqrt(row @ self.covariance @ row) + abs(float(row @ self.shift))
+        return Estimate(value, value - half, value + half)
 
 
 def fit_lr_curve(lrs: Array, costs: Array, *, limit: float = math.inf) -> FittedCurve:
@@ -145,7 +181,7 @@ def _lowest_point(x: Array, costs: Array) -> float:
     return center + float(best)
 
 
-def pool_variance(curves: Sequence[FittedCurve]) -> float:
+def pool_variance(curves: Collection[FittedCurve]) -> float:
     """Estimate the variance of one optimum: over seeds, and between two lrs of a grid."""
     degrees = sum(curve.seeds - 1 for curve in curves)
     squares = sum((curve.seeds - 1) * curve.variance for curve in curves)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from optrun.report.comparability import unify_paths
 from optrun.report.confirmation_plan import find_plans
 from optrun.report.findings import choose_metric
 from optrun.report.lr_scaling import fit
+from optrun.report.lr_scaling.fit import Estimate
 from optrun.report.runs import Run, flatten, require_runs, to_number
 
 GROUPS = ("model.", "training.", "data.")
@@ -26,35 +26,12 @@ OF_EVALUATION = ("eval_steps", "per_device_eval_batch_size", "max_eval_examples"
 """Settings that move no optimum."""
 ROUNDING = 1e-6
 """Of logarithms."""
+DIGITS = 7
+"""Of a value that follows from others, so that 32.0000001 heads are 32."""
 FAR = 4.0
 """No number is given for a size further than this factor from those that were swept."""
 WIDEST = 4.0
 """No number is given if the ends of its interval are further apart than this factor."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number and the ends of its interval, at a confidence of 0.9."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether there is an interval."""
-        return math.isfinite(self.high)
-
-    def exp(self) -> Estimate:
-        """Convert an estimate of ln x to one of x."""
-        value, low, high = np.exp([self.value, self.low, self.high])
-        return Estimate(float(value), float(low), float(high))
-
-    def interval(self) -> str:
-        """Write the ends of the interval as text."""
-        if not self.is_bounded:
-            return "none: too few sizes to test the law"
-        return f"{rate(self.low)} to {rate(self.high)}"
 
 
 @dataclass(frozen=True)
@@ -69,8 +46,6 @@ class Answer:
     """lr* ~ key^exponent at the middle of the sizes, by key; empty if the target was swept."""
     optima: Mapping[str, Estimate]
     """Size -> its best lr, whose interval ends below the lowest lr at which a run diverged."""
-    missing: Mapping[str, str]
-    """Size -> why it has no part in the answer, and what to run."""
     test: str
     """The command of the runs that would test the answer, at both ends of its interval."""
 
@@ -110,11 +85,11 @@ def predict(
     runs = _load_sweeps(dirs)
     sizes = [key for key in grouping.all_keys(runs) if key != "lr" and _is_size(key, runs)]
     for key, value in target.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"to: {key}={value:g}: expected a number above 0.")
         if key not in sizes:
             hint = did_you_mean(key, sizes)
             raise ConfigError(f"to: {key}: expected a key with numbers above 0. {hint}")
+        if not 0 < value < math.inf:
+            raise ConfigError(f"to: {key}={value:g}: expected a number above 0.")
     metric, mode = choose_metric(runs, metric)
     answers = []
     refused = {}
@@ -133,6 +108,8 @@ def find_lr_for_run(
 ) -> tuple[float, str]:
     """Find the lr for a new run.
 
+    The runs of the sweep that differ from it in lr, seed and size alone are asked.
+
     Args:
         folder: A sweep over lr, or a folder of such sweeps.
         config: Configuration of the new run; its lr is ignored.
@@ -145,25 +122,11 @@ def find_lr_for_run(
     Raises:
         ConfigError: The sweep has another configuration, or cannot predict this size.
     """
+    runs = _load_sweeps([folder])
     where = ""
-    try:
-        runs = _load_sweeps([folder])
-        if base and all(run.setting("parametrization.name") != "mup" for run in runs):
-            config = base
-            where = ", at the base of muP"
-        answer = _answer_for_run(runs, config)
-    except ConfigError as error:
-        raise ConfigError(f"lr=auto lr_from={folder}: {error}") from error
-    source = "the optimum at this size"
-    if answer.exponents:
-        source = f"predicted for {write_size(answer.target)}"
-    lr = answer.lr
-    interval = f"90 % interval {lr.interval()}"
-    return lr.value, f"{folder}: lr {rate(lr.value)}, {interval}, {source}{where}"
-
-
-def _answer_for_run(runs: list[Run], config: Mapping[str, object]) -> Answer:
-    """Answer from the runs that differ from a configuration in lr, seed and size alone."""
+    if base and all(run.setting("parametrization.name") != "mup" for run in runs):
+        config = base
+        where = ", at the base of muP"
     run = Run(Path(), "this run", "", config=flatten(config), values=config)
     unify_paths([run, *runs])
     target = {}
@@ -173,15 +136,21 @@ def _answer_for_run(runs: list[Run], config: Mapping[str, object]) -> Answer:
         if key.startswith(GROUPS) and _is_size(key, [run]):
             target[key] = _size_of(run, key)
             continue
-        others = {str(item.setting(key)) for item in runs}
+        swept = sorted({str(item.setting(key)) for item in runs})
         runs = [item for item in runs if item.settings([key]) == run.settings([key])]
         if not runs:
             raise ConfigError(
-                f"this run has {key}={run.setting(key)}, the sweep {', '.join(sorted(others))}:"
-                " sweep lr with the same."
+                f"this run has {key}={run.setting(key)}, the sweep {', '.join(swept)}: sweep lr"
+                " with the same."
             )
     metric, mode = choose_metric(runs, None)
-    return _answer(_find_contenders(runs, target, metric, mode)[0], target, mode)
+    answer = _answer(_find_contenders(runs, target, metric, mode)[0], target, mode)
+    source = "the optimum at this size"
+    if answer.exponents:
+        source = f"predicted for {write_size(answer.target)}"
+    lr = rate(answer.lr.value)
+    interval = f"90 % interval {answer.lr.interval()}"
+    return answer.lr.value, f"{folder}: lr {lr}, {interval}, {source}{where}"
 
 
 def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
@@ -209,61 +178,46 @@ def _find_contenders(
 
 
 def _size_of(run: Run, key: str) -> float:
-    """Read a setting as a positive number; NaN if it is not one."""
+    """Read a setting as a number; NaN if it is not one."""
     value = to_number(run.setting(key))
-    if value is not None and value > 0:
-        return value
-    return math.nan
+    return math.nan if value is None else value
 
 
 def _is_size(key: str, runs: Sequence[Run]) -> bool:
-    return not any(math.isnan(_size_of(run, key)) for run in runs)
+    """Tell whether a key has a number above 0 in every run."""
+    return all(_size_of(run, key) > 0 for run in runs)
 
 
 def _answer(contender: grouping.Contender, target: Mapping[str, float], mode: str) -> Answer:
     """Take the optimum of the target if it was swept, else predict it by a power law.
 
     Raises:
-        ConfigError: There are too few sizes, or the prediction is too uncertain to use.
+        ConfigError: A size has no optimum, or the prediction is too uncertain to use.
     """
     runs = [run for item in contender.configurations for run in item.latest_runs]
     axes, values = _find_axes(runs, target)
-    by_size = defaultdict(list)
-    for item in contender.configurations:
-        by_size[tuple(_size_of(item.runs[0], key) for key in axes)].append(item)
+    sizes = {}
     curves = {}
-    missing = {}
-    for size, items in sorted(by_size.items()):
+    for row in grouping.build_contenders(contender.configurations, axes, mode):
+        size = {key: _size_of(row.configuration.runs[0], key) for key in axes}
+        name = write_size(size)
+        sizes[name] = [*size.values()]
         try:
-            curves[size] = _fit_lr_curve(items, mode)
+            curves[name] = _fit_lr_curve(row.lr_curve, mode)
         except ConfigError as error:
-            missing[_name(axes, size)] = str(error)
-    size = tuple(values[key] for key in axes)
-    is_told = size in curves
-    if size not in by_size and curves:
-        logs = np.log([*curves])
-        is_told = np.linalg.matrix_rank(logs - logs[0], tol=ROUNDING) == len(axes)
-    if not is_told:
-        reasons = [f"{name}: {reason}" for name, reason in missing.items()]
-        have = f"expected {len(axes) + 1} sizes or more with an optimum, found {len(curves)}"
-        raise ConfigError("; ".join([have, *reasons]))
-    variance = fit.pool_variance([*curves.values()])
-    optima = {row: Estimate(*curve.optimum(variance)).exp() for row, curve in curves.items()}
+            raise ConfigError(f"{name}: {error}") from error
+    variance = fit.pool_variance(curves.values())
+    optima = {name: curve.optimum(variance).exp() for name, curve in curves.items()}
+    lr = optima.get(write_size({key: values[key] for key in axes}))
     exponents = {}
-    if size in optima:
-        lr = optima[size]
-    else:
-        law = fit.fit_law(np.array([*curves]), [*curves.values()])
-        lr = Estimate(*law.predict(size)).exp()
-        _refuse_useless(lr, law, dict(zip(axes, np.transpose([*curves]), strict=True)), values)
-        exponents = {key: Estimate(*law.exponent(at)) for at, key in enumerate(axes)}
-    named = {_name(axes, row): optimum for row, optimum in optima.items()}
-    test = _write_test(runs[0], values, lr)
-    return Answer(contender.name, lr, values, exponents, named, missing, test)
-
-
-def _name(axes: Sequence[str], size: Sequence[float]) -> str:
-    return write_size(dict(zip(axes, size, strict=True)))
+    if lr is None:
+        table = np.array([*sizes.values()])
+        law = fit.fit_law(table, [*curves.values()])
+        lr = law.predict([values[key] for key in axes]).exp()
+        _refuse_useless(lr, law, dict(zip(axes, table.T, strict=True)), values)
+        exponents = {key: law.exponent(index) for index, key in enumerate(axes)}
+    by_size = {name: optima[name] for name in sorted(sizes, key=sizes.__getitem__)}
+    return Answer(contender.name, lr, values, exponents, by_size, _write_test(runs[0], values, lr))
 
 
 def _find_axes(
@@ -272,7 +226,8 @@ def _find_axes(
     """Find the target's keys with an exponent of their own, and all values at the target.
 
     A key that is a power law of the keys before it in every run gets no exponent. If the target
-    does not name it, its value there follows from that law.
+    does not name it, its value there follows from that law. There are more sizes than exponents,
+    then, and they fix every exponent.
 
     Raises:
         ConfigError: A key varied freely and is not in the target, a typed value contradicts the
@@ -312,25 +267,24 @@ def _follow(
     powers = np.linalg.lstsq(design, rows[:, -1], rcond=None)[0]
     if float(np.abs(design @ powers - rows[:, -1]).max()) > ROUNDING:
         return None
-    value = math.exp(float(powers @ [1.0, *(math.log(target[name]) for name in axes)]))
-    if abs(value - round(value)) < ROUNDING * value:
-        return float(round(value))
-    return value
+    value = math.exp(powers @ [1.0, *(math.log(target[name]) for name in axes)])
+    return float(f"{value:.{DIGITS}g}")
 
 
-def _fit_lr_curve(items: Sequence[grouping.Configuration], mode: str) -> fit.FittedCurve:
-    """Fit the optimum of lr at one size.
+def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
+    """Fit the optimum of lr at one size, from the learning rates at which no run diverged.
 
     Raises:
         ConfigError: The runs show no optimum; the message says what to run.
     """
-    by_lr = {item.lr: item for item in items if item.lr}
-    diverged = [lr for lr, item in by_lr.items() if item.diverged]
-    lrs = sorted(lr for lr, item in by_lr.items() if item.finished and lr not in diverged)
-    if not lrs:
+    points = {lr: item for lr, item in curve.points.items() if lr not in curve.diverged}
+    if not points:
         raise ConfigError("no run finished")
-    seeds = sorted(set[int]().union(*(by_lr[lr].scores for lr in lrs)))
-    costs = np.array([[by_lr[lr].scores.get(seed, math.nan) for lr in lrs] for seed in seeds])
+    lrs = [*points]
+    seeds = sorted(set[int]().union(*(item.scores for item in points.values())))
+    costs = np.array(
+        [[item.scores.get(seed, math.nan) for item in points.values()] for seed in seeds]
+    )
     if mode == "max":
         costs = -costs
     best = fit.best_of(costs)
@@ -341,11 +295,10 @@ def _fit_lr_curve(items: Sequence[grouping.Configuration], mode: str) -> fit.Fit
             f"{complete} seeds have finished at the best lr, {rate(lrs[best])}, and beside it:"
             f" expected {fit.MIN_SEEDS} or more"
         )
-    limit = min((lr for lr in diverged if lr > lrs[best]), default=math.inf)
+    limit = min((lr for lr in curve.diverged if lr > lrs[best]), default=math.inf)
     if best in (0, len(lrs) - 1):
-        step = lrs[1] / lrs[0] if len(lrs) > 1 else 2.0
-        further = min(lrs[best] * step, math.sqrt(lrs[best] * limit)) if best else lrs[0] / step
         end = "highest" if best else "lowest"
+        further = min(lrs[best] * 2, math.sqrt(lrs[best] * limit)) if best else lrs[0] / 2
         raise ConfigError(
             f"the best lr, {rate(lrs[best])}, is the {end} of {len(lrs)}, so its optimum is"
             f" unknown: add lr={rate(further)}"
@@ -361,17 +314,23 @@ def _refuse_useless(
 ) -> None:
     """Refuse an unsupported prediction, and say what to sweep.
 
+    Args:
+        lr: The predicted lr.
+        law: The power law behind it.
+        swept: Key -> its values at the sizes with an optimum.
+        target: Key -> its value at the size that is asked for.
+
     Raises:
         ConfigError: The target is too far, the optima follow no power law, or the interval is too
             wide to be of use.
     """
     for key, sizes in swept.items():
-        nearest = sizes[np.argmin(np.abs(np.log(sizes / target[key])))]
-        factor = max(target[key] / nearest, nearest / target[key])
-        if factor > FAR:
+        factors = np.maximum(sizes / target[key], target[key] / sizes)
+        if factors.min() > FAR:
             raise ConfigError(
-                f"{key}={target[key]:.12g} lies {factor:.3g} times beyond {nearest:.12g}, expected"
-                f" {FAR:g} at most: sweep lr at a size between them, too."
+                f"{key}={target[key]:.12g} lies {factors.min():.3g} times beyond"
+                f" {sizes[factors.argmin()]:.12g}, expected {FAR:g} at most: sweep lr at a size"
+                " between them, too."
             )
     if law.is_broken:
         reason = "the optima follow no power law, as if the smallest size were too small"
