@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import mean, median
-from typing import TypeVar
 
 from optrun.artifacts.forks import Fork
 from optrun.base.formatting import duration, size
@@ -26,9 +24,6 @@ from optrun.report.statistics import Scores, Verdict
 from optrun.report.table import NONE, Table, format_metric, to_csv
 from optrun.report.workloads import Comparison
 
-T = TypeVar("T")
-Column = tuple[str, bool, Callable[[T], str]]
-"""Its name, whether it is set flush right, and the cell of a row."""
 _PERF: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_second": ("tokens/s", "{:,.0f}".format),
     "peak_memory_bytes": ("peak memory", size),
@@ -37,80 +32,78 @@ _PERF: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def tabulate(
-    rows: Iterable[T], columns: Sequence[Column[T]], style: Callable[[T], str] = lambda _: ""
+    rows: Sequence[Mapping[str, str]], styles: Sequence[str], *, left: Collection[str]
 ) -> Table:
-    """Build a table with one row per item and one cell per column."""
-    row_list = list(rows)
-    cells = [[cell(row) for _, _, cell in columns] for row in row_list]
-    return Table(
-        [name for name, _, _ in columns],
-        [right for _, right, _ in columns],
-        cells,
-        [*map(style, row_list)],
-    )
+    """Build a table from the cells of each row.
+
+    Args:
+        rows: Column name -> text; all rows have the columns of the first, in its order.
+        styles: The style of each row, see `Table.styles`.
+        left: Columns that are set flush left; the others are numbers.
+
+    Returns:
+        The table; without columns if there is no row.
+    """
+    columns = list(rows[0]) if rows else []
+    numeric = [column not in left for column in columns]
+    return Table(columns, numeric, [list(row.values()) for row in rows], list(styles))
 
 
 def ranking_table(findings: Findings) -> Table:
-    """Tabulate the best of each contender, with its verdict and its cost."""
+    """Tabulate the best configuration of each contender, with its verdict and its cost.
+
+    Verdict and difference are left out if there is one contender.
+    """
     judged = findings.judgement
     tuned = findings.tuned_keys
-    columns: list[Column[Contender]] = [
-        ("#", True, lambda row: str(row.rank or NONE)),
-        ("contender", False, lambda row: row.name),
-    ]
-    if tuned:
-        columns.append(("chosen", False, partial(_describe_chosen, tuned)))
-    columns.append((f"{findings.metric} (mean ± sd)", True, _mean_of_row))
     several = len(findings.rows) > 1
-    if several:
-        columns.append(("verdict", False, partial(name_verdict, findings)))
-    columns.append(("seeds", True, lambda row: count_seeds(row.configuration)))
-    if several:
-        against = "difference"
-        if judged is not None and judged.is_tested:
-            against += f" [{100 * judged.confidence:.3g} %]"
-        columns.append((against, True, lambda row: format_difference(row.versus)))
-    columns += [
-        ("diverged", True, lambda row: _count_diverged(_runs(row))),
-        ("configurations", True, _count_begun),
-        ("wall time", True, lambda row: _total([run.wall_seconds for run in _runs(row)])),
-    ]
-    return tabulate(findings.rows, columns, row_style)
-
-
-def _describe_chosen(keys: Sequence[str], row: Contender) -> str:
-    return describe_settings(row.configuration.of(keys)) or NONE
-
-
-def _mean_of_row(row: Contender) -> str:
-    return format_mean(row.configuration)
+    difference = "difference"
+    if judged is not None and judged.is_tested:
+        difference += f" [{100 * judged.confidence:.3g} %]"
+    rows = []
+    for row in findings.rows:
+        runs = _started_runs(row)
+        cells = {"#": str(row.rank or NONE), "contender": row.name}
+        if tuned:
+            cells["chosen"] = describe_settings(row.configuration.of(tuned)) or NONE
+        cells[f"{findings.metric} (mean ± sd)"] = format_mean(row.configuration)
+        if several:
+            cells["verdict"] = name_verdict(findings, row)
+        cells["seeds"] = count_seeds(row.configuration)
+        if several:
+            cells[difference] = format_difference(row.versus)
+        cells["diverged"] = _count_diverged(runs)
+        cells["configurations"] = _count_started(row)
+        cells["wall time"] = _total([run.wall_seconds for run in runs])
+        rows.append(cells)
+    styles = [row_style(row) for row in findings.rows]
+    return tabulate(rows, styles, left=("contender", "chosen", "verdict"))
 
 
 def scores_table(comparison: Comparison) -> Table:
     """Tabulate the mean score of each contender over several workloads, and on each of them."""
     judged = comparison.judgement
-    comparisons = {} if judged is None else judged.comparisons
-
-    def verdict(name: str) -> str:
-        if judged is None or name not in comparisons:
-            return "no score on every workload"
-        return judged.verdict_text(name)
-
-    def style(name: str) -> str:
-        if name in comparisons:
-            return _STYLES.get(comparisons[name].verdict, "")
-        return "muted"
-
-    columns: list[Column[str]] = [
-        ("contender", False, str),
-        ("mean score", True, partial(_score, comparison.scores)),
-        ("verdict", False, verdict),
-        ("difference", True, lambda name: format_difference(comparisons.get(name), 3)),
-    ]
-    for workload in comparison.counted:
-        columns.append((workload.name, True, partial(_score, workload.scaled())))
-    ranking = [] if judged is None else judged.ranking
-    return tabulate(dict.fromkeys([*ranking, *comparison.scores]), columns, style)
+    comparisons: Mapping[str, Compared] = {}
+    ranking: list[str] = []
+    if judged is not None:
+        comparisons = judged.comparisons
+        ranking = judged.ranking
+    rows = []
+    styles = []
+    for name in dict.fromkeys([*ranking, *comparison.scores]):
+        verdict = "no score on every workload"
+        style = "muted"
+        if judged is not None and name in comparisons:
+            verdict = judged.verdict_text(name)
+            style = _STYLES.get(comparisons[name].verdict, "")
+        cells = {"contender": name, "mean score": _score(comparison.scores, name)}
+        cells["verdict"] = verdict
+        cells["difference"] = format_difference(comparisons.get(name), 3)
+        for workload in comparison.counted:
+            cells[workload.name] = _score(workload.scaled(), name)
+        rows.append(cells)
+        styles.append(style)
+    return tabulate(rows, styles, left=("contender", "verdict"))
 
 
 def workloads_table(comparison: Comparison) -> Table:
@@ -119,109 +112,100 @@ def workloads_table(comparison: Comparison) -> Table:
     Columns: the metric values that score 0 and 1, the best contender, and whether the workload
     counts or why not.
     """
-    columns: list[Column[Findings]] = [
-        ("workload", False, lambda workload: workload.name),
-        ("metric", False, lambda workload: workload.metric),
-        ("before training (0)", True, lambda workload: _known(workload.floor)),
-        ("best (1)", True, lambda workload: _known(workload.end)),
-        (
-            "best contender",
-            False,
-            lambda workload: next((row.name for row in workload.ranked), NONE),
-        ),
-        (
-            "counts",
-            False,
-            lambda workload: f"no: {workload.left_out}" if workload.left_out else "yes",
-        ),
-    ]
-    return tabulate(
-        comparison.workloads, columns, lambda workload: "muted" if workload.left_out else ""
-    )
+    rows = []
+    styles = []
+    for workload in comparison.workloads:
+        rows.append(
+            {
+                "workload": workload.name,
+                "metric": workload.metric,
+                "before training (0)": _known(workload.floor),
+                "best (1)": _known(workload.end),
+                "best contender": workload.ranked[0].name if workload.ranked else NONE,
+                "counts": f"no: {workload.left_out}" if workload.left_out else "yes",
+            }
+        )
+        styles.append("muted" if workload.left_out else "")
+    return tabulate(rows, styles, left=("workload", "metric", "best contender", "counts"))
 
 
 def configurations_table(findings: Findings) -> Table:
     """Tabulate every configuration, best first: settings, scores, speed and memory."""
     chosen = {id(row.configuration) for row in findings.ranked}
-
-    def style(configuration: Configuration) -> str:
-        if not configuration.scores:
-            return "muted"
-        if id(configuration) in chosen:
-            return "best"
-        return ""
-
-    columns: list[Column[Configuration]] = []
-    for key in findings.keys:
-        columns.append((key, False, partial(_setting_of, key)))
-    columns += [
-        (f"{findings.metric} (mean ± sd)", True, format_mean),
-        ("seeds", True, count_seeds),
-        ("states", False, lambda configuration: count_states(configuration.runs)),
-    ]
-    for name, (title, _) in _PERF.items():
-        columns.append((title, True, partial(_middle, name)))
-    ordered = sorted(
+    rows = []
+    styles = []
+    for configuration in sorted(
         findings.configurations, key=lambda configuration: configuration.cost(findings.mode)
-    )
-    return tabulate(ordered, columns, style)
-
-
-def _setting_of(key: str, configuration: Configuration) -> str:
-    return _show_setting(key, configuration.settings.get(key))
+    ):
+        settings = configuration.settings
+        cells = {key: _show_setting(key, settings.get(key)) for key in findings.keys}
+        cells[f"{findings.metric} (mean ± sd)"] = format_mean(configuration)
+        cells["seeds"] = count_seeds(configuration)
+        cells["states"] = count_states(configuration.runs)
+        for name, (title, write) in _PERF.items():
+            figures = [run.perf(name) for run in configuration.runs]
+            known_figures = [figure for figure in figures if figure is not None]
+            cells[title] = write(median(known_figures)) if known_figures else NONE
+        rows.append(cells)
+        if not configuration.scores:
+            styles.append("muted")
+        else:
+            styles.append("best" if id(configuration) in chosen else "")
+    return tabulate(rows, styles, left=(*findings.keys, "states"))
 
 
 def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str) -> Table:
-    """Tabulate every run, with one column for each setting."""
-    columns: list[Column[Run]] = [("run", False, lambda run: run.label)]
+    """Tabulate every run, with one column for each setting.
+
+    Paths are shortened; the column `device` is left out if no run was pinned to one.
+    """
+    short_paths = {}
     for key in keys:
-        short = shorten_paths(run.config[key] for run in runs if key in run.config)
-        columns.append((key, False, partial(_short_setting, key, short)))
-    columns += [
-        ("seed", True, lambda run: NONE if run.seed is None else str(run.seed)),
-        ("status", False, _status),
-        ("step", True, _step),
-        (f"last {metric}", True, lambda run: format_metric(run.last(metric))),
-        ("best", True, lambda run: _best(run, metric, mode)),
-        ("wall time", True, lambda run: _total([run.wall_seconds])),
-    ]
-    if any(run.device for run in runs):
-        columns.append(("device", False, lambda run: run.device or NONE))
-    columns.append(("note", False, _note))
-
-    def style(run: Run) -> str:
+        short_paths[key] = shorten_paths(run.config[key] for run in runs if key in run.config)
+    is_pinned = any(run.device for run in runs)
+    rows = []
+    styles = []
+    for run in runs:
+        cells = {"run": run.label}
+        for key in keys:
+            setting = run.config.get(key)
+            cells[key] = _show_setting(key, short_paths[key].get(setting, setting))
+        cells["seed"] = NONE if run.seed is None else str(run.seed)
+        cells["status"] = run.status
+        cells["step"] = _step(run)
+        cells[f"last {metric}"] = format_metric(run.last(metric))
+        cells["best"] = _best(run, metric, mode)
+        cells["wall time"] = _total([run.wall_seconds])
+        if is_pinned:
+            cells["device"] = run.device or NONE
+        cells["note"] = _note(run)
+        style = "" if run.finished else "muted"
         if run.diverged or run.status == "failed":
-            return "worse"
-        if run.finished:
-            return ""
-        return "muted"
-
-    return tabulate(runs, columns, style)
-
-
-def _short_setting(key: str, short: Mapping[object, str], run: Run) -> str:
-    setting = run.config.get(key)
-    return _show_setting(key, short.get(str(setting), setting))
-
-
-def _status(run: Run) -> str:
-    if run.diverged and run.status != "failed":
-        return "diverged"
-    return run.status
+            style = "worse"
+        if run.diverged and run.status != "failed":
+            cells["status"] = "diverged"
+        rows.append(cells)
+        styles.append(style)
+    return tabulate(rows, styles, left=("run", *keys, "status", "device", "note"))
 
 
 def _note(run: Run) -> str:
-    return run.diverged or run.message or "; ".join(run.problems) or _trunk_note(run)
+    """Say why a run diverged or ended, what is wrong with its files, or from where it forks."""
+    reason = run.diverged or run.message or "; ".join(run.problems)
+    fork = Fork.of(run.summary)
+    if reason or fork is None:
+        return reason
+    return f"branch of {fork.name}"
 
 
 def metrics_table(run: Run) -> Table:
     """Tabulate the last and the best value of each evaluation metric, one row per metric."""
-    columns: list[Column[str]] = [
-        ("metric", False, str),
-        ("last", True, lambda name: format_metric(run.last(name))),
-        ("best", True, lambda name: _best(run, name, metric_mode(name))),
-    ]
-    return tabulate([name for name in run.log.names() if name.startswith("eval/")], columns)
+    rows = []
+    for name in run.log.names():
+        if name.startswith("eval/"):
+            best = _best(run, name, metric_mode(name))
+            rows.append({"metric": name, "last": format_metric(run.last(name)), "best": best})
+    return tabulate(rows, [""] * len(rows), left=("metric",))
 
 
 def runs_csv(comparison: Comparison) -> str:
@@ -287,7 +271,7 @@ def _best(run: Run, metric: str, mode: str) -> str:
     return f"{format_metric(value)} at {step:,}"
 
 
-def _runs(row: Contender) -> list[Run]:
+def _started_runs(row: Contender) -> list[Run]:
     """List the started runs of a contender."""
     runs: list[Run] = []
     for configuration in row.configurations:
@@ -302,12 +286,12 @@ def _count_diverged(runs: Sequence[Run]) -> str:
     return "0"
 
 
-def _count_begun(row: Contender) -> str:
+def _count_started(row: Contender) -> str:
     """Count the configurations of a contender that were started."""
-    n_begun = 0
+    count = 0
     for configuration in row.configurations:
-        n_begun += any(run.status != NOT_STARTED for run in configuration.runs)
-    return str(n_begun)
+        count += any(run.status != NOT_STARTED for run in configuration.runs)
+    return str(count)
 
 
 def _total(seconds: Sequence[float | None]) -> str:
@@ -403,19 +387,3 @@ def row_style(row: Contender) -> str:
     if row.rank is None or row.versus is None:
         return "muted"
     return _STYLES.get(row.versus.verdict, "")
-
-
-def _middle(name: str, configuration: Configuration) -> str:
-    """Format the median of the known speeds or memory sizes."""
-    numbers = [number for run in configuration.runs if (number := run.perf(name)) is not None]
-    if numbers:
-        return _PERF[name][1](median(numbers))
-    return NONE
-
-
-def _trunk_note(run: Run) -> str:
-    """Name trunk and step of a fork; empty for any other run."""
-    fork = Fork.of(run.summary)
-    if fork is None:
-        return ""
-    return f"branch of {fork.name}"
