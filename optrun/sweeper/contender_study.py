@@ -201,7 +201,7 @@ class ContenderStudy:
         self._sweep = sweep
         self._storage = storage
         self._study = study_of.open_study(storage, self.mode(), self.name, self._pruner)
-        study_of.refuse_other(self._study, where, self.space, self.shared())
+        study_of.refuse_other_search(self._study, where, self.space, self.shared())
 
     # Trials
     # ----------------------------------------------------------------------------------------------

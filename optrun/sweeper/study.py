@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 import optuna
-from optuna.distributions import BaseDistribution, check_distribution_compatibility
+from optuna.distributions import BaseDistribution
 from optuna.pruners import BasePruner
 from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
@@ -18,9 +18,11 @@ from optrun.base.errors import ConfigError
 
 _NAME = "optrun"
 _SHARED = "optrun:configuration"
+"""Names the attribute with what all trials share: dotted key -> text."""
 AGAIN = "optrun:again"
 """Names the attribute of a late result: the number of the trial that had ended without one."""
 _SHOWN = 3
+"""Changed keys that a refusal names."""
 _ELSEWHERE = "give what it began with, or choose another hydra.sweep.dir."
 
 
@@ -80,75 +82,58 @@ def has_all_params(trial: FrozenTrial, space: Mapping[str, BaseDistribution]) ->
     return set(trial.params) == set(space)
 
 
-def refuse_other(
+def refuse_other_search(
     study: optuna.Study,
     storage: str,
     space: Mapping[str, BaseDistribution],
     shared: Mapping[str, object],
 ) -> None:
-    """Refuse another space or configuration than the study began with.
+    """Refuse a search whose trials could not be compared with those of the study.
 
-    The study stores both at its first start.
+    Its searched keys, their choices and scales, and the values that all trials share have to stay;
+    the ends of a range may change.
 
     Args:
-        study: Changed in place at its first start: space and shared values are stored.
+        study: Changed in place at its first start: what must stay is stored in it.
         storage: Name and key of the storage in messages.
         space: Distributions by key.
         shared: Dotted key -> plain value, for values that all trials share.
 
     Raises:
-        ConfigError: The space or the shared configuration changed.
+        ConfigError: Something differs; the message names at most `_SHOWN` keys, with both values.
     """
-    for trial in study.get_trials(deepcopy=False):
-        if not has_all_params(trial, space):
-            if trial.params and trial.state != TrialState.RUNNING:
-                gone = sorted(set(trial.params) ^ set(space))
-                raise ConfigError(
-                    f"{storage}: this study searched over {', '.join(sorted(trial.params))}, and"
-                    f" now {', '.join(gone)} differs. A study keeps its space:"
-                    f" {_ELSEWHERE}"
-                )
-            continue
-        for key, distribution in space.items():
-            try:
-                check_distribution_compatibility(trial.distributions[key], distribution)
-            except ValueError as error:
-                raise ConfigError(
-                    f"{storage}: {key.lstrip('+')} was searched over"
-                    f" {described(trial.distributions[key])}, and now over"
-                    f" {described(distribution)}. A study keeps its choices and scales:"
-                    f" {_ELSEWHERE}"
-                ) from error
     now = {key: json.dumps(value, sort_keys=True, default=str) for key, value in shared.items()}
+    for key, distribution in space.items():
+        now[key.lstrip("+")] = described(distribution)
     then = study.user_attrs.get(_SHARED)
     if then is None:
         study.set_user_attr(_SHARED, now)
         return
-    changed_keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
-    if changed_keys:
-        changes = ", ".join(
-            f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now"
-            for key in changed_keys[:_SHOWN]
-        )
-        more = f" and {len(changed_keys) - _SHOWN} more" if len(changed_keys) > _SHOWN else ""
+    changes = []
+    for key in {**then, **now}:
+        if then.get(key) != now.get(key):
+            changes.append(f"{key}={then.get(key, 'null')} then, {now.get(key, 'null')} now")
+    if changes:
+        shown = "; ".join(changes[:_SHOWN])
+        more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
         raise ConfigError(
-            f"{storage}: another configuration than this study began with: {changes}{more}. A study"
-            f" compares trials that share all but what is searched: {_ELSEWHERE}"
+            f"{storage}: another search than this study began with: {shown}{more}."
+            f" A study compares trials that share all but what is searched: {_ELSEWHERE}"
         )
 
 
 def described(distribution: BaseDistribution) -> str:
-    """Write a distribution roughly as an override.
+    """Write the choices, or the type and scale of a range, roughly as an override.
 
     Example:
         >>> described(optuna.distributions.IntDistribution(1, 8, log=True))
-        'tag(log, int(interval(1, 8)))'
+        'tag(log, int(interval()))'
         >>> described(optuna.distributions.CategoricalDistribution(["lamb", "adamw"]))
         'lamb,adamw'
     """
     if isinstance(distribution, optuna.distributions.CategoricalDistribution):
         return ",".join(map(str, distribution.choices))
-    text = f"interval({distribution.low}, {distribution.high})"
+    text = "interval()"
     if isinstance(distribution, optuna.distributions.IntDistribution):
         text = f"int({text})"
     if distribution.log:

@@ -229,13 +229,13 @@ def test_a_longer_study_begins_with_the_shorter_one(place: Path) -> None:
         ("checkpoint.mode=max", 'checkpoint.mode="min" then, "max" now'),
         (
             "optimizer=lamb,adamw,sgd",
-            "optimizer was searched over lamb,adamw, and now over lamb,adamw,sgd",
+            "optimizer=lamb,adamw then, lamb,adamw,sgd now",
         ),
         (
             "lr=interval(1e-4,1e-1)",
-            "lr was searched over tag(log, interval(0.0001, 0.1)), and now over interval(",
+            "lr=tag(log, interval()) then, interval() now",
         ),
-        ("lr=1e-3,2e-3", "and now over 0.001,0.002"),
+        ("lr=1e-3,2e-3", "lr=tag(log, interval()) then, 0.001,0.002 now"),
         ("seed=1,2", 'seed=0 then, "1,2" now'),
     ],
 )
