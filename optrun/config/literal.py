@@ -22,6 +22,8 @@ from optrun.config.schema.run import RunConfig
 
 _PLAIN = re.compile(r"[^\s,'\"\[\](){}$\\\\]+")
 """A word without signs of Hydra's grammar."""
+_NAME = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.IGNORECASE | re.ASCII)
+"""A text that Hydra's grammar reads as that text."""
 _MAYBE_NUMBER = re.compile(r"[-+.\d]|(true|false|inf|nan)$", re.IGNORECASE)
 """What Hydra may read as another value than a text."""
 _TEXTS_OF_HYDRA = ("hydra.job.name",)
@@ -177,18 +179,18 @@ def quote_path(path: Path | str, mark: str = "'") -> str:
 
 
 def in_grammar(value: object) -> str:
-    r"""Write a value in Hydra's grammar.
+    r"""Write a value in Hydra's grammar; a text is quoted only if it must be.
 
     Example:
-        >>> print(in_grammar({"a": [1, 2.5, True, None, "text", "a\\b"]}))
-        {a:[1,2.5,true,null,'text','a\b']}
+        >>> print(in_grammar({"a": [1, 2.5, True, None, "text", "true", "a\\b"]}))
+        {a:[1,2.5,true,null,text,'true','a\b']}
     """
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return quote_path(value)
+        return value if _NAME.fullmatch(value) else quote_path(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(in_grammar, value))}]"
     if isinstance(value, Mapping):
