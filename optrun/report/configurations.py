@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -409,12 +410,21 @@ def number_labels(labels: Sequence[str]) -> list[str]:
 
 
 def write_setting(key: str, value: object) -> str:
-    """Write a setting for a table: an lr as 3e-3, another number with up to six digits."""
+    """Write a setting as on the command line: an lr as 3e-3, another number with six digits.
+
+    Example:
+        >>> write_setting("lr", 0.003), write_setting("optimizer.eps", 1e-8)
+        ('3e-3', '1e-8')
+        >>> write_setting("training.max_steps", None), write_setting("model.n_embd", 64)
+        ('null', '64')
+    """
+    if value is None:
+        return "null"
     if not isinstance(value, float):
         return plain(str(value))
     if key.endswith("lr"):
         return rate(value)
-    return f"{value:g}"
+    return re.sub(r"e([+-])0", r"e\1", f"{value:g}")
 
 
 def describe_settings(settings: Mapping[str, Setting]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
 
@@ -330,18 +330,31 @@ def _confirm_again(confirmed: ConfirmationResult) -> str:
     while folder.with_name(f"{stem}-{number}").exists():
         number += 1
     is_own = plan.metric == confirmed.comparison.findings.own_metric
-    again = ConfirmationRequest(
-        baseline=plan.reference, metric=None if is_own else plan.metric, by=plan.by
-    )
-    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), again, plugins)
+    again = ConfirmationRequest(baseline=plan.reference, metric=None if is_own else plan.metric)
+    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), again, plugins, by=plan.by)
 
 
 def _confirm(
-    sweep: Path, folder: Path, request: ConfirmationRequest, plugins: Sequence[str]
+    sweep: Path,
+    folder: Path,
+    request: ConfirmationRequest,
+    plugins: Sequence[str],
+    by: Sequence[str] = (),
 ) -> str:
-    """Compose the command to confirm a sweep; empty if `optrun confirm` would refuse."""
+    """Compose the command to confirm a sweep; empty if `optrun confirm` would refuse.
+
+    Args:
+        sweep: The sweep to confirm.
+        folder: Directory of the confirming runs; `out=` is left out for the usual one.
+        request: The options of the command.
+        plugins: `--plugin FILE` for each plugin.
+        by: Keys that must separate the contenders; `by=` is left out if they do so anyway.
+    """
     try:
-        load_or_make_plan(sweep, folder, request)
+        plan, _ = load_or_make_plan(sweep, folder, request)
+        if by and plan.by != by:
+            request = replace(request, by=by)
+            load_or_make_plan(sweep, folder, request)
     except ConfigError:
         return ""
     out = None if folder.resolve() == (sweep / FOLDER).resolve() else folder

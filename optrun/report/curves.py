@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from optrun.artifacts.objective import is_better
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
 from optrun.config.schema.metric import metric_mode
@@ -128,7 +129,7 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
     A training loss of many steps is thin, with a thick smoothed line through it. The axis is
     logarithmic if a linear one would press almost everything against its bottom. Each NaN or
     infinite value is a cross on the upper edge. A ring marks the best of the first evaluation
-    metric.
+    metric, unless the untrained model was better.
     """
     lines = {}
     for name in names:
@@ -144,12 +145,9 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
     positive = finite[finite > 0]
     log = len(positive) > 2 and bool(finite.max() > 30 * np.median(positive))
     _draw_lines(ax, lines, log=log)
-    judged = next((name for name in lines if name.startswith("eval/")), "")
-    best = run.best(judged, metric_mode(judged)) if judged else None
-    if best is not None:
-        value, step = best
-        colour = SERIES[list(lines).index(judged) % len(SERIES)]
-        ring(ax, step, value, colour, label=f"best {value:.4g} at step {step:,}")
+    judged = next((name for name in lines if name.startswith("eval/")), None)
+    if judged is not None:
+        _ring_best(ax, run, judged, SERIES[list(lines).index(judged) % len(SERIES)])
     number_axis(ax, list(positive if log else finite), log=log)
     if log:
         # A schedule may end near zero: the axis does not follow it there.
@@ -160,6 +158,21 @@ def _draw_panel(ax: Axes, run: Run, names: Sequence[str]) -> None:
     _mark_resumes(ax, run)
     if len(lines) <= _LEGEND_LIMIT:
         legend(ax)
+
+
+def _ring_best(ax: Axes, run: Run, metric: str, colour: str) -> None:
+    """Draw a ring around the best value of a metric after step 0.
+
+    None if nothing was evaluated after it, or if the value before training was better.
+    """
+    mode = metric_mode(metric)
+    best = run.best(metric, mode)
+    if best is None:
+        return
+    value, step = best
+    before = run.before_training(metric)
+    if before is None or not is_better(before, value, mode):
+        ring(ax, step, value, colour, label=f"best {value:.4g} at step {step:,}")
 
 
 def _draw_lines(ax: Axes, lines: Mapping[str, tuple[Array, Array]], *, log: bool) -> None:

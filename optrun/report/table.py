@@ -19,6 +19,8 @@ from optrun.base.formatting import csv_cell, plain
 
 CSV_MARK = "optrun_report"
 """Name of the last CSV column: by it an earlier report is told from a person's own file."""
+_ALWAYS = 5
+"""Columns that every terminal shows: of contenders the rank, name, choice, mean and verdict."""
 NONE = "–"
 """Where nothing is known."""
 
@@ -73,28 +75,28 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
 
 
 def _fit_widths(table: Table, width: int) -> list[int]:
-    """Fit as many columns as the width holds, without breaking words or numbers.
+    """Choose the widths of as many columns as a terminal shows without wrapping a cell.
 
-    Returns their widths. Long names may wrap. rich itself would narrow all columns at once and
-    break words.
+    The first `_ALWAYS` columns are always shown, if need be with wrapped texts; rich itself would
+    narrow all columns at once and break words and numbers.
     """
     full_widths = []
-    least = []
+    least_widths = []
     for index, (head, numeric) in enumerate(zip(table.columns, table.numeric, strict=True)):
         cells = [row[index] for row in table.rows]
         unbreakable = head.split()
         unbreakable += cells if numeric else " ".join(cells).split()
         full_widths.append(max(len(cell) for cell in [head, *cells]))
-        least.append(min(30, max((len(word) for word in unbreakable), default=0)))
-    n_columns = len(least)
-    while n_columns > 4 and sum(least[:n_columns]) + 3 * n_columns > width:
+        least_widths.append(min(30, max((len(word) for word in unbreakable), default=0)))
+    n_columns = len(full_widths)
+    while n_columns > _ALWAYS and sum(full_widths[:n_columns]) + 3 * n_columns > width:
         n_columns -= 1
-    room = max(0, width - sum(least[:n_columns]) - 3 * n_columns)
+    excess = max(0, sum(full_widths[:n_columns]) + 3 * n_columns - width)
     widths = []
-    for narrow, wide in zip(least[:n_columns], full_widths, strict=False):
-        more = min(room, wide - narrow)
-        widths.append(narrow + more)
-        room -= more
+    for full, least in zip(full_widths[:n_columns], least_widths, strict=False):
+        cut = min(excess, full - least)
+        widths.append(full - cut)
+        excess -= cut
     return widths
 
 

@@ -172,8 +172,7 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
         rows = sorted(rows, key=lambda row: row.name not in judged.possible)
     edges = []
     for row in rows:
-        is_out = judged is not None and row.name not in judged.possible
-        if is_out and _name_unlearnt([row]):
+        if is_chance(row, judged):
             continue
         lr = next_lr(row, findings)
         if lr is not None:
@@ -181,55 +180,95 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     return edges
 
 
+def is_chance(row: Contender, judged: Judgement | None) -> bool:
+    """Tell whether the best lr of a contender is chance: it is ruled out, and learnt nothing."""
+    is_out = judged is not None and row.name not in judged.possible
+    return is_out and bool(_explain_unlearnt(row))
+
+
 def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     """Collect the numbers and names for the template of the first line."""
-    findings = comparison.findings
     scores = comparison.scores
     possible = judged.possible
     names = {name: _write_with_lost(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
+    best_mean = means[judged.ranking[0]]
+    first = [name for name in names if means[name] == best_mean]
+    groups: dict[str, list[str]] = {}
+    for name, full_name in names.items():
+        groups.setdefault(judged.verdict_text(name), []).append(full_name)
+    groups.pop(Verdict.baseline, None)
+    baseline = ""
+    if judged.has_baseline:
+        baseline = _write_with_lost(judged.reference, comparison)
+    content: dict[str, object] = {
+        "first": [names[name] for name in first],
+        "mean": "",
+        "seeds": min(len(scores[name]) for name in possible or names),
+        "tested": judged.is_tested,
+        "decided": is_decided(judged),
+        "baseline": baseline,
+        "groups": groups,
+        "possible": [names[name] for name in possible],
+        "ruled_out": groups.get(Verdict.ruled_out, []),
+        "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
+    }
+    content |= _content_of_differences(judged, content["seeds"])
+    # With several workloads the line names no rates and no edges, since each has its own.
+    if comparison.several:
+        return content | {"edges": [], "more_edges": 0, "learns_nothing": False, "learnt": ""}
+    rows = comparison.findings.ranked
+    if rows:
+        content["mean"] = format_mean(rows[0].configuration)
+    # Without a test all contenders are possible, and the line names only the first.
+    named = possible if judged.is_tested else first
+    return content | _content_of_advice(comparison.findings, named)
+
+
+def _content_of_differences(judged: Judgement, seeds: object) -> dict[str, object]:
+    """Collect the differences to the reference, for the template of the first line.
+
+    `seeds` stands in if nobody shares a seed with the reference.
+    """
     versus = {
         name: result
         for name, result in judged.comparisons.items()
         if name != judged.reference and result.seeds
     }
-    undecided = [versus[name] for name in possible if name in versus]
-    groups: dict[str, list[str]] = {}
-    for name, full_name in names.items():
-        groups.setdefault(judged.verdict_text(name), []).append(full_name)
-    groups.pop(Verdict.baseline, None)
-    first = [name for name in names if means[name] == means[judged.ranking[0]]]
-    tested = judged.is_tested
-    seeds = min(len(scores[name]) for name in possible or names)
-    judging = list(versus.values()) if len(possible) == 1 else undecided
+    undecided = [versus[name] for name in judged.possible if name in versus]
+    judging = list(versus.values()) if len(judged.possible) == 1 else undecided
     widest = max((abs(result.difference) for result in undecided), default=0.0)
     smallest_lead = min((abs(result.difference) for result in versus.values()), default=0.0)
     detectable = [result.seen for result in undecided if not math.isnan(result.seen)]
-    # With several workloads the line names no rates, since each workload has its own.
-    rows = [] if comparison.several else findings.ranked
-    edges = [] if comparison.several else find_edges(findings)
-    # Without a test all contenders are possible, and the line names only the first.
-    named_contenders = possible if tested else first
     return {
-        "first": [names[name] for name in first],
-        "mean": format_mean(rows[0].configuration) if rows else "",
-        "seeds": seeds,
         "judged_by": min((result.seeds for result in judging), default=seeds),
-        "tested": tested,
-        "decided": is_decided(judged),
-        "baseline": _write_with_lost(judged.reference, comparison) if judged.has_baseline else "",
-        "groups": groups,
-        "possible": [names[name] for name in possible],
-        "ruled_out": groups.get(Verdict.ruled_out, []),
-        "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
         "ahead": format_metric(smallest_lead),
         "apart": format_metric(widest) if widest else "",
         "shared": bool(undecided),
         "seen": format_metric(max(detectable)) if detectable else "",
-        "edges": [(row.name, rate(lr), row.name not in possible) for row, lr in edges[:_EDGES]],
+    }
+
+
+def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, object]:
+    """Collect what to do next, for the template of the first line: one advice, not two.
+
+    A best lr at the edge of its grid comes first: a wider grid may be all that learning lacks.
+
+    Args:
+        findings: Findings of the only workload.
+        named: Contenders that the line names.
+    """
+    possible = [] if findings.judgement is None else findings.judgement.possible
+    edges = find_edges(findings)
+    shown = []
+    for row, lr in edges[:_EDGES]:
+        shown.append({"name": row.name, "lr": rate(lr), "is_out": row.name not in possible})
+    clauses = [_explain_unlearnt(row) for row in findings.ranked if row.name in named]
+    return {
+        "edges": shown,
         "more_edges": len(edges[_EDGES:]),
-        "learns_nothing": not comparison.several and learns_nothing(findings),
-        "learnt": _name_unlearnt([row for row in rows if row.name in named_contenders]),
+        "learns_nothing": not edges and learns_nothing(findings),
+        "learnt": "; ".join(filter(None, clauses)),
     }
 
 
@@ -286,20 +325,18 @@ def learns_nothing(findings: Findings) -> bool:
     if judged is None:
         return False
     rows = [row for row in findings.ranked if row.name in judged.possible]
-    return bool(rows) and all(_name_unlearnt([row]) for row in rows)
+    return bool(rows) and all(_explain_unlearnt(row) for row in rows)
 
 
-def _name_unlearnt(rows: Sequence[Contender]) -> str:
-    """Name the contenders that did not generalise in most of their runs; empty if all did."""
-    clauses = []
-    for row in rows:
-        finished = [run for run in row.configuration.runs if run.finished]
-        results = [generalisation_of(run.summary) for run in finished]
-        without_learning = [
-            result for result in results if result is not None and result.verdict in NOTHING_LEARNT
-        ]
-        if 2 * len(without_learning) > len(finished):
-            problem = str(without_learning[0]).partition(":")[0]
-            runs = plural(len(finished), "run")
-            clauses.append(f"{len(without_learning)} of {runs} of {row.name}: {problem}")
-    return "; ".join(clauses)
+def _explain_unlearnt(row: Contender) -> str:
+    """Say in how many of its runs a contender learnt nothing; empty if not in most of them."""
+    finished = [run for run in row.configuration.runs if run.finished]
+    results = [generalisation_of(run.summary) for run in finished]
+    without_learning = [
+        result for result in results if result is not None and result.verdict in NOTHING_LEARNT
+    ]
+    if 2 * len(without_learning) <= len(finished):
+        return ""
+    problem = str(without_learning[0]).partition(":")[0]
+    runs = plural(len(finished), "run")
+    return f"{len(without_learning)} of {runs} of {row.name}: {problem}"

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from optrun.artifacts.forks import MORE_TRUNKS, Fork
 from optrun.base.formatting import plural, rate
+from optrun.report.configurations import LrCurve
 from optrun.report.findings import Findings
 from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import MIN_SEEDS
 from optrun.report.table import format_metric, list_names
 from optrun.report.templating import fill_text
-from optrun.report.verdict import next_lr
+from optrun.report.verdict import is_chance, next_lr
 
 _COARSE = 5.0
 """A grid whose values beside the best lr are further apart than this factor may have missed the
@@ -95,29 +96,51 @@ def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Itera
 
 
 def _edges(findings: Findings) -> Iterable[Warning]:
-    """Warn if a best lr lacks a tried lr nearby on either side."""
+    """Warn if a best lr lacks a tried lr nearby on either side.
+
+    Contenders whose best lr is chance are left out.
+    """
     if "lr" not in findings.tuned_keys:
         return
     for row in findings.rows:
-        curve = row.lr_curve
-        if curve.best is None or len(curve.started_lrs) < 2:
+        best = row.lr_curve.best
+        if best is None or len(row.lr_curve.started_lrs) < 2:
             continue
-        best = curve.best.lr or 0.0
-        further = next_lr(row, findings)
-        for end, lr in zip(("lowest", "highest"), curve.beside(), strict=True):
-            edge_details: dict[str, object] = {"name": row.name, "best": rate(best), "end": end}
-            if lr is None:
-                if further is not None:
-                    yield _warn(
-                        "edge", try_lr=rate(further), tried=len(curve.tried), **edge_details
-                    )
-                continue
-            factor = max(best / lr, lr / best)
-            if factor > _COARSE:
-                edge_details |= {"beside": rate(lr), "gone": lr in curve.diverged}
-                between = float(f"{math.sqrt(best * lr):.1g}")
-                edge_details |= {"factor": f"{factor:.3g}", "try_lr": rate(between)}
-                yield _warn("coarse", **edge_details)
+        if not is_chance(row, findings.judgement):
+            further = next_lr(row, findings)
+            yield from _edges_of_curve(row.name, best.lr or 0.0, row.lr_curve, further)
+
+
+def _edges_of_curve(
+    name: str, best: float, curve: LrCurve, further: float | None
+) -> Iterable[Warning]:
+    """Warn if the best lr of a contender is the lowest or highest, or far from its neighbours.
+
+    Args:
+        name: Name of the contender.
+        best: Its best lr.
+        curve: Its metric against lr.
+        further: The lr to try beyond the edge; None: nothing suggests that it would be better.
+    """
+    for end, lr in zip(("lowest", "highest"), curve.beside(), strict=True):
+        if lr is None:
+            if further is not None:
+                tried = len(curve.tried)
+                yield _warn(
+                    "edge", name=name, best=rate(best), end=end, tried=tried, try_lr=rate(further)
+                )
+            continue
+        factor = max(best / lr, lr / best)
+        if factor > _COARSE:
+            yield _warn(
+                "coarse",
+                name=name,
+                best=rate(best),
+                beside=rate(lr),
+                gone=lr in curve.diverged,
+                factor=f"{factor:.3g}",
+                try_lr=rate(float(f"{math.sqrt(best * lr):.1g}")),
+            )
 
 
 def _unlike(findings: Findings) -> Iterable[Warning]:

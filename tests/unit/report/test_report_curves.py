@@ -65,6 +65,15 @@ def test_metrics_alone_are_enough_and_none_at_all_is_no_error(tmp_path: Path) ->
         draw_curves(tmp_path)
 
 
+@pytest.mark.parametrize(("before", "rings"), [(9.0, 1), (2.0, 0)])
+def test_the_best_is_ringed_unless_the_untrained_model_was_better(
+    tmp_path: Path, make_run: Callable[..., Path], before: float, rings: int
+) -> None:
+    figure = curves_figure(load_run(make_run(tmp_path / "run", final=2.5, before=before)))
+    labels = [line.get_label() for line in figure.axes[0].get_lines()]
+    assert sum(str(label).startswith("best ") for label in labels) == rings
+
+
 def test_many_learning_rates_over_decades(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(40):

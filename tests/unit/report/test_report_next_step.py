@@ -174,6 +174,7 @@ def test_a_confirmation_that_leaves_several_is_followed_by_another(
         line = report([directory]).verdict.next
         made, after = _planned(line, sweep)
         assert after == sweep / "confirm-2", line
+        assert "by=" not in line, "nobody typed it, and it changes nothing"
         assert (min(made.seeds), made.reference, made.metric) == (6, None, "eval/loss")
     _confirm(sweep, make_run, seeds=range(6, 9), gain=0.5)
     line = report([sweep]).verdict.next

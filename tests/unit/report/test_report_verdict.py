@@ -450,6 +450,37 @@ def test_equal_contenders_that_learnt_nothing_are_all_named(
     assert verdict.next == ""
 
 
+def test_a_wider_grid_comes_before_longer_training(tmp_path: Path, make_run: MakeRun) -> None:
+    """Whoever learnt nothing at the edge of its grid may need another lr: one advice, not two.
+
+    The best lr of one that is ruled out and learnt nothing is chance.
+    """
+    for name, final in (("adamw", 2.5), ("sgd", 3.0)):
+        for lr in (1e-3, 2e-3):
+            for seed in range(3):
+                last = final - lr - 1e-4 * seed * (name == "sgd")
+                metrics = {"before_training": {"eval/loss": 2.5}, "last": {"eval/loss": last}}
+                make_run(
+                    tmp_path / f"{name}{lr}{seed}",
+                    optimizer=name,
+                    lr=lr,
+                    seed=seed,
+                    max_steps=20,
+                    log_every=10,
+                    final=last,
+                    summary={
+                        "main_metric": {"name": "eval/loss", "mode": "min"},
+                        "metrics": metrics,
+                    },
+                )
+    made = report([tmp_path])
+    assert "adamw stands at the edge of its grid: try lr=4e-3." in made.verdict.text
+    assert "train longer" not in made.verdict.text
+    assert "lr=4e-3" in shlex.split(made.verdict.next)
+    edges = [warning.text for warning in made.warnings if warning.kind == "edge"]
+    assert [text.partition(":")[0] for text in edges] == ["adamw"]
+
+
 def test_the_chance_of_seeing_a_difference_stands_beside_it(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
