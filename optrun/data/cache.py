@@ -336,21 +336,6 @@ def write_whole(path: Path, text: str, beside: Path | None = None) -> None:
     Path(aside.name).replace(path)
 
 
-def folder_for(kind: str, key: str) -> Path:
-    """Return a folder for the files of a library.
-
-    Temporary if the cache cannot be written.
-    """
-    folder = cache_dir() / kind / key
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return _make_temporary_folder()
-    if os.access(folder, os.W_OK):
-        return folder
-    return _make_temporary_folder()
-
-
 def pop_discard_messages() -> list[str]:
     """Return and forget one sentence for each cache entry that was discarded."""
     messages = _discarded.copy()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.data.chat import leaves
-from optrun.data.columns import USUAL_WORDS, is_number, usual_columns
-from optrun.data.folders import IMAGES
+from optrun.data.columns import USUAL_WORDS, is_image_path, is_number, usual_columns
 from optrun.data.row_advice import USUAL_TEXTS, columns_in_words
 
 if TYPE_CHECKING:
@@ -171,7 +169,7 @@ def _is_image(value: object) -> bool:
     """Tell whether a cell is an encoded image, or the path of one."""
     if isinstance(value, dict):
         return value.keys() == {"bytes", "path"}
-    return isinstance(value, str) and Path(value).suffix.lower() in IMAGES
+    return is_image_path(value)
 
 
 def _recognise_seq2seq(columns: Columns) -> Roles | None:

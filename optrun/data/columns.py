@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,19 @@ ALL_KEYS = (
 )
 USUAL_LABELS = ("label", "labels")
 USUAL_WORDS = ("tokens", "words")
+_TEXT_TYPES = ("string", "large_string")
 
 
 def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str) -> None:
-    """Refuse a column without a meaning for the task, or with two.
+    """Refuse keys of columns that a task does not read, and a column under two keys.
+
+    Args:
+        columns: The keys; None: the data have no such keys.
+        used: Keys that the task reads.
+        task: Its name, for the message.
 
     Raises:
-        ConfigError: With the key and what the task does read.
+        ConfigError: With the key, and the keys that the task reads.
     """
     if columns is None:
         return
@@ -61,7 +67,7 @@ def refuse_unused(columns: ColumnsConfig | None, used: Iterable[str], task: str)
 
 
 def missing_column(key: str, name: str, split: Split) -> ConfigError:
-    """Make the refusal of a missing column."""
+    """Build the refusal of a missing column, with the columns and the nearest name."""
     column_names = split.rows.column_names
     close = nearest(name, column_names)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
@@ -73,7 +79,7 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
 
 
 def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str | None:
-    """Find the column of a key; None: the key is not set.
+    """Find the column that a key names, and mark it as read; None: the key is not set.
 
     Raises:
         ConfigError: The split has no column of that name.
@@ -126,21 +132,14 @@ def usual_columns(names: Iterable[str], column_names: Sequence[str]) -> list[str
     return [column for column in columns if column is not None]
 
 
-def _named_or_usual(
-    source: Source,
-    split: Split,
-    key: str,
-    usual: Sequence[str],
-    hint: Callable[[Split], str] = lambda _: "",
-) -> str:
-    """Find a column, as a key names it, else the only one with a usual name.
+def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]) -> str:
+    """Find the column that a key names, else the only one with a usual name; mark it as read.
 
     Args:
-        source: Carries the names.
+        source: Has the keys.
         split: Where the column must be.
-        key: Of the data.
-        usual: What such a column is called.
-        hint: What else to say where there is none.
+        key: The key without `data.`.
+        usual: Usual names of such a column.
 
     Raises:
         ConfigError: There is none, or several.
@@ -160,30 +159,36 @@ def _named_or_usual(
         return columns[0]
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
-        f"{columns_in_words(split.rows)}{hint(split)}"
+        f"{columns_in_words(split.rows)}{missing_names(split)}"
     )
 
 
 def label_column(source: Source, split: Split, usual_names: Iterable[str] = USUAL_LABELS) -> str:
-    """Find the label column, as a key names it, else the one with a usual name.
+    """Find the label column: the one of `data.label_column`, else one with a usual name.
 
     Raises:
-        ConfigError: There is none, or both.
+        ConfigError: There is none, or several have usual names.
     """
-    return _named_or_usual(source, split, "label_column", tuple(usual_names), missing_names)
+    return _named_or_usual(source, split, "label_column", tuple(usual_names))
 
 
 def missing_names(split: Split) -> str:
-    """Say how to name the columns if a row stands in place of their names; empty if none does."""
+    """Say how to name the columns if a row stands in place of their names.
+
+    It does if a name is a fraction, or a text that its own column has among the first 1,000 rows.
+
+    Returns:
+        Two sentences that begin with a space; empty if the names are names.
+    """
     columns = split.rows.column_names
     if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), columns):
         return ""  # a text may well be the word text
-    names = [name for name in _list_text_columns(split.rows) if name]
-    has_decimal = any(re.fullmatch(r"-?\d+\.\d+", name) for name in columns)
-    has_decimal = has_decimal and not all(map(is_number, columns))
-    if not has_decimal and not any(
-        name in split.rows.select_columns([name])[:1000][name] for name in names
-    ):
+    has_fraction = any(re.fullmatch(r"-?\d+\.\d+", name) for name in columns)
+    is_row = has_fraction and not all(map(is_number, columns))
+    for name in _list_text_columns(split.rows):
+        if name and name in split.rows.select_columns([name])[:1000][name]:
+            is_row = True
+    if not is_row:
         return ""
     numbered = ", ".join(f"NAME{number}" for number, _ in enumerate(columns, 1))
     return (
@@ -193,12 +198,14 @@ def missing_names(split: Split) -> str:
 
 
 def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) -> str:
-    """Find the text column, as a key names it, else the only one of texts, else a usual name.
+    """Find the text column, and mark it as read.
 
-    Rows to evaluate on may call their only column of texts otherwise; a note says so.
+    It is the one of `data.text_column`, else the only one of texts, else the one with a usual name.
+    Evaluation rows may have their only column of texts under another name than the training rows; a
+    note says so. For a split without rows the column of the training rows is returned.
 
     Args:
-        source: Carries the names and collects notes.
+        source: Has the keys, and takes notes.
         split: Where the column must be.
         taken: Columns with another meaning.
 
@@ -255,54 +262,48 @@ def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[
 
 
 def words_column(source: Source, split: Split, labels: str) -> str:
-    """Find the column of word lists, as a key names it, else the only one, else a usual name.
+    """Find the column of word lists, and mark it as read.
+
+    It is the one of `data.text_column`, else the only one of lists of texts, else the only one of
+    these with a usual name.
 
     Args:
-        source: Carries the names.
+        source: Has the keys.
         split: Where the column must be.
-        labels: The column of label lists.
+        labels: The column of label lists; empty: there is none.
 
     Raises:
         ConfigError: No such column, or it holds no lists of texts.
     """
     name = named_column(source.columns, "text_column", split)
     candidates = [
-        name
-        for name, feature in split.rows.features.items()
-        if _is_word_list(feature) and name != labels
+        column
+        for column, feature in split.rows.features.items()
+        if column != labels
+        and getattr(getattr(feature, "feature", None), "dtype", None) in _TEXT_TYPES
     ]
+    if name is None and len(candidates) != 1:
+        candidates = usual_columns(USUAL_WORDS, candidates)
+    if name is None and len(candidates) == 1:
+        split.columns_read.add(candidates[0])
+        return candidates[0]
+    if name is not None and name in candidates:
+        return name
+    for column in set(split.rows.column_names) & ({name} if name else set(USUAL_WORDS)):
+        refuse_mixed(split, column)
+    message = f"data.text_column={name}: task=token_classification expects lists of words there."
     if name is None:
-        usual = usual_columns(USUAL_WORDS, candidates)
-        columns = candidates if len(candidates) == 1 else usual
-        if len(columns) != 1:
-            for column in set(USUAL_WORDS) & set(split.rows.column_names):
-                refuse_mixed(split, column)
-            raise ConfigError(
-                f"data.text_column is needed: {split.key} has no single column of word lists. "
-                f"{columns_in_words(split.rows)}{_no_word_lists_error(split)}"
-            )
-        split.columns_read.add(columns[0])
-        return columns[0]
-    if name not in candidates:
-        refuse_mixed(split, name)
-        raise ConfigError(
-            f"data.text_column={name}: task=token_classification expects lists of words"
-            f" there.{_no_word_lists_error(split)}"
+        message = (
+            f"data.text_column is needed: {split.key} has no single column of word lists. "
+            f"{columns_in_words(split.rows)}"
         )
-    return name
-
-
-def _no_word_lists_error(split: Split) -> str:
-    lists = any(hasattr(feature, "feature") for feature in split.rows.features.values())
-    return "" if lists else " Lists are read from json, jsonl and parquet, and from data=hub."
-
-
-def _is_word_list(feature: object) -> bool:
-    return getattr(getattr(feature, "feature", None), "dtype", None) in ("string", "large_string")
+    if not any(hasattr(feature, "feature") for feature in split.rows.features.values()):
+        message += " Lists are read from json, jsonl and parquet, and from data=hub."
+    raise ConfigError(message)
 
 
 def target_column(source: Source, split: Split) -> str:
-    """Find the column of texts to produce, as a key names it, else `target`.
+    """Find the column of texts to produce: the one of `data.target_column`, else `target`.
 
     Raises:
         ConfigError: There is none.
@@ -311,7 +312,10 @@ def target_column(source: Source, split: Split) -> str:
 
 
 def image_column(source: Source, split: Split) -> str:
-    """Find the column of images, as a key names it, else the only one of images or their paths.
+    """Find the column of images, and mark it as read.
+
+    It is the one of `data.image_column`, else the only one of images, else the only one whose first
+    cell is the path of an image; a note says so then.
 
     Raises:
         ConfigError: There is none, or several.
@@ -325,14 +329,9 @@ def image_column(source: Source, split: Split) -> str:
     if len(columns) == 1:
         split.columns_read.add(columns[0])
         return columns[0]
-    first = (
-        split.rows[0] if getattr(split.rows, "num_rows", 0) else {}
-    )  # of a stream nothing is read here
-    paths: list[str] = [
-        name
-        for name, cell in first.items()
-        if isinstance(cell, str) and Path(cell).suffix.lower() in IMAGES
-    ]
+    paths: list[str] = []
+    if getattr(split.rows, "num_rows", 0):  # which a stream does not have
+        paths = [name for name, cell in split.rows[0].items() if is_image_path(cell)]
     if len(paths) == 1 and not columns:
         source.notes.append(
             f"{split.key}: column {paths[0]} holds paths of images (data.image_column)"
@@ -346,23 +345,30 @@ def image_column(source: Source, split: Split) -> str:
     )
 
 
+def is_image_path(cell: object) -> bool:
+    """Tell whether a cell is a text with the ending of an image file."""
+    return isinstance(cell, str) and Path(cell).suffix.lower() in IMAGES
+
+
 def _list_text_columns(rows: Dataset) -> list[str]:
-    """List columns of texts; columns of written numbers only if there are no others."""
-    names = [
-        name
-        for name, feature in rows.features.items()
-        if getattr(feature, "dtype", None) in ("string", "large_string")
-    ]
-    wordy = [
-        name
-        for name in names
-        if not all(is_number(value) for value in rows.select_columns([name])[:100][name])
-    ]
-    return wordy or names
+    """List the columns of texts.
+
+    Columns whose first 100 texts are all numbers, or empty, count only if there are no others.
+    """
+    columns = []
+    columns_of_numbers = []
+    for name, feature in rows.features.items():
+        if getattr(feature, "dtype", None) not in _TEXT_TYPES:
+            continue
+        if all(map(is_number, rows.select_columns([name])[:100][name])):
+            columns_of_numbers.append(name)
+        else:
+            columns.append(name)
+    return columns or columns_of_numbers
 
 
 def is_number(value: str | None) -> bool:
-    """Tell whether a text is a number."""
+    """Tell whether a text is a number, as `float` reads it; so are None and an empty text."""
     try:
         float(value or "0")
     except (TypeError, ValueError):
@@ -381,39 +387,52 @@ _KINDS = {
 
 
 def refuse_mixed(split: Split, column: str) -> None:
-    """Refuse a column with values of several types, alone or in lists.
+    """Refuse a column whose cells, or the items of whose lists, are of several types.
+
+    Nothing is read of a column whose type says that it is not mixed. Missing cells may stand beside
+    any type.
 
     Raises:
         ConfigError: With the first row that differs from those before it.
     """
     feature = split.rows.features[column]
-    is_mixed_list = is_mixed(getattr(feature, "feature", None))
-    if not is_mixed_list and not is_mixed(feature):
+    if not is_mixed(feature) and not is_mixed(getattr(feature, "feature", None)):
         return
-    first: dict[int, tuple[str, int, object]] = {}
-    """Of cells (0) and of the items of lists (1): the first type, its row and value."""
+    first_cell: _First = {}
+    first_item: _First = {}
     for row, cell in enumerate(split.rows[column]):
-        items = cell if isinstance(cell, list) else []
-        for level, value in [(0, cell), *((1, item) for item in items)]:
-            kind = _KINDS.get(type(value), "")
-            if not kind:
-                continue
-            before, where, other = first.setdefault(level, (kind, row, value))
-            if before != kind:
-                raise ConfigError(
-                    f"{split.key}: column {column} mixes kinds of values: row {split.number(where)}"
-                    f" has {cell_repr(other)}, row {split.number(row)} has {cell_repr(value)}."
-                    " Write all of them alike."
-                )
+        _refuse_other_type(split, column, row, cell, first_cell)
+        for item in cell if isinstance(cell, list) else []:
+            _refuse_other_type(split, column, row, item, first_item)
+
+
+_First = dict[str, tuple[int, object]]
+"""The type of the first value in words, with its row and the value; empty before it."""
+
+
+def _refuse_other_type(split: Split, column: str, row: int, value: object, first: _First) -> None:
+    """Refuse a value of another type than the first one; `first` gets the first."""
+    kind = _KINDS.get(type(value))
+    if kind is None or kind in first:
+        return
+    if not first:
+        first[kind] = (row, value)
+        return
+    [(first_row, first_value)] = first.values()
+    raise ConfigError(
+        f"{split.key}: column {column} mixes kinds of values: row {split.number(first_row)} has"
+        f" {cell_repr(first_value)}, row {split.number(row)} has {cell_repr(value)}. Write all of"
+        " them alike."
+    )
 
 
 def values(split: Split, name: str) -> Iterator[Any]:
-    """Yield the values of a column, a few of them in memory at a time."""
+    """Yield the values of a column, of 1,000 rows in memory at a time, and mark it as read."""
     return (value for (value,) in split.cells([name]))
 
 
 def texts(split: Split, column: str) -> Iterator[str]:
-    """Yield the text of each row; a missing one is empty, a number is its digits.
+    """Yield the text of each row, as `text_of` makes it of a cell.
 
     Raises:
         ConfigError: A value that is no text: a list, bytes, a date; a column that mixes texts and
@@ -431,7 +450,10 @@ def texts(split: Split, column: str) -> Iterator[str]:
 
 
 def text_of(value: object) -> str | None:
-    """Return the text of a cell, empty if it is missing; None: it is neither text nor number."""
+    """Return the text of a cell: a number as Python writes it, a missing cell as an empty text.
+
+    None: it is something else.
+    """
     if isinstance(value, str):
         return value
     if value is None:
@@ -442,10 +464,10 @@ def text_of(value: object) -> str | None:
 
 
 def cell_text(row: Mapping[str, object], column: str) -> str:
-    """Return the text of one row's cell.
+    """Return the text of a row's cell, as `text_of`.
 
     Raises:
-        ConfigError: It is no text.
+        ConfigError: It is something else; the message has no key and no number of the row.
     """
     text = text_of(row.get(column))
     if text is None:

@@ -29,7 +29,7 @@ from optrun.data.shards import File, Groups, Lines, Opening, Shard
 from optrun.data.tagged import read_tagged
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
 
 def _any_content(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001
@@ -72,11 +72,16 @@ def _read_by_library(kind: str, reading: Reading) -> Dataset:
         sample_by = "document" if reading.documents else "line"
         options = {"sample_by": sample_by, "encoding": "utf-8-sig"}
 
-    def read(cache_dir: str) -> DatasetDict:
+    def read(cache_dir: str) -> Dataset:
         plain = reading.utf8_files(Path(cache_dir) / "utf8")
         names = [glob.escape(str(path.resolve())) for path in plain]
         return datasets.load_dataset(
-            kind, data_files=names, cache_dir=cache_dir, keep_in_memory=False, **options
+            kind,
+            data_files=names,
+            split="train",
+            cache_dir=cache_dir,
+            keep_in_memory=False,
+            **options,
         )
 
     def why(error: Exception) -> str:
@@ -88,7 +93,7 @@ def _read_by_library(kind: str, reading: Reading) -> Dataset:
     if len(reading.files) > 3:
         file_names += ", ..."
     with user_data_errors(f"{reading.key}={file_names}", why):
-        return cache_rows("files", reading.address(kind, str(options)), read)["train"]
+        return cache_rows(reading.address(kind, str(options)), read)
 
 
 def _read_json(reading: Reading) -> Dataset:

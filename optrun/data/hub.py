@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.config.schema.data import HubConfig
 from optrun.data import hub_access as hub
-from optrun.data.cache import digest, digest_of, folder_for
 from optrun.data.content import name_inside
 from optrun.data.files import read_split
 from optrun.data.formats import by_ending, one_format, streamed_format
 from optrun.data.hub_file import HubFile
 from optrun.data.reading import (
     ReadOptions,
-    cache_rows,
     innermost_error,
     silence_datasets,
     user_data_errors,
@@ -29,7 +27,7 @@ from optrun.data.stream import open_stream
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from datasets import Dataset, DatasetBuilder, DatasetDict
+    from datasets import Dataset, DatasetBuilder
 
 USUAL_EVAL_SPLITS = ("validation", "dev", "eval", "test")
 _KEY = "data.path"
@@ -109,7 +107,8 @@ def _load_splits(config: HubConfig, notes: list[str]) -> Mapping[str, Split]:
             folder = fetched
         files = _text_files(_builder(config, folder))
         if files is None:
-            return _named_splits(_load_folder(config, folder))
+            # `datasets` makes a name of the folder's, and "." has none
+            return _named_splits(datasets.load_dataset(str(folder.resolve()), name=config.subset))
     return {
         split: replace(read_split(_KEY, paths, ReadOptions(), notes), key=f"split {split}")
         for split, paths in files.items()
@@ -134,27 +133,6 @@ def _load_saved(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
         return {config.train_split: loaded}
     splits: Mapping[str, Dataset] = loaded
     return splits
-
-
-def _load_folder(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
-    """Load a folder with the readers of `datasets`, and keep the rows in our cache."""
-    import datasets
-
-    # A folder's files are part of the address: `datasets` alone would trust their times.
-    key = digest(str(folder.resolve()), str(config.subset), _digest_listing(folder))
-
-    def read(cache_dir: str) -> DatasetDict:
-        # Rows may name images that were taken out of an archive: these stay.
-        extracted = datasets.DownloadConfig(cache_dir=str(folder_for("extracted", key)))
-        return datasets.load_dataset(
-            str(folder.resolve()),  # `datasets` makes a name of the folder's, and "." has none
-            name=config.subset,
-            cache_dir=cache_dir,
-            download_config=extracted,
-            keep_in_memory=False,
-        )
-
-    return cache_rows("folders", key, read)
 
 
 def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -> DatasetBuilder:
@@ -217,15 +195,6 @@ def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
     commit = names[0].removeprefix(begin).partition("/")[0]
     paths_in_repo = [name.removeprefix(f"{begin}{commit}/") for name in names]
     return Path(fetch(revision=commit, allow_patterns=["README.md", *paths_in_repo]))
-
-
-def _digest_listing(folder: Path) -> str:
-    """Digest the names, sizes and times of a folder's files."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return digest_of(
-        f"{path.relative_to(folder)} {path.stat().st_size} {path.stat().st_mtime_ns}"
-        for path in files
-    )
 
 
 def commit_of(config: HubConfig) -> str:

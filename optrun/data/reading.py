@@ -7,7 +7,7 @@ in a cache that notices damage.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +21,8 @@ from optrun.data.encoding import UTF8
 if TYPE_CHECKING:
     from datasets import Dataset
 
-_USUAL = (None, "gzip", "bz2", "xz")
-"""How a file may be packed that every reader unpacks by itself."""
+_UNPACKED_BY_READERS = (None, "gzip", "bz2", "xz")
+"""Compressions that every reader unpacks by itself; None: no compression."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +70,24 @@ class Reading:
         return [
             (
                 path
-                if encoding == UTF8 and compression_of(path) in _USUAL
+                if encoding == UTF8 and compression_of(path) in _UNPACKED_BY_READERS
                 else as_utf8(path, encoding, folder)
             )
             for path, encoding in zip(self.files, self.encodings, strict=True)
         ]
 
 
-def cache_rows(
-    kind: str, key: str, read: Callable[[str], Mapping[str, Dataset]]
-) -> dict[str, Dataset]:
+def cache_rows(key: str, read: Callable[[str], Dataset]) -> Dataset:
     """Read with a reader of `datasets`, and keep the Arrow files in our own cache.
 
     Our cache notices damage.
 
     Args:
-        kind: Subfolder of the cache.
-        key: Digest of everything the rows depend on besides the packages that read them.
-        read: Gives the splits; puts its files into the folder it is given.
+        key: Digest of everything the rows depend on, besides the packages that read them.
+        read: Reads the rows; it puts its files into the folder whose path it is given.
 
     Returns:
-        Split to rows, mapped from the cache.
+        The rows, mapped from the cache.
 
     Raises:
         StorageError: The disk refused.
@@ -99,19 +96,14 @@ def cache_rows(
 
     def make(folder: Path) -> None:
         with silence_datasets():
-            splits = read(str(folder / "reader"))
-        for split, rows in splits.items():
-            for number, part in enumerate(rows.cache_files):
-                Path(part["filename"]).rename(folder / f"{split}-{number:05d}.arrow")
+            rows = read(str(folder / "reader"))
+        for number, file in enumerate(rows.cache_files):
+            Path(file["filename"]).rename(folder / f"{number:05d}.arrow")
         shutil.rmtree(folder / "reader")
 
-    folder = cached(kind, digest(versions("datasets", "pyarrow"), key), make)
-    parts_of_splits: dict[str, list[Dataset]] = {}
-    for path in sorted(folder.glob("*.arrow")):
-        parts_of_splits.setdefault(path.stem.rsplit("-", 1)[0], []).append(
-            datasets.Dataset.from_file(str(path))
-        )
-    return {split: datasets.concatenate_datasets(parts) for split, parts in parts_of_splits.items()}
+    folder = cached("files", digest(versions("datasets", "pyarrow"), key), make)
+    paths = sorted(folder.glob("*.arrow"))
+    return datasets.concatenate_datasets([datasets.Dataset.from_file(str(path)) for path in paths])
 
 
 @contextmanager

@@ -41,79 +41,41 @@ def cell_repr(value: object) -> str:
 
 
 def columns_in_words(rows: Dataset) -> str:
-    """List the columns, with the content of nested ones and advice for the first of these.
+    """List the columns, with the first cell of nested ones and advice for these.
 
     Args:
         rows: Of one split, at least one.
 
     Returns:
-        Sentences, such as `Columns: text (objects with en, de), label.`.
+        Sentences, such as `Columns: text (such as {'en': 'a'} (dict)), label.`.
     """
     described = []
     advice = labelled_lines(rows)
     for name, feature in rows.features.items():
-        if not is_nested(feature):
-            binary = "binary" in str(getattr(feature, "dtype", ""))
-            described.append(f"{name} (bytes; write them as texts)" if binary else name)
-            continue
-        cell = next(
-            (
-                value
-                for value in rows.select_columns([name])[:100][name]
-                if value and isinstance(value, dict | list)
-            ),
-            None,
+        if is_nested(feature):
+            cells = rows.select_columns([name])[:100][name]
+            cell = next((cell for cell in cells if cell and isinstance(cell, dict | list)), None)
+            described.append(f"{name} (such as {cell_repr(cell)})")
+            advice = advice or _advise_on_cell(name, cell)
+        elif "binary" in str(getattr(feature, "dtype", "")):
+            described.append(f"{name} (bytes; write them as texts)")
+        else:
+            described.append(name)
+    return " ".join(filter(None, [f"Columns: {', '.join(described)}.", advice]))
+
+
+def _advise_on_cell(name: str, cell: object) -> str:
+    """Say how to make texts of a column with such cells."""
+    if _is_chat(cell):
+        return (
+            f"{name} holds chats, which task=sft reads. For another task write each as one text,"
+            f" for instance with tokenizer.apply_chat_template(row[{name!r}], tokenize=False)"
+            " (task=causal_lm), or question and answer as text and target (task=seq2seq_lm)."
         )
-        described.append(f"{name} ({_describe_cell(cell)})")
-        if (
-            rows.column_names == ["text"]
-            and isinstance(cell, list)
-            and not isinstance(cell[0], dict)
-        ):
-            advice = (
-                'Where each row is a list, name what is in it: {"text": ..., "label": ...}, one'
-                " object a line."
-            )
-        advice = advice or _advise_on_cell(name, cell)
-    sentence = f"Columns: {', '.join(described)}."
-    if advice:
-        return f"{sentence} {advice}"
-    return sentence
-
-
-def _describe_cell(value: object) -> str:
-    """Describe an object or a list in words, such as `lists of texts`."""
-    if isinstance(value, dict):
-        return f"objects with {_first_names(value)}"
-    if isinstance(value, list):
-        inner = value[0] if value else None
-        if isinstance(inner, dict):
-            return f"lists of objects with {_first_names(inner)}"
-        if isinstance(inner, str):
-            return "lists of texts"
-        return "lists"
-    return "empty objects or lists"
-
-
-def _advise_on_cell(name: str, value: object) -> str:
-    if _are_objects(value):
-        if _is_chat(value):
-            return (
-                f"{name} holds chats, which task=sft reads. For another task write each as one"
-                f" text, for instance with tokenizer.apply_chat_template(row[{name!r}],"
-                " tokenize=False) (task=causal_lm), or question and answer as text and target"
-                " (task=seq2seq_lm)."
-            )
-        return f"Write what is to be read from {name} as a text, in a column of its own."
-    if isinstance(value, dict):
-        leaf = next(
-            (key for key, inner in value.items() if isinstance(inner, str)),
-            next(iter(value), "KEY"),
-        )
-        return f"Write the text itself, in a column of its own: row[{name!r}][{leaf!r}]."
-    if isinstance(value, list) and value and isinstance(value[0], str) and name in USUAL_TEXTS:
-        return f"Write one text there: ' '.join(row[{name!r}])."
-    return ""
+    return (
+        f"Write what is to be read from {name} as a text, in a column of its own:"
+        ' {"text": ..., "label": ...}, one object a line.'
+    )
 
 
 def labelled_lines(rows: Dataset) -> str:

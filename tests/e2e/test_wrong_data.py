@@ -147,14 +147,14 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         CLASSIFY,
         "a.jsonl",
         lines({"text": {"en": "a b"}, "label": 1}, times=8),
-        ["data.text_column", "text (objects with en)", "row['text']['en']"],
+        ["data.text_column", "text (such as {'en': 'a b'} (dict))", "from text as a text"],
     ),
     (
         "texts in objects, few rows to join",
         TEXTS,
         "a.jsonl",
         lines({"text": {"en": "a b"}}, times=8),
-        ["data.text_column", "text (objects with en)", "row['text']['en']"],
+        ["data.text_column", "text (such as {'en': 'a b'} (dict))", "from text as a text"],
     ),
     (
         "texts in objects, with names beside",
@@ -170,7 +170,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         lines({"text": ["a", "b"]}, times=8),
         [
             "column text, where a text is expected",
-            "text (lists of texts)",
+            "text (such as ['a', 'b'] (list))",
             '{"text": ..., "label": ...}',
         ],
     ),
@@ -181,7 +181,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         lines({"messages": CHAT}, times=8),
         [
             "data.text_column",
-            "messages (lists of objects with role, content)",
+            "messages (such as [{'role': 'user', 'content': 'a question'}",
             "chats",
             "apply_chat_template",
         ],
@@ -198,7 +198,7 @@ FILES: list[tuple[str, list[str], str, str | bytes, list[str]]] = [
         TEXTS,
         "a.jsonl",
         lines({"conversations": SHARED}, times=8),
-        ["conversations (lists of objects with from, value)", "chats"],
+        ["conversations (such as [{'from': 'human'", "chats"],
     ),
     (
         "a list as a label",
