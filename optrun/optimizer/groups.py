@@ -29,22 +29,24 @@ DESCRIPTIVE_KEYS = frozenset(
         "initial_lr",
     }
 )
-"""Keys that are no hyper-parameters: to be read and logged, or where rate and decay began."""
+"""Keys that are no hyper-parameters: read and logged, or the lr that a schedule started from."""
 
 COUNTER_KEYS = frozenset({"step"})
 """Keys an optimizer counts in; restored with the state, not given by the user."""
 
 
 def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Refuse an unknown key.
+    """Refuse the first key that is not allowed, with the nearest valid one.
+
+    A name that another package has for an option is answered with ours.
 
     Args:
-        keys: What was given.
-        allowed: What is read.
-        where: How the message begins, such as "Lamb" or "a parameter group of Lamb".
+        keys: Keywords or keys of a group that a user passed.
+        allowed: The valid ones.
+        where: Begin of the message, such as "Lamb" or "a parameter group of Lamb".
 
     Raises:
-        TypeError: With the first unknown key and the nearest valid one.
+        TypeError: A key is unknown.
 
     Example:
         >>> refuse_unknown_keys(["bettas"], ["lr", "betas"], "Lamb")
@@ -54,31 +56,31 @@ def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str)
     pool = sorted(allowed)
     for key in keys:
         if key not in pool:
-            answer = optimizer_option(str(key))
+            name_here = optimizer_option(str(key))
             hint = did_you_mean(str(key), pool)
-            if answer is not None:
-                hint = explained(answer).replace("optimizer.", "")
+            if name_here is not None:
+                hint = explained(name_here).replace("optimizer.", "")
             raise TypeError(f"{where} has no option {key!r}. {hint}")
 
 
 @dataclass
 class StepFunction:
-    """An option that is a function of the step; stands in its group, under `functions`."""
+    """The function of an option that depends on the step; a group has it under `functions`."""
 
     function: Callable[[int], float]
     written: float
-    """What the optimizer wrote into the group last: another value there is somebody else's."""
+    """Value that the optimizer wrote into the group last; another one there was set by a user."""
 
 
 def placeholder_name(group_index: int, position: int) -> str:
-    """Name a parameter without a name, for messages and tables."""
+    """Make the name of a parameter that has none, for messages and tables."""
     return f"group {group_index} parameter {position}"
 
 
 def names_of(group: Group, group_index: int) -> list[str]:
     """List the names of a group's parameters, in order.
 
-    Made up from the position if torch was given none.
+    A group without `param_names` gets names made of its index and the position.
 
     Example:
         >>> names_of({"params": [1, 2], "param_names": ["a", "b"]}, 0), names_of({"params": [1]}, 3)
@@ -91,22 +93,24 @@ def names_of(group: Group, group_index: int) -> list[str]:
 
 
 def name_param_pairs(params: Iterable[object], group_index: int) -> list[tuple[str, Any]]:
-    """Return (name, parameter) pairs of a group's `params` as they were given, named or not."""
-    return [
-        (
-            entry
-            if isinstance(entry, tuple) and len(entry) == 2
-            else (placeholder_name(group_index, position), entry)
-        )
-        for position, entry in enumerate(params)
-    ]
+    """List (name, parameter) pairs of a group's `params`, each of them a pair or a parameter.
+
+    A parameter without a name gets one made of `group_index` and its position.
+    """
+    pairs = []
+    for position, entry in enumerate(params):
+        if isinstance(entry, tuple) and len(entry) == 2:
+            pairs.append(entry)
+        else:
+            pairs.append((placeholder_name(group_index, position), entry))
+    return pairs
 
 
 def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
-    """Refuse a name or a tensor twice.
+    """Refuse a name that occurs twice, or a tensor under two names.
 
     Raises:
-        ValueError: With the name, or with both names of the tensor.
+        ValueError: Naming the name, or both names of the tensor.
 
     Example:
         >>> weight = object()
@@ -136,11 +140,11 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
 
 
 def list_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
-    """Return the `params` argument of an optimizer or a group as a list, whatever iterable it is.
+    """List the `params` argument of an optimizer or of a group, whatever iterable it is.
 
     Args:
-        params: As given.
-        may_be_empty: A group may be, as for torch: peft and transformers make such groups.
+        params: Any iterable of parameters, (name, parameter) pairs or group dicts.
+        may_be_empty: Whether no entry is allowed: peft and transformers make such groups.
 
     Raises:
         TypeError: For None, one bare tensor, a mapping, a set, or anything that cannot be walked.
@@ -159,7 +163,7 @@ def list_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
 
 
 def has_names(listed: Iterable[object]) -> bool:
-    """Tell whether parameters are given with names, in pairs or in groups.
+    """Tell whether any parameter comes as a (name, parameter) pair, alone or in a group.
 
     Example:
         >>> has_names([{"params": []}, {"params": [("weight", 1)]}]), has_names([1, 2])
@@ -173,14 +177,17 @@ def has_names(listed: Iterable[object]) -> bool:
 
 
 def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
-    """Refuse the parameters of FSDP1: flat pieces of a buffer, without the tensor's shape.
+    """Refuse the parameters of FSDP1: flat slices of a buffer, which have lost their shape.
+
+    They are recognised by type or name; within a process group also by their layout: all are 1-D,
+    and one is empty or lies in a larger buffer.
 
     Args:
         named: (name, parameter) pairs.
         owner: Class name, for the message.
 
     Raises:
-        ValueError: Naming the parameter.
+        ValueError: Naming the first such parameter.
     """
     wrapped = [
         name
@@ -198,7 +205,7 @@ def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
 
 
 def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
-    """Tell whether all tensors are one-dimensional, some empty or in a larger buffer."""
+    """Tell whether all tensors are 1-D parameters, and one is empty or in a larger buffer."""
     tensors = [param for _, param in named]
     plain = [t for t in tensors if type(t) is Parameter and t.dim() == 1 and not t.is_meta]
     if not plain or len(plain) < len(tensors):
@@ -209,16 +216,20 @@ def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
 def fold_lr_scale(
     group: Group, *, base_lr: float, allowed: Iterable[str], owner: str
 ) -> dict[str, Any]:
-    """Fold a group's `lr_scale` into its `lr`, as the optimizer keeps it.
+    """Return a copy of a group with its `lr`, and with its `lr_scale` renamed to `lr_ratio`.
 
-    `lr` is absolute and stands as it is, with an `lr_scale` beside it only read and logged; an
-    `lr_scale` alone is relative to the base; neither means the base. Groups that know their scale
-    follow `set_lr`, absolute ones do not. The optimizer keeps the scale as `lr_ratio`: a group with
-    `lr_scale` is one whose lr lacks it to the schedulers of timm, which multiply by it.
+    | keys of the group | lr | lr_ratio | follows `set_lr` |
+    | --- | --- | --- | --- |
+    | `lr` | as it is | none | no |
+    | `lr_scale` | base_lr * lr_scale | lr_scale | yes |
+    | both | as it is | lr_scale | yes |
+    | neither | base_lr | 1, or the `lr_ratio` it has | yes |
+
+    The key `lr_scale` is renamed because timm's schedulers multiply the lr of a group by it.
 
     Args:
-        group: As given by the user.
-        base_lr: The optimizer's own learning rate.
+        group: A group that a user passed.
+        base_lr: Learning rate of the optimizer.
         allowed: Hyper-parameters a group may override.
         owner: Class name, for messages.
 

@@ -1,6 +1,4 @@
-"""Give parameters their saved state by name, dtypes kept and sharded as they are.
-
-Read it from a torch state dict.
+"""Assign saved state to parameters by name, in its own dtype, sharded as the parameters are.
 
 `torch.optim.Optimizer.load_state_dict` maps by position and turns float32 moments of a bfloat16
 parameter into bfloat16; this reads the same layout and does neither. Files have a layout of their
@@ -41,23 +39,28 @@ def canonical(name: str) -> str:
     return _WRAPPER.sub("", name)
 
 
-def refuse_difference(saved: Sequence[str], own: Sequence[str]) -> None:
-    """Refuse the first name on one side alone.
+def refuse_difference(saved: Sequence[str], current: Sequence[str]) -> None:
+    """Refuse names of saved parameters that are not those of the optimizer, in any order.
+
+    Args:
+        saved: Names of the parameters in the saved state.
+        current: Names of the parameters of the optimizer.
 
     Raises:
-        ValueError: Naming the parameter, with the nearest name of the other side.
+        ValueError: Naming the first parameter that is missing, with the nearest saved name, or else
+            the first one that is extra.
     """
     saved_names = set(saved)
-    own_names = set(own)
-    for name in own:
+    current_names = set(current)
+    for name in current:
         if name not in saved_names:
-            extra = [saved_name for saved_name in saved if saved_name not in own_names]
+            extra = [saved_name for saved_name in saved if saved_name not in current_names]
             hint = f" {did_you_mean(name, extra)}" if extra else ""
             raise ValueError(
                 f"the saved state has no parameter {name!r}, which the optimizer has.{hint}"
             )
     for name in saved:
-        if name not in own_names:
+        if name not in current_names:
             raise ValueError(
                 f"the saved state has a parameter {name!r}, which the optimizer does not have."
             )
@@ -66,8 +69,8 @@ def refuse_difference(saved: Sequence[str], own: Sequence[str]) -> None:
 def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
     """Refuse a state tensor of another shape than its parameter.
 
-    It may be a number, have the parameter's shape, or have 1 in place of some of its dimensions
-    (factored moments).
+    It may have one element and another number of dimensions, the parameter's shape, or 1 in place
+    of some of its dimensions (factored moments).
 
     Raises:
         ValueError: Naming parameter, key and both shapes.
@@ -85,14 +88,16 @@ def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
 
 
 def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> None:
-    """Refuse a state tensor sharded otherwise than its parameter.
+    """Refuse a state tensor that is a DTensor and placed otherwise than its parameter.
+
+    A full tensor passes, and so does one of another shape whose parameter is a DTensor.
 
     Raises:
         ValueError: Naming parameter, key and both placements.
     """
     if not isinstance(value, DTensor):
         return
-    sharding = "is whole"
+    sharding = "is not sharded"
     if isinstance(param, DTensor):
         same = (param.device_mesh, param.placements) == (value.device_mesh, value.placements)
         if same or value.shape != param.shape:
@@ -100,23 +105,24 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
         sharding = f"as {param.placements}"
     raise ValueError(
         f"state {key!r} of parameter {name!r} is sharded as {value.placements}, the parameter"
-        f" {sharding}: give the whole tensor, full_tensor()."
+        f" {sharding}: give the full tensor, full_tensor()."
     )
 
 
 def refuse_other_state(
     optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: PlainMapping
 ) -> None:
-    """Refuse saved state with other keys than the optimizer of the parameter keeps.
+    """Refuse saved state with a key too few or too many for the optimizer of the parameter.
 
-    Other libraries' classes are not known.
+    Nothing is checked if `entries` is empty, or if the optimizer is of another library, whose state
+    keys are not known.
 
     Args:
-        optimizer: Where a `Composite`, its member is asked.
-        group: With the options that will be in force.
-        name: The parameter's.
-        param: Its shape counts.
-        entries: Saved under state keys; nothing where it was never stepped.
+        optimizer: For a `Composite`, the member that steps the group is meant.
+        group: The parameter's group, with the options that will be in force.
+        name: Name of the parameter.
+        param: The parameter; its shape may decide which keys there are.
+        entries: Its saved state; empty if it was never stepped.
 
     Raises:
         ValueError: Naming parameter and state key.
@@ -144,17 +150,19 @@ def refuse_other_state(
 def restore_state(
     optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, PlainMapping]
 ) -> dict[Tensor, dict[str, Any]]:
-    """Compute the state by parameter from the state by name.
+    """Map each parameter to a copy of the state that was saved under its name.
 
-    The one way in, from a state dict and from files.
+    Both a state dict and a checkpoint are loaded through this function.
 
     Args:
-        optimizer: Says what it keeps; nothing of it is changed.
-        groups: Its parameters with the options that will be in force.
-        saved: By parameter name; a parameter that was never stepped is missing.
+        optimizer: Determines which state keys are valid; nothing of it is changed.
+        groups: Its groups with the options that will be in force.
+        saved: State by parameter name; a parameter that was never stepped is missing, and is
+            missing in the result, too.
 
     Raises:
-        ValueError: For what is not of the parameter's shape, or not what its optimizer keeps.
+        ValueError: A state tensor is sharded otherwise than its parameter, or a state key is
+            missing or extra.
     """
     state = {}
     for index, group in enumerate(groups):
@@ -170,14 +178,21 @@ def restore_state(
 
 
 def copy_to_param(value: object, param: Tensor, group: Group, key: str) -> Any:
-    """Copy one state value to its parameter's device and sharding, in its own dtype.
+    """Copy one value of a state to the device and the sharding of its parameter, dtype unchanged.
 
-    `step` stays on the CPU, where torch keeps it, unless the group runs fused or captured.
+    Dicts, lists, tuples and deques are copied entry by entry; other values are deep copies. `step`
+    stays on the CPU, where torch has it, unless the group is fused or capturable.
+
+    Args:
+        value: A tensor, a container of tensors, or any other value.
+        param: Its parameter.
+        group: The parameter's group, or an empty mapping.
+        key: State key of the value.
     """
     if isinstance(value, Tensor):
         on_device = key != "step" or group.get("fused") or group.get("capturable")
-        piece = shard_like(value.detach(), param)
-        return piece.to(device=param.device if on_device else torch.device("cpu"), copy=True)
+        shard = shard_like(value.detach(), param)
+        return shard.to(device=param.device if on_device else torch.device("cpu"), copy=True)
     if isinstance(value, dict):
         return {
             inner: copy_to_param(entry, param, group, str(inner)) for inner, entry in value.items()
@@ -192,14 +207,14 @@ def copy_to_param(value: object, param: Tensor, group: Group, key: str) -> Any:
 
 
 def shard_like(value: Tensor, param: Tensor) -> Tensor:
-    """Cut a tensor of a parameter's shape as the parameter is sharded.
+    """Shard a tensor as a parameter is sharded, if the two have the same shape.
 
-    Every other tensor comes back as it is.
+    Otherwise, or if the parameter is no DTensor, the tensor itself is returned.
 
     Args:
-        value: Whole, the same on every rank, of which each keeps its piece without communication;
-            or a DTensor with the parameter's placements already.
-        param: Says mesh and placements, if it has any.
+        value: A full tensor, the same on every rank, of which each rank takes its shard without
+            communication; or a DTensor with the parameter's placements already.
+        param: Its mesh and placements are those of the result.
     """
     if isinstance(param, DTensor) and value.shape == param.shape:
         return distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
@@ -209,19 +224,19 @@ def shard_like(value: Tensor, param: Tensor) -> Tensor:
 def load_by_name(
     optimizer: Optimizer, state_dict: PlainMapping
 ) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
-    """Compute the state and the groups of an optimizer after loading.
+    """Compute the state and the groups that an optimizer has after loading a state dict.
 
     Args:
-        optimizer: Says which parameters there are; nothing of it is changed.
-        state_dict: In torch's layout; `params` may hold numbers or names.
+        optimizer: Has the parameters; nothing of it is changed.
+        state_dict: In torch's layout; `params` of its groups may be numbers or names.
 
     Returns:
-        State by parameter, and the groups in the optimizer's order with the saved options, and the
-        optimizer's own where none was saved.
+        State by parameter; and the groups in the optimizer's order, with the saved options, and the
+        options of the optimizer that were not saved.
 
     Raises:
-        ValueError: With the first parameter missing, extra or of another shape, or where the saved
-            groups are divided otherwise than the optimizer's.
+        ValueError: It is no state dict, or of another optimizer; a parameter is missing, extra or
+            of another shape; or parameters of one group come from several saved groups.
     """
     for key in ("state", "param_groups"):
         if key not in state_dict:
@@ -236,26 +251,26 @@ def load_by_name(
             f"the state was saved by {saved_by}, the optimizer is {type(optimizer).__name__}."
         )
     saved_groups = state_dict["param_groups"]
-    own_names = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
-    sources = _sources(optimizer, own_names, saved_groups)
+    names_of_groups = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
+    sources = _sources(optimizer, names_of_groups, saved_groups)
     saved = {
         name: state_dict["state"][key]
         for name, (_, key) in sources.items()
         if key in state_dict["state"]
     }
     groups: list[ParamGroup] = []
-    for own_group, names in zip(optimizer.param_groups, own_names, strict=True):
-        saved_group = saved_groups[_only_group(names, sources)] if names else own_group
-        if saved_group.get("optimizer") != own_group.get("optimizer"):
+    for current_group, names in zip(optimizer.param_groups, names_of_groups, strict=True):
+        saved_group = saved_groups[_only_group(names, sources)] if names else current_group
+        if saved_group.get("optimizer") != current_group.get("optimizer"):
             raise ValueError(
                 f"the group of {names[0]!r} was stepped by {saved_group.get('optimizer')}, "
-                f"now by {own_group.get('optimizer')}."
+                f"now by {current_group.get('optimizer')}."
             )
-        for name, param in zip(names, own_group["params"], strict=True):
+        for name, param in zip(names, current_group["params"], strict=True):
             _refuse_foreign_tensors(name, param, saved.get(name, {}))
-        groups.append(_restored_group(own_group, saved_group))
+        groups.append(_restored_group(current_group, saved_group))
     state = defaultdict[Tensor, Any](dict, restore_state(optimizer, groups, saved))
-    for group, names in zip(groups, own_names, strict=True):
+    for group, names in zip(groups, names_of_groups, strict=True):
         # Torch counts for each parameter alone.
         if names and "step" not in saved_groups[_only_group(names, sources)]:
             steps = [
@@ -268,46 +283,60 @@ def load_by_name(
 
 
 def _refuse_foreign_tensors(name: str, param: Tensor, entries: PlainMapping) -> None:
+    """Refuse state tensors of another shape than their parameter, see `refuse_foreign`."""
     for key, value in entries.items():
         if isinstance(value, Tensor):
             refuse_foreign(name, param, value, str(key))
 
 
-def _restored_group(own: Group, saved: Group) -> dict[str, Any]:
-    """Merge the saved options over the optimizer's own.
+def _restored_group(current: Group, saved: Group) -> dict[str, Any]:
+    """Merge a saved group over the current one, whose parameters, names and functions stay.
 
-    Which has keys that torch's optimizers know nothing of.
+    A group that torch saved lacks some of our keys: those keep their current value.
     """
-    merged = dict(own)
+    merged = dict(current)
     if "step" in saved:
         merged.pop("lr_ratio", None)  # a group of ours without a ratio has an absolute lr
-    described = {key: own[key] for key in ("params", "param_names", "functions") if key in own}
+    kept_keys = ("params", "param_names", "functions")
+    kept = {key: current[key] for key in kept_keys if key in current}
     options = {key: deepcopy(value) for key, value in saved.items() if key != "functions"}
-    return merged | options | described
+    return merged | options | kept
 
 
 def _sources(
-    optimizer: Optimizer, own_names: list[list[str]], saved_groups: Sequence[Group]
+    optimizer: Optimizer, current_names: list[list[str]], saved_groups: Sequence[Group]
 ) -> dict[str, tuple[int, Any]]:
-    """Map each own parameter's name to its saved group and its key in the saved state."""
+    """Map each parameter's name to the index of its saved group and its key in the saved state.
+
+    Parameters are matched by name; if the names differ, by their `canonical` names; if either side
+    has no names, by position.
+
+    Args:
+        optimizer: Has the parameters.
+        current_names: Names of its parameters, one list for each group.
+        saved_groups: Groups of a state dict.
+
+    Raises:
+        ValueError: Names, or without names the sizes of groups, differ.
+    """
     saved_names = _saved_names(saved_groups)
-    flat_own = list(chain.from_iterable(own_names))
-    unnamed = any(
+    names = list(chain.from_iterable(current_names))
+    is_unnamed = any(
         group["params"] and "param_names" not in group for group in optimizer.param_groups
     )
-    if saved_names is None or unnamed:
-        _refuse_other_sizes(own_names, saved_groups)
-        saved_names = own_names
-    lookup = {name: name for name in flat_own}
-    if set(chain.from_iterable(saved_names)) != set(flat_own):
-        saved_names = [list(map(canonical, names)) for names in saved_names]
-        lookup = {name: canonical(name) for name in flat_own}
-        refuse_difference(list(chain.from_iterable(saved_names)), list(lookup.values()))
+    if saved_names is None or is_unnamed:
+        _refuse_other_sizes(current_names, saved_groups)
+        saved_names = current_names
+    saved_name_of = {name: name for name in names}
+    if set(chain.from_iterable(saved_names)) != set(names):
+        saved_names = [list(map(canonical, group_names)) for group_names in saved_names]
+        saved_name_of = {name: canonical(name) for name in names}
+        refuse_difference(list(chain.from_iterable(saved_names)), list(saved_name_of.values()))
     source_of: dict[str, tuple[int, Any]] = {}
-    for index, (names, group) in enumerate(zip(saved_names, saved_groups, strict=True)):
-        for name, key in zip(names, group["params"], strict=True):
+    for index, group in enumerate(saved_groups):
+        for name, key in zip(saved_names[index], group["params"], strict=True):
             source_of[name] = (index, key)
-    return {name: source_of[lookup[name]] for name in flat_own}
+    return {name: source_of[saved_name_of[name]] for name in names}
 
 
 def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
@@ -328,7 +357,15 @@ def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
 
 
 def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) -> int:
-    """Find the saved group that all parameters of a group come from; refuse several."""
+    """Return the index of the one saved group that parameters come from.
+
+    Args:
+        names: Names of the parameters of a group, at least one.
+        sources: See `_sources`.
+
+    Raises:
+        ValueError: They come from several saved groups.
+    """
     indices = list(dict.fromkeys(sources[name][0] for name in names))
     if len(indices) > 1:
         raise ValueError(
@@ -339,13 +376,13 @@ def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) ->
     return indices[0]
 
 
-def _refuse_other_sizes(own: Sequence[Sequence[str]], saved: Sequence[Group]) -> None:
+def _refuse_other_sizes(current: Sequence[Sequence[str]], saved: Sequence[Group]) -> None:
     """Refuse saved groups whose number, or numbers of parameters, differ from the optimizer's."""
-    if len(own) != len(saved):
+    if len(current) != len(saved):
         raise ValueError(
-            f"the saved state has {len(saved)} parameter groups, the optimizer {len(own)}."
+            f"the saved state has {len(saved)} parameter groups, the optimizer {len(current)}."
         )
-    for index, (names, group) in enumerate(zip(own, saved, strict=True)):
+    for index, (names, group) in enumerate(zip(current, saved, strict=True)):
         if len(names) != len(group["params"]):
             raise ValueError(
                 f"group {index}: the saved state has {len(group['params'])} parameters, the"

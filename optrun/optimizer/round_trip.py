@@ -1,4 +1,7 @@
-"""One round trip of the state of an optimizer that other people wrote, before it trains a model."""
+"""Check that the state of a plugin's or another library's optimizer survives a checkpoint.
+
+Done once, over small copies of the parameters, before the optimizer trains a model.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,23 @@ from optrun.optimizer.state import load_named_state, named_state
 Build = Callable[[list[ParamGroup]], Optimizer]
 
 _SAVED_AT = 11
+"""Step after which the state is saved. Some optimizers move nothing before the tenth."""
 _LAST = 24
-"""Steps. Some optimizers move nothing before the tenth."""
+"""Step after which the two copies are compared."""
 
 _LONGEST_SIDE = 12
-"""Of a small copy of a parameter."""
+"""Longest side of a small copy of a parameter."""
 
 
 class SmallCopy:
-    """An optimizer over small copies of parameters, stepped on gradients of a fixed seed."""
+    """An optimizer over small copies of parameters, stepped on gradients of a fixed seed.
+
+    Seeds the generators of torch, Python and NumPy.
+
+    Args:
+        build: Builds the optimizer over groups.
+        groups: Groups of the run; each parameter is replaced by a small random one.
+    """
 
     def __init__(self, build: Build, groups: Sequence[Group]) -> None:
         torch.manual_seed(0)
@@ -42,7 +53,11 @@ class SmallCopy:
             self.params |= zip(group["param_names"], group["params"], strict=True)
 
     def steps(self, first: int, last: int) -> None:
-        """Step; refuse an optimizer with a learning rate of its own."""
+        """Take the steps from `first` to before `last`.
+
+        Raises:
+            ConfigError: The optimizer changed the lr of a group.
+        """
         for step in range(first, last):
             generator = torch.Generator().manual_seed(step)
             for param in self.params.values():
@@ -57,7 +72,7 @@ class SmallCopy:
                 )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Collect weights and state by name."""
+        """Map names to weights and state tensors, references and not copies."""
         return {**self.params, **named_state(self.optimizer)[0]}
 
 
@@ -67,14 +82,15 @@ def build_checked(
     """Build an optimizer, and check a round trip of its state through a checkpoint.
 
     Args:
-        build: Makes the optimizer over groups of (name, parameter) pairs.
+        build: Builds the optimizer over groups of (name, parameter) pairs.
         groups: Groups of the run; the small copies have their keys and kinds of parameters.
-        key: What chose the optimizer, such as `optimizer=mine`.
+        key: The override that chose the optimizer, such as `optimizer=mine`; begins a message.
         owner: Name of its class in messages.
-        hint: What to do if it is refused.
+        hint: Last sentence of a message: what to do.
 
     Raises:
-        ConfigError: It fails, sets lr itself, or differs after its state was saved and loaded.
+        ConfigError: It fails in any way, sets lr itself, or differs after its state was saved and
+            loaded.
     """
     try:
         optimizer = build([dict(group) for group in groups])
@@ -86,9 +102,10 @@ def build_checked(
 
 
 def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
-    """Save the state of a small copy, load it into a second one, and compare all later bits.
+    """Save the state of a small copy after 11 steps, and compare a second copy that loads it.
 
-    Global random states stay as they are.
+    Both are stepped to step 24 and have to be equal bit by bit. The states of the global random
+    generators are restored.
 
     Raises:
         ConfigError: Weights, state or counters differ; the message names the first tensor.
@@ -111,10 +128,10 @@ def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
 
 
 def one_group_per_kind(groups: Sequence[Group]) -> list[Group]:
-    """Keep one group per kind, and in it one parameter per number of dimensions.
+    """Select one group of each kind, and in it one parameter of each number of dimensions.
 
-    Groups are of one kind if they have the same keys and kinds of parameters, and agree on whether
-    weights decay.
+    Groups are of one kind if they have the same keys, the same numbers of dimensions and the same
+    `optimizer`, and if weights decay in both or in neither.
     """
     kinds: dict[object, Group] = {}
     for group in groups:
@@ -131,7 +148,10 @@ def one_group_per_kind(groups: Sequence[Group]) -> list[Group]:
 
 @contextmanager
 def preserved_random_states() -> Iterator[None]:
-    """Restore all random states after the block, and drop its warnings."""
+    """Restore the states of random generators after a block; its warnings are not shown.
+
+    Gradients are enabled in it. Generators of GPUs are not restored.
+    """
     restore = _remember_random_states()
     try:
         with torch.enable_grad(), warnings.catch_warnings():
@@ -142,7 +162,7 @@ def preserved_random_states() -> Iterator[None]:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Compare to the last bit, NaN included."""
+    """Tell whether two tensors are equal bit by bit, in dtype and in shape; NaN equals NaN."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     pair = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
@@ -150,7 +170,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _small_group(group: Group, index: int) -> ParamGroup:
-    """Copy a group with small random parameters in place of its own."""
+    """Copy a group, with a small random parameter on the CPU for each of its parameters."""
     pairs = []
     for name, param in group["params"]:
         # Sides differ, so that a transposed state is noticed.
@@ -160,7 +180,10 @@ def _small_group(group: Group, index: int) -> ParamGroup:
 
 
 def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCopy:
-    """Build a second copy and give it the first one's weights and state, as a checkpoint does."""
+    """Build a second copy with the weights and the state of the first, as a checkpoint does.
+
+    The state goes through JSON, and the states of the random generators are restored.
+    """
     restore = _remember_random_states()
     with evaluation_weights(first.optimizer):
         weights = {name: param.detach().clone() for name, param in first.params.items()}
@@ -179,7 +202,7 @@ def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCo
 
 
 def _remember_random_states() -> Callable[[], None]:
-    """Return a function to restore the random states of this moment.
+    """Return a function that restores the current states of the random generators.
 
     Those of torch on the CPU, of Python and of NumPy; not those of GPUs.
     """
@@ -196,7 +219,7 @@ def _remember_random_states() -> Callable[[], None]:
 
 
 def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
-    """Name the first tensor that differs, or say that the counters do; None: all is equal."""
+    """Name the first tensor that differs, else "what it counts"; None if all is equal."""
     of_first = first.tensors()
     of_second = second.tensors()
     for name in sorted(of_first.keys() | of_second.keys()):
@@ -211,6 +234,7 @@ def _first_difference(first: SmallCopy, second: SmallCopy) -> str | None:
 
 
 def _reason(error: Exception) -> str:
+    """Describe an error in one line without a period; a ConfigError by its message alone."""
     if isinstance(error, ConfigError):
         return str(error).rstrip(".")
     first_line = str(error).strip().split("\n", 1)[0].rstrip(".")

@@ -1,6 +1,6 @@
-"""Optimizer state by parameter name, for files: tensors apart from what JSON can hold.
+"""Convert optimizer state to tensors by name and a dict for JSON, and load it from them.
 
-Works for every torch optimizer whose groups carry names, ours or not.
+Works for every torch optimizer whose groups have names, those of other libraries included.
 """
 
 from __future__ import annotations
@@ -26,27 +26,26 @@ from optrun.optimizer.restore import copy_to_param, refuse_difference, restore_s
 FORMAT = 1
 
 TRAINED = "training_weight"
-"""Weights as they are trained, where the model is saved with those to evaluate."""
+"""Key of the training weights of a model that is saved with its evaluation weights."""
 
 _NOT_OPTIONS = DESCRIPTIVE_KEYS | {"params"}
 
 
 def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return everything an optimizer has learnt, by parameter name.
+    """Return the state of an optimizer by parameter name: its tensors, and all else.
 
     Args:
         optimizer: Built with named parameters.
 
     Returns:
         Tensors under "<parameter>/<state key>", references and not copies; and a dict that JSON can
-        hold: the other state values, where each tensor belongs, every group's options and counters,
-        and every parameter's shape. An optimizer with weights of its own for evaluation gives those
-        it trains, too.
+        hold: the other state values, the key of each tensor, the options and counters of every
+        group, and the shape of every parameter. If the model has other weights for evaluation, its
+        training weights are under "<parameter>/training_weight".
 
     Raises:
-        ValueError: Where parameters have no names.
-        TypeError: For a state value that is neither tensor, number, word, None, nor a list or dict
-            of these.
+        ValueError: Parameters have no names.
+        TypeError: A state value is neither tensor, number, string, None, nor a container of these.
     """
     tensors: dict[str, Tensor] = {}
     params = _params_by_name(optimizer)
@@ -93,20 +92,22 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
 def load_named_state(
     optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping
 ) -> None:
-    """Load the result of `named_state` into an optimizer, wholly or not at all.
+    """Load the result of `named_state` into an optimizer; if it does not fit, change nothing.
 
-    The order of parameters and their division into groups may differ. Dtypes are kept. The groups'
-    options stay as they were built; what a group counts is restored.
+    The order of parameters and their division into groups may differ. Dtypes stay those that were
+    saved. Options of groups stay as they were built; counters of groups, such as `step`, are
+    loaded. Training weights in `tensors` are copied into the parameters.
 
     Args:
-        optimizer: Built with named parameters, of the class the state was saved from.
-        tensors: Whole tensors, of which a sharded parameter takes its piece without communication;
-            or DTensors that are sharded as their parameters.
-        meta: What came with them.
+        optimizer: Built with named parameters, of the class that saved the state.
+        tensors: Full tensors, of which each rank takes its shard without communication; or DTensors
+            that are sharded as their parameters.
+        meta: The dict that `named_state` returned with them.
 
     Raises:
-        ValueError: With the first parameter or tensor that is missing, extra or of another shape,
-            or that an option needs and was not saved.
+        ValueError: A parameter or tensor is missing, extra or of another shape; an option needs a
+            tensor that was not saved; joined groups counted differently; or a counter is no number.
+        OtherFormatError: The state has another format.
     """
     _refuse_other_optimizer(optimizer, meta)
     params = _params_by_name(optimizer)
@@ -185,7 +186,7 @@ def _load_attributes(optimizer: Optimizer, saved: PlainMapping) -> None:
 
 
 def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the parameters by name; refuse an optimizer built without names."""
+    """Map names to parameters; raise ValueError for an optimizer built without names."""
     if not all("param_names" in group for group in optimizer.param_groups):
         raise ValueError(
             f"{type(optimizer).__name__} was built without parameter names: pass"
@@ -198,7 +199,11 @@ def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _options(optimizer: Optimizer, group: Group) -> list[str]:
-    """List the options of a group, without the keys in which an optimizer counts."""
+    """List the keys of a group that are options, and neither counters nor descriptions.
+
+    Options are the defaults of an optimizer of optrun and of its members, else the keywords of the
+    constructor.
+    """
     if isinstance(optimizer, NamedOptimizer):
         members = getattr(optimizer, "members", {}).values()
         options = set(optimizer.defaults).union(*(member.defaults for member in members))
@@ -208,7 +213,11 @@ def _options(optimizer: Optimizer, group: Group) -> list[str]:
 
 
 def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Collect numbers and objects with a state from an optimizer of another library."""
+    """Collect the attributes in which another library's optimizer may count.
+
+    These are numbers, and objects with a `state_dict`, that are no keywords of its constructor and
+    not private. Empty for an optimizer of optrun.
+    """
     if isinstance(optimizer, NamedOptimizer):
         return {}
     keywords = inspect.signature(type(optimizer)).parameters
@@ -224,7 +233,11 @@ def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
 def _training_weights(
     name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: set[str]
 ) -> Tensor:
-    """Return the training weights of a model saved with its evaluation weights."""
+    """Return the saved training weights of a parameter; its key is removed from `unused`.
+
+    Raises:
+        ValueError: There are none, or they have another shape.
+    """
     key = f"{name}/{TRAINED}"
     packed = {"tensor": [key, list(param.shape)]}
     value: Tensor = _unpack(packed, tensors, unused)
@@ -234,7 +247,12 @@ def _training_weights(
 def _load_counters(
     optimizer: Optimizer, meta: PlainMapping, tensors: Mapping[str, Tensor], unused: set[str]
 ) -> list[ParamGroup]:
-    """Return the counters of each group: for ours, the steps."""
+    """Return the saved counters for each group of the optimizer, such as `step`.
+
+    Raises:
+        ValueError: A parameter was stepped by another member or with another option of another
+            library; or a group joins saved groups whose counters differ.
+    """
     options = {"optimizer", *_NOT_OPTIONS}.union(
         *(_options(optimizer, group) for group in optimizer.param_groups)
     )
@@ -271,10 +289,10 @@ def _load_counters(
 
 
 def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
-    """Refuse state made with another switch, word or count by another library's optimizer.
+    """Refuse state that another library's optimizer made with another value of an option.
 
-    Whether such state fits, only that library could say, and it says so by a traceback at the next
-    step or not at all.
+    Only options that are no floats: switches, names and counts. Whether the state fits, only that
+    library could tell, and it does by a traceback at the next step or not at all.
     """
     if isinstance(optimizer, NamedOptimizer):
         return
@@ -290,7 +308,16 @@ def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: s
 
 
 def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to what JSON can hold; its tensors go into `tensors`, by their path."""
+    """Convert a value to what JSON can hold; `_unpack` is the inverse.
+
+    Args:
+        value: A tensor, number, string, None, or a list, tuple, deque or dict of these.
+        where: Path of the value, for keys of tensors and for the message.
+        tensors: Gets each tensor under its path.
+
+    Raises:
+        TypeError: For any other type.
+    """
     if isinstance(value, Tensor):
         tensors[where] = value
         return {"tensor": [where, list(value.shape), *_dimension_order(value)]}
@@ -318,9 +345,10 @@ def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _dimension_order(value: Tensor) -> list[list[int]]:
-    """Describe how the dimensions lie in memory if not as in a file.
+    """Return the order of the dimensions in memory, in a list; an empty list if it is usual.
 
-    Over another order products round otherwise.
+    A file holds contiguous tensors. Products over another order round otherwise, so it is restored.
+    Empty, too, for a tensor with gaps.
     """
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
@@ -330,12 +358,13 @@ def _dimension_order(value: Tensor) -> list[list[int]]:
 
 
 def _restore_dimension_order(value: Tensor, order: list[int]) -> Tensor:
+    """Copy a tensor so that its dimensions have this order in memory; its shape stays."""
     inverse = [order.index(dim) for dim in range(len(order))]
     return value.permute(order).contiguous().permute(inverse)
 
 
 def _describe(value: object) -> Any:
-    """Describe an option of a group for comparison, by its text if no file can hold it."""
+    """Convert an option of a group as `_pack` does; to its `repr` if JSON cannot hold it."""
     try:
         return _pack(value, "", {})
     except TypeError:
@@ -343,7 +372,16 @@ def _describe(value: object) -> Any:
 
 
 def _unpack(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
-    """Convert a packed value back; names of the tensors it takes are removed from `unused`."""
+    """Convert a packed value back, see `_pack`.
+
+    Args:
+        value: What `_pack` returned.
+        tensors: All saved tensors by path.
+        unused: The paths of its tensors are removed from it.
+
+    Raises:
+        ValueError: A tensor is missing or of another shape, or the kind of a value is unknown.
+    """
     if not isinstance(value, Mapping):
         return value
     ((kind, content),) = value.items()

@@ -1,8 +1,8 @@
-"""Functions of whole matrices, on matrices of which each process holds a piece.
+"""Apply functions of full matrices, such as Newton-Schulz, to sharded matrices.
 
-Each matrix is brought together on one rank alone, and what comes of it is cut again: two
-collectives for many matrices, however many there are, the work and the memory divided among the
-ranks, and the same bits as in one process.
+Each matrix is gathered on one rank, and its result is scattered: two collectives for any number of
+matrices. The work and the memory are divided among the ranks, and the bits are those of one
+process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from optrun.optimizer.numerics import sharding_of
 
 Function = Callable[[int, Tensor], Tensor]
-"""From a matrix's index and the whole matrix to a tensor of the same shape and dtype."""
+"""(index of a matrix, full matrix) -> a tensor of the same shape and dtype."""
 
 
 def on_whole(
@@ -28,117 +28,140 @@ def on_whole(
     """Apply a function of full matrices to sharded matrices, and return the shards of the results.
 
     A matrix that is sharded over one mesh dimension is gathered on one rank, its owner, and the
-    result is scattered. One that is sharded over several is gathered on every rank.
+    result is scattered. One that is sharded over several is gathered on every rank. One that is not
+    sharded is computed where it is.
 
     Args:
         function: The same on every rank; called on each rank for some of the matrices.
         pieces: This process's shards, of one device and dtype.
-        params: Tensors that are sharded as the pieces are, the same on every rank: DTensors, or
-            plain tensors that are whole.
+        params: Tensors that are sharded as `pieces` are, the same on every rank: DTensors, or plain
+            tensors that are not sharded.
 
     Example:
-        >>> pieces, like = [torch.tensor([[3.0, 4.0]])], [torch.ones(1, 2)]
-        >>> on_whole(lambda _, whole: whole / whole.norm(), pieces, like)
+        >>> shards, like = [torch.tensor([[3.0, 4.0]])], [torch.ones(1, 2)]
+        >>> on_whole(lambda _, matrix: matrix / matrix.norm(), shards, like)
         [tensor([[0.6000, 0.8000]])]
     """
     out = list(pieces)
-    together: dict[tuple[DeviceMesh, int], list[int]] = {}
-    for index, (piece, param) in enumerate(zip(pieces, params, strict=True)):
+    by_mesh: dict[tuple[DeviceMesh, int], list[_ShardedMatrix]] = {}
+    for index, (shard, param) in enumerate(zip(pieces, params, strict=True)):
         if not isinstance(param, DTensor) or not sharding_of(param).groups:
-            out[index] = function(index, piece)
+            out[index] = function(index, shard)
             continue
         mesh = param.device_mesh
         placements = param.placements
-        cut = [
+        sharded_dims = [
             dim
             for dim in range(mesh.ndim)
             if not placements[dim].is_replicate() and mesh.size(dim) > 1
         ]
-        if len(cut) == 1 and type(placements[cut[0]]) is Shard:
-            together.setdefault((mesh, cut[0]), []).append(index)
-        else:  # cut over several dimensions of the mesh: each rank brings it together for itself
-            matrix = DTensor.from_local(
-                piece, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
+        placement = placements[sharded_dims[0]]
+        if len(sharded_dims) == 1 and type(placement) is Shard:
+            axis = placement.dim % param.dim()
+            matrix = _ShardedMatrix(index, shard, param.shape, axis)
+            by_mesh.setdefault((mesh, sharded_dims[0]), []).append(matrix)
+        else:
+            full = DTensor.from_local(
+                shard, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
             ).full_tensor()
-            result = function(index, matrix)
-            pieces_of_result = distribute_tensor(result, mesh, placements, src_data_rank=None)
-            out[index] = pieces_of_result.to_local()
-    for (mesh, dim), indices in together.items():
-        axes = [params[index].placements[dim].dim % params[index].dim() for index in indices]  # type: ignore[attr-defined]
-        matrices = [
-            _ShardedMatrix(index, pieces[index], params[index].shape, axis)
-            for index, axis in zip(indices, axes, strict=True)
-        ]
-        for index, piece in zip(
-            indices, _map_on_owners(function, matrices, mesh, dim), strict=True
-        ):
-            out[index] = piece
+            result = distribute_tensor(function(index, full), mesh, placements, src_data_rank=None)
+            out[index] = result.to_local()
+    for (mesh, dim), matrices in by_mesh.items():
+        results = _map_on_owners(function, matrices, mesh, dim)
+        for matrix, result_shard in zip(matrices, results, strict=True):
+            out[matrix.index] = result_shard
     return out
 
 
 class _ShardedMatrix:
-    """A matrix of which each rank has one piece, cut as torch.chunk does."""
+    """A matrix that is sharded along one of its axes, as torch.chunk cuts it.
 
-    def __init__(self, index: int, piece: Tensor, shape: torch.Size, axis: int) -> None:
+    Args:
+        index: Its index among all matrices.
+        shard: The shard of this rank.
+        shape: Shape of the full matrix.
+        axis: The axis that is sharded.
+    """
+
+    def __init__(self, index: int, shard: Tensor, shape: torch.Size, axis: int) -> None:
         self.index = index
-        self.piece = piece
+        self.shard = shard
         self.shape = shape
         self.axis = axis
 
-    def shapes(self, ranks: int) -> list[list[int]]:
-        """Return the shape of each rank's piece; the last ones may be short or empty."""
+    def shapes(self, ranks: int) -> list[torch.Size]:
+        """Return the shape of each rank's shard; the last ones may be short or empty."""
         length = self.shape[self.axis]
-        most = -(-length // ranks)
-        lengths = [max(0, min(most, length - rank * most)) for rank in range(ranks)]
-        return [
-            [*self.shape[: self.axis], length, *self.shape[self.axis + 1 :]] for length in lengths
-        ]
+        longest = -(-length // ranks)
+        shapes = []
+        for rank in range(ranks):
+            shape = list(self.shape)
+            shape[self.axis] = max(0, min(longest, length - rank * longest))
+            shapes.append(torch.Size(shape))
+        return shapes
 
 
 def _map_on_owners(
     function: Function, matrices: Sequence[_ShardedMatrix], mesh: DeviceMesh, dim: int
 ) -> list[Tensor]:
-    """Send the pieces of every matrix to its owner, and the pieces of its result back."""
+    """Gather each matrix on its owner, apply the function, and scatter the results.
+
+    Positions below are indices into `matrices`. `owned[rank]` are the matrices of a rank, and what
+    a rank sends is ordered by owner.
+
+    Args:
+        function: See `on_whole`.
+        matrices: All sharded over dimension `dim` of `mesh`.
+        mesh: Processes that hold the shards.
+        dim: The dimension of the mesh.
+
+    Returns:
+        This rank's shard of each result, in the order of `matrices`.
+    """
     ranks = mesh.size(dim)
-    me = mesh.get_local_rank(dim)
+    rank_here = mesh.get_local_rank(dim)
     group = mesh.get_group(dim)
     shapes = [matrix.shapes(ranks) for matrix in matrices]
-
-    def count(at: int, rank: int) -> int:
-        return torch.Size(shapes[at][rank]).numel()
-
     owned = _assign_owners([matrix.shape.numel() for matrix in matrices], ranks)
+    owned_here = owned[rank_here]
     order = list(chain.from_iterable(owned))
-    counts_here = [count(at, me) for at in order]
-    send_counts = [sum(count(at, me) for at in matrices_of_rank) for matrices_of_rank in owned]
-    receive_counts = [sum(count(at, rank) for at in owned[me]) for rank in range(ranks)]
+    counts_here = [shapes[at][rank_here].numel() for at in order]
+    send_counts = [sum(shapes[at][rank_here].numel() for at in ats) for ats in owned]
+    receive_counts = [sum(shapes[at][rank].numel() for at in owned_here) for rank in range(ranks)]
 
-    send = torch.cat([matrices[at].piece.reshape(-1) for at in order])
+    # 1. Send the shards of this rank to the owners.
+    send = torch.cat([matrices[at].shard.reshape(-1) for at in order])
     received = send.new_empty(sum(receive_counts))
     dist.all_to_all_single(received, send, receive_counts, send_counts, group=group)
-    from_ranks = []
-    for rank, part in enumerate(received.split(receive_counts)):
-        from_ranks.append(part.split([count(at, rank) for at in owned[me]]))
-    results: list[list[Tensor]] = [[] for _ in range(ranks)]
-    for position, at in enumerate(owned[me]):
+    shards_of_ranks = []
+    for rank, values in enumerate(received.split(receive_counts)):
+        shards_of_ranks.append(values.split([shapes[at][rank].numel() for at in owned_here]))
+
+    # 2. Apply the function to the full matrices that this rank owns.
+    results_for_ranks: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for position, at in enumerate(owned_here):
         axis = matrices[at].axis
-        pieces_of_matrix = [
-            part[position].view(shapes[at][rank]) for rank, part in enumerate(from_ranks)
-        ]
-        result = function(matrices[at].index, torch.cat(pieces_of_matrix, dim=axis))
+        shards = [shards_of_ranks[rank][position].view(shapes[at][rank]) for rank in range(ranks)]
+        result = function(matrices[at].index, torch.cat(shards, dim=axis))
         lengths = [shape[axis] for shape in shapes[at]]
-        for rank, piece in enumerate(result.split(lengths, dim=axis)):
-            results[rank].append(piece.reshape(-1))
-    send_back = torch.cat(list(chain.from_iterable(results))) if owned[me] else received
+        for rank, shard in enumerate(result.split(lengths, dim=axis)):
+            results_for_ranks[rank].append(shard.reshape(-1))
+
+    # 3. Send the shards of the results back.
+    send_back = torch.cat(list(chain.from_iterable(results_for_ranks))) if owned_here else received
     returned = send_back.new_empty(sum(send_counts))
     dist.all_to_all_single(returned, send_back, send_counts, receive_counts, group=group)
-    parts = returned.split(counts_here)
-    pieces = {at: part.view(shapes[at][me]) for at, part in zip(order, parts, strict=True)}
-    return [pieces[at] for at in range(len(matrices))]
+    results: dict[int, Tensor] = {}
+    for at, values in zip(order, returned.split(counts_here), strict=True):
+        results[at] = values.view(shapes[at][rank_here])
+    return [results[at] for at in range(len(matrices))]
 
 
 def _assign_owners(sizes: Sequence[int], ranks: int) -> list[list[int]]:
-    """Assign matrices to ranks: the largest first, each to the least busy rank.
+    """Assign matrices to ranks: the largest first, each to the rank with the fewest elements.
+
+    Returns:
+        The indices of the matrices of each rank.
 
     Example:
         >>> _assign_owners([10, 40, 20, 30], 2)
