@@ -1,4 +1,4 @@
-"""A configuration and parameter groups in, an optimizer out."""
+"""Build the optimizer of a configuration over parameter groups."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from optrun.optimizer.round_trip import Build, build_checked
 from optrun.param_groups.roles import LORA, is_lora
 
 COMPANION = "adamw"
-"""What steps the parameters that are no hidden matrix beside Muon."""
+"""The optimizer of the parameters that Muon does not step."""
 
 _NO_SHARDS = (
-    "Give distributed=ddp, where each rank holds whole parameters, or another optimizer, such as"
+    "Give distributed=ddp, where each rank has full parameters, or another optimizer, such as"
     " optimizer=adamw."
 )
 _IF_IT_DOES = (
@@ -46,20 +46,19 @@ the matrix, which is their product."""
 
 
 def choice_of(config: OptimizerConfig) -> str:
-    """Name the choice a configuration belongs to: `lamb`, `adamw`, ..., by its class.
+    """Name the choice of a configuration by its class: `lamb`, `adamw`, ...
 
     Raises:
-        ConfigError: For a class that is no choice.
+        ConfigError: The class is the schema of no choice.
     """
     return kind_of("optimizer", SCHEMAS, config)
 
 
 def options_of(config: OptimizerConfig) -> PlainDict:
-    """Return the constructor's keywords in a configuration, words as strings.
+    """Return the fields of a configuration as keywords of the optimizer's class.
 
-    Without `lr`, a top-level key.
-
-    A dialect is no keyword: what it means stands in the others already.
+    Enums become their values. Left out are `name`, `default_lr` and `dialect`, whose meaning is in
+    the other fields already. There is no `lr`, which is a top-level key.
     """
     options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_KEYWORDS}
     return {
@@ -68,12 +67,12 @@ def options_of(config: OptimizerConfig) -> PlainDict:
 
 
 def require_optimizer(config: OptimizerConfig) -> None:
-    """Refuse an optimizer of another library if it is not installed or not offered.
+    """Refuse an optimizer of pytorch_optimizer that is not installed or not offered.
 
-    Called before anything is read.
+    Does nothing for other optimizers. Called before data are read.
 
     Raises:
-        ConfigError: With the reason.
+        ConfigError: With the reason, and what to take instead.
     """
     if isinstance(config, PytorchOptimizerConfig):
         library_class(config.class_name)
@@ -88,12 +87,12 @@ def refuse_unshardable(
     Does nothing unless `distributed` is `fsdp`.
 
     Args:
-        config: Of the run's optimizer.
-        distributed: The choice, `none`, `ddp` or `fsdp`.
-        rules: Of `param_groups.rules`, which may name other optimizers.
+        config: Configuration of the run's optimizer.
+        distributed: `none`, `ddp` or `fsdp`.
+        rules: `param_groups.rules`, which may name other optimizers.
 
     Raises:
-        ConfigError: With the key that names it, and what to give instead.
+        ConfigError: Naming the key of the optimizer, and what to give instead.
     """
     if distributed != "fsdp":
         return
@@ -102,16 +101,18 @@ def refuse_unshardable(
             f"optimizer.class_name={config.class_name}: the optimizers of pytorch_optimizer step"
             f" whole parameters, and distributed=fsdp shards them. {_NO_SHARDS}"
         )
-    names = {f"optimizer={choice_of(config)}": choice_of(config)}
+    choices = {f"optimizer={choice_of(config)}": choice_of(config)}
     for index, rule in enumerate(rules):
         if "optimizer" in rule:
-            names[f"param_groups.rules[{index}].optimizer={rule['optimizer']}"] = rule["optimizer"]
-    for key, name in names.items():
+            key = f"param_groups.rules[{index}].optimizer={rule['optimizer']}"
+            choices[key] = rule["optimizer"]
+    for key, name in choices.items():
         cls = class_of(name)
         reason = f"{key}: {cls.__name__} steps whole parameters, and distributed=fsdp shards them."
-        if is_builtin(name) and not getattr(cls, "TAKES_SHARDS", False):
-            raise ConfigError(f"{reason} {_NO_SHARDS}")
-        if not is_builtin(name) and not vars(cls).get("TAKES_SHARDS", False):
+        if is_builtin(name):
+            if not getattr(cls, "TAKES_SHARDS", False):
+                raise ConfigError(f"{reason} {_NO_SHARDS}")
+        elif not vars(cls).get("TAKES_SHARDS", False):
             raise ConfigError(f"{reason} {_NO_SHARDS} {_IF_IT_DOES}")
 
 
@@ -121,18 +122,19 @@ def build_optimizer(
     """Build the optimizer of a configuration or a name.
 
     Args:
-        config: A configuration, or the name of a choice to be built with its class's defaults.
+        config: A configuration, or the name of a choice, for the defaults of its class.
         param_groups: Group dicts with (name, parameter) pairs, options and descriptive keys, as
             `build_param_groups` returns them. A group may name another `optimizer` for itself.
-        lr: Base learning rate; groups with a scale of their own fold it in.
-        **options: Keywords over those of `config`; beside a name also `dialect`, see
+        lr: Base learning rate, see `fold_lr_scale` for groups with a scale.
+        **options: Keywords that override those of `config`; with a name also `dialect`, see
             `dialect_options`.
 
     Returns:
-        One torch optimizer; a `Composite` where groups go different ways, as for Muon.
+        One torch optimizer; a `Composite` if groups are stepped by different ones, as for Muon. The
+        state of one of a plugin or another library has survived a trial, see `build_checked`.
 
     Raises:
-        ConfigError: For a name that does not exist, or whatever the constructor refuses.
+        ConfigError: The name does not exist, or the constructor refuses an option or a group.
 
     Example:
         >>> import torch
@@ -183,15 +185,19 @@ def build_optimizer(
 def divide_groups(
     choice: str, options: Options, param_groups: Sequence[Group]
 ) -> tuple[list[ParamGroup], dict[str, dict[str, Any]]]:
-    """Decide which optimizer steps which group.
+    """Assign an optimizer to every group, and divide the groups of Muon.
 
     Args:
-        choice: The optimizer chosen for the run.
-        options: Its keywords; for Muon its companion's too.
-        param_groups: As given; not changed.
+        choice: The optimizer of the run.
+        options: Its keywords; for Muon those of its companion, too.
+        param_groups: Group dicts, which are not changed.
 
     Returns:
-        Groups, each with a key `optimizer`, and the keywords of the run's optimizers by name.
+        Groups, each with a key `optimizer`; and the keywords of the run's optimizers by name. For
+        Muon these are two, and groups with hidden and other parameters are divided.
+
+    Raises:
+        ConfigError: See `_split_for_muon`.
     """
     groups = [{**group, "optimizer": group.get("optimizer", choice)} for group in param_groups]
     if choice != "muon":
@@ -204,9 +210,10 @@ def divide_groups(
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
-    """Tell whether Muon steps a parameter.
+    """Tell whether a parameter is a hidden matrix, which Muon steps.
 
-    2-D, and a matrix by role or, if the role is not known, by shape.
+    It must be 2-D, and its role `matrix`. If the role is None, its shorter side must be at least 8,
+    and the longer one at most 8 times as long.
 
     By shape alone a matrix is hidden where its longer side is at most 8 times the shorter and both
     are at least 8: tables of a vocabulary and heads of a few classes are longer.
@@ -229,18 +236,20 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
-    """Split a group into the parameters for Muon and the others.
+    """Divide the entries of a group's `params` into those for Muon and the others.
 
-    LoRA's factors are stepped if asked for.
+    Args:
+        group: A group dict; the matrix of a `head` layer is not for Muon.
+        factors: Whether 2-D factors of a LoRA are for Muon, too.
     """
     hidden: list[Any] = []
     rest: list[Any] = []
     for pair in group["params"]:
         name, param = name_param_pairs([pair], 0)[0]
         role = _role(group, name)
-        is_factor = factors and role == LORA and param.dim() == 2
         is_hidden = is_hidden_matrix(param, role) and group.get("layer") != "head"
-        if is_factor or is_hidden:
+        is_factor = factors and role == LORA and param.dim() == 2
+        if is_hidden or is_factor:
             hidden.append(pair)
         else:
             rest.append(pair)
@@ -248,15 +257,24 @@ def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[
 
 
 def _role(group: Group, name: str) -> str | None:
+    """Return the role in a group, else `lora` for a name of a LoRA factor, else None."""
     return group.get("role") or (LORA if is_lora(name) else None)
 
 
 def _split_for_muon(
     groups: Sequence[Group], by_name: Sequence[bool], scale: float
 ) -> list[ParamGroup]:
-    """Split hidden matrices for Muon from the rest for its companion.
+    """Divide the groups of Muon into hidden matrices and the rest, for its companion.
 
-    by_name: of each group, whether it names Muon itself: then LoRA's factors are for Muon, too.
+    Args:
+        groups: Groups with a key `optimizer`; those of other optimizers are copied as they are.
+        by_name: For each group, whether a rule names Muon for it: then LoRA's factors are for Muon,
+            too.
+        scale: Factor on the lr of the companion's groups; one with an absolute lr keeps it.
+
+    Raises:
+        ConfigError: Nothing is left for Muon but LoRA's factors, which no rule gives to it.
+        ValueError: A parameter is a flat piece of FSDP1.
     """
     split: list[ParamGroup] = []
     factors: list[str] = []
@@ -265,7 +283,7 @@ def _split_for_muon(
             split.append(dict(group))
             continue
         pairs = name_param_pairs(group["params"], 0)
-        refuse_flat_pieces(pairs, "Muon")  # the companion would take all of them
+        refuse_flat_pieces(pairs, "Muon")  # which are 1-D: the companion would step them all
         hidden, rest = split_hidden_matrices(group, factors=names_muon)
         if not names_muon:
             factors += [name for name, _ in pairs if _role(group, name) == LORA]
@@ -279,7 +297,7 @@ def _split_for_muon(
                 if "lr" in group:
                     scaled["lr"] = group["lr"] * scale
             split.append(scaled)
-    # Muon would only lend its name to the companion.
+    # Else the run would be one of the companion, under Muon's name.
     if factors and all(group["optimizer"] != "muon" for group in split):
         raise ConfigError(
             f"optimizer=muon: the matrices that train are the factors of a LoRA, {factors[0]} and"

@@ -1,7 +1,4 @@
-"""Every optimizer that can be named.
-
-In `optimizer=...`, in a rule's `optimizer`, in a saved configuration.
-"""
+"""Find the class of an optimizer by the name of its choice, as in `optimizer=NAME`."""
 
 from __future__ import annotations
 
@@ -13,14 +10,15 @@ from optrun.config.schema.optimizer import SCHEMAS
 from optrun.optimizer.base import NamedOptimizer
 
 LIBRARY_CHOICE = "pytorch_optimizer"
-"""The one choice that is no class, but many of a library."""
+"""The choice for all classes of the library pytorch_optimizer; it has no class itself."""
 
 
 def class_of(name: str) -> type[Optimizer]:
     """Find the class behind `optimizer=NAME`.
 
     Raises:
-        ConfigError: There is none, or what was registered under the name is no torch optimizer.
+        ConfigError: No such optimizer is registered, `pytorch_optimizer` is meant, which is no
+            class, or what was registered is no torch optimizer.
 
     Example:
         >>> class_of("lamb").__name__
@@ -44,8 +42,8 @@ def class_of_member(name: str) -> type[NamedOptimizer]:
     """Find the class behind the `optimizer` of a parameter group.
 
     Raises:
-        ConfigError: As `class_of`; or it is a plain torch optimizer, which cannot share state and
-            steps.
+        ConfigError: As `class_of`; or the class is no `NamedOptimizer`, and cannot share its state
+            with other optimizers.
     """
     cls = class_of(name)
     if not issubclass(cls, NamedOptimizer):
@@ -58,6 +56,6 @@ def class_of_member(name: str) -> type[NamedOptimizer]:
 
 
 def is_builtin(name: str) -> bool:
-    """Tell whether a choice is optrun's own, and so held by its tests."""
+    """Tell whether an optimizer is optrun's; False for those of plugins and unknown names."""
     row = registry.choices("optimizer").get(name)
     return row is not None and row.origin is None

@@ -1,8 +1,8 @@
 """The coordinate check: does the effect of each parameter keep its size while the model grows?
 
 Source: Yang et al. 2022, arXiv:2203.03466, appendix D.1. Beside the change of each module's output,
-the part of it is measured that the update of one parameter makes, so that the parameter is named
-whose factor is wrong.
+the change is measured that the update of one parameter makes, so that the parameter with the wrong
+factor is named.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from torch.utils._pytree import tree_leaves
 from optrun.param_groups.growth import Growth, growth_of
 
 TOLERANCE = 0.25
-"""Largest slope that counts as none: half of a wrong half power.
+"""Largest deviation of a slope that passes: half of `WRONG_FACTOR`.
 
 Widths of a few dozen give a tenth by themselves.
 """
 WRONG_FACTOR = 0.5
-"""Least power by which a wrong factor is off: each grows by a half or a whole power."""
+"""Smallest error of a slope by a wrong factor, which is a power of 1/2 or 1 of the size."""
 MEASURES = ("initial", "change", "update")
+"""Values of `SlopeLine.measure`."""
 _ROUNDING = 1e-12
 """Below this share of an output an update is rounding: a bias that the softmax cancels has no
 gradient."""
@@ -43,7 +44,8 @@ class SizedModel:
         model: In float64, so that rounding is not taken for an update.
         forward: Runs the model on the fixed batch.
         train: Trains the model for a few steps.
-        sizes: How each parameter grew, see `growth_of`; empty: compare with the smallest model.
+        sizes: How each parameter grew, see `growth_of`; empty: it is computed from the largest and
+            the smallest model.
     """
 
     model: nn.Module
@@ -58,10 +60,10 @@ class SlopeLine:
 
     Attributes:
         parameter: Its name; `*` for the block number where depth varies.
-        measure: `initial`: mean absolute output of its module at the start; `change`: of the
-            difference after the steps; `update`: of the part that the change of this parameter
-            alone makes.
-        expected: Expected slope over size, on log axes; None: shown, and not judged.
+        measure: `initial`: mean absolute output of its module before training; `change`: mean
+            absolute change of that output; `update`: mean absolute change that the update of this
+            parameter alone makes.
+        expected: Expected slope of log(measure) over log(size); None: the line never fails.
         below: How far below `expected` a slope may be as well, see `_params_shared_by_units`.
         values: Measured values by size, one for each seed.
     """
@@ -74,7 +76,7 @@ class SlopeLine:
 
     @property
     def slopes(self) -> list[float]:
-        """Slope for each seed."""
+        """Slope of log(measure) over log(size) for each seed."""
         sizes = np.log(np.array(list(self.values)))
         logs = np.log(np.array(list(self.values.values())))
         return [float(np.polyfit(sizes, column, 1)[0]) for column in logs.T]
@@ -94,9 +96,9 @@ class SlopeLine:
 
     @property
     def fails(self) -> bool:
-        """Whether the slope is off by more than its tolerance and its noise.
+        """Whether the deviation is above `TOLERANCE`, and its noise does not explain that.
 
-        It is off by more than the tolerance, and by more than twice its noise beyond half of that.
+        The deviation less twice the noise must be above half of `TOLERANCE`, too. NaN fails.
         """
         off = self.deviation
         return not off <= TOLERANCE and not off - 2 * self.noise <= TOLERANCE / 2
@@ -110,21 +112,21 @@ class SlopeLine:
 
     @property
     def spread(self) -> str:
-        """Two standard errors, as text; nothing for one seed, which has none."""
+        """Two standard errors, such as ` ±0.04`; empty for one seed or without noise."""
         if self.noise:
             return f" ±{2 * self.noise:.2f}"
         return ""
 
     @property
     def right(self) -> str:
-        """Range of right slopes, as text."""
+        """The right slope as text, such as `+0.0`, or a range of slopes."""
         highest = self.expected or 0.0
         if self.below:
             return f"{highest - self.below:+.1f} to {highest:+.1f}"
         return f"{highest:+.1f}"
 
     def in_words(self) -> str:
-        """Describe the failure and its likely cause."""
+        """Describe a line that fails, and the likely cause; the line must have an `expected`."""
         measured = {
             "initial": "the initial output of its module",
             "change": "the change of its module's output",
@@ -155,7 +157,7 @@ class CoordinateCheck:
 
     @property
     def sizes(self) -> list[float]:
-        """Sizes over that of the base."""
+        """Sizes as factors of the base; empty without lines."""
         if self.lines:
             return list(self.lines[0].values)
         return []
@@ -183,7 +185,7 @@ class CoordinateCheck:
 
     @property
     def failures(self) -> list[SlopeLine]:
-        """Lines that fail; a parameter's own fault stands before what follows from it."""
+        """Lines that fail: `initial` first, then `update`, then `change`, a consequence."""
         order = {"initial": 0, "update": 1, "change": 2}
         return sorted(
             (line for line in self.lines if line.fails), key=lambda line: order[line.measure]
@@ -234,7 +236,7 @@ def coordinate_check(
 def _params_shared_by_units(
     larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]
 ) -> set[str]:
-    """Find parameters of constant size that a growing number of units shares.
+    """Find the names of parameters of constant size that a growing number of units shares.
 
     An example is a query norm, which acts on every head. The gradient of such a parameter is a sum
     over n units. At first the summands are noise, and the sum grows with sqrt(n); once the units
@@ -254,14 +256,15 @@ def _params_shared_by_units(
 
 
 def _total_numel(tensors: Sequence[Tensor]) -> int:
+    """Count the elements of all tensors."""
     return sum(tensor.numel() for tensor in tensors)
 
 
 def _add_tied_names(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
-    """Add an entry for the second name of each tied tensor.
+    """Copy the growth by name, with entries for the further names of tied tensors.
 
-    If some parameter's growth has a `logits` factor, a tied head gets the growth of an untied one,
-    else no entry.
+    The name of a tied head gets the growth of an untied head if some parameter has a `logits`
+    factor, else no entry.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     out = dict(grown)
@@ -278,7 +281,7 @@ def _add_tied_names(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, 
 
 
 def _is_complete(line: SlopeLine, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
-    """Tell whether a line was measured everywhere, and is more than rounding."""
+    """Tell whether a line has a value above 0 for every size and seed."""
     values = list(chain.from_iterable(line.values.values()))
     return len(values) == len(sizes) * len(seeds) and all(value > 0 for value in values)
 
@@ -304,12 +307,19 @@ def _any_block(name: str) -> str:
 
 
 def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) -> float | None:
-    """Return the slope that the theory expects of a measure; None if it expects none."""
+    """Return the expected slope of a measure; None if the theory expects none.
+
+    Args:
+        name: Name of the parameter, see `SlopeLine.parameter`.
+        measure: See `SlopeLine.measure`.
+        grown: How each parameter grew.
+        along: `width` or `depth`.
+    """
     by_name: dict[str, Growth] = {}
     for param_name, growth in grown.items():
         by_name.setdefault(param_name if along == "width" else _any_block(param_name), growth)
     size = by_name.get(name)
-    if size is None:  # a tied head, whose logits a key scales
+    if size is None:  # a tied head, whose logits are scaled by a key of the architecture
         return None
     if along == "depth":
         return _expected_along_depth(name, measure, size)
@@ -323,6 +333,7 @@ def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) 
 
 
 def _expected_along_depth(name: str, measure: str, size: Growth) -> float | None:
+    """Return the expected slope over the number of blocks; None if the theory expects none."""
     if measure == "change":
         is_in_block = "*" in name
         if is_in_block:
@@ -334,10 +345,12 @@ def _expected_along_depth(name: str, measure: str, size: Growth) -> float | None
 
 
 def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
-    """Train a model, and measure its outputs before and after.
+    """Train a model, and measure the outputs of its modules before and after.
 
     Returns:
-        Mean absolute value by (parameter, measure), in the order of the forward pass.
+        Mean absolute value by (parameter, measure), in the order of the forward pass. `initial` and
+        `change` stand under the first parameter of a module without submodules. An `update` that is
+        rounding is missing.
     """
     model = trial.model
     with _recorded_calls(model) as before:
@@ -355,7 +368,8 @@ def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
             continue
         module = model.get_submodule(path)
         names = [name for name, _ in module.named_parameters(recurse=False)]
-        if not any(True for _ in module.children()):  # else its output is the work of others
+        has_children = next(module.children(), None) is not None
+        if not has_children:  # the output of a container is computed by its children
             first = f"{path}.{names[0]}" if path else names[0]
             measured[first, "initial"] = _mean(before[path].outputs)
             measured[first, "change"] = _mean(
@@ -363,14 +377,16 @@ def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
             )
         for leaf in names:
             name = f"{path}.{leaf}" if path else leaf
-            part = _effect_of_change(module, leaf, initial[name], call)
-            if part is not None and part > _ROUNDING * _mean(call.outputs):
-                measured[name, "update"] = part
+            effect = _effect_of_change(module, leaf, initial[name], call)
+            if effect is not None and effect > _ROUNDING * _mean(call.outputs):
+                measured[name, "update"] = effect
     return measured
 
 
 @dataclass
 class _Call:
+    """Arguments and floating-point outputs of one call of a module."""
+
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: list[Tensor]
@@ -378,10 +394,13 @@ class _Call:
 
 @contextmanager
 def _recorded_calls(model: nn.Module) -> Iterator[dict[str, _Call]]:
-    """Record the last call of each module with parameters of its own, in evaluation mode."""
+    """Record the last call of each module with direct parameters, by its path.
+
+    The block runs in evaluation mode and without gradients.
+    """
     calls: dict[str, _Call] = {}
 
-    def note(path: str) -> Callable[..., None]:
+    def recorder(path: str) -> Callable[..., None]:
         def hook(
             _: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], out: object
         ) -> None:
@@ -392,7 +411,7 @@ def _recorded_calls(model: nn.Module) -> Iterator[dict[str, _Call]]:
     hooks = []
     for path, module in model.named_modules():
         if next(module.parameters(recurse=False), None) is not None:
-            hooks.append(module.register_forward_hook(note(path), with_kwargs=True))
+            hooks.append(module.register_forward_hook(recorder(path), with_kwargs=True))
     training = model.training
     model.eval()
     try:
@@ -405,9 +424,19 @@ def _recorded_calls(model: nn.Module) -> Iterator[dict[str, _Call]]:
 
 
 def _effect_of_change(module: nn.Module, leaf: str, before: Tensor, call: _Call) -> float | None:
-    """Measure the effect of one parameter's change on the output, at its latest input.
+    """Measure how much the change of one parameter changes the output of its module.
 
-    None for a module that writes into a cache and cannot be called again.
+    The module is called again on its recorded input, with the parameter's value before training.
+
+    Args:
+        module: Holds the parameter.
+        leaf: Name of the parameter in the module.
+        before: Its value before training.
+        call: The recorded call after training.
+
+    Returns:
+        Mean absolute change of the output; None if the module cannot be called again, such as one
+        that writes into a cache.
     """
     training = module.training
     module.eval()
@@ -424,6 +453,7 @@ def _effect_of_change(module: nn.Module, leaf: str, before: Tensor, call: _Call)
 
 
 def _float_tensors(out: object) -> list[Tensor]:
+    """Collect the floating-point tensors in nested outputs, detached."""
     return [
         leaf.detach()
         for leaf in tree_leaves(out)
@@ -432,6 +462,6 @@ def _float_tensors(out: object) -> list[Tensor]:
 
 
 def _mean(tensors: Sequence[Tensor]) -> float:
-    return float(sum(tensor.abs().sum().item() for tensor in tensors)) / max(
-        _total_numel(tensors), 1
-    )
+    """Return the mean absolute value over all elements; 0 without elements."""
+    total = float(sum(tensor.abs().sum().item() for tensor in tensors))
+    return total / max(_total_numel(tensors), 1)

@@ -1,6 +1,6 @@
-"""Optimizers that are judged by other weights than they train.
+"""Optimizers whose `eval()` puts other weights into the model than they train.
 
-Those of their `eval()`, as the schedule-free ones.
+Schedule-free ones do: they evaluate and publish an average of the weights so far.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 
 def has_evaluation_weights(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer has weights of its own for evaluation, put in place by `eval()`.
+    """Tell whether an optimizer, or a member of a `Composite`, has `eval()` and `train()`.
 
     Example:
         >>> has_evaluation_weights(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
@@ -25,10 +25,7 @@ def has_evaluation_weights(optimizer: Optimizer) -> bool:
 
 
 def averaged_params(optimizer: Optimizer) -> set[Tensor]:
-    """Collect the parameters with other weights after `eval()`.
-
-    Of a `Composite`, those of such members.
-    """
+    """Collect the parameters whose weights `eval()` changes; of a `Composite`, of such members."""
     params: set[Tensor] = set()
     for averaging in _averaging(optimizer):
         for group in averaging.param_groups:
@@ -48,10 +45,11 @@ def _averaging(optimizer: Optimizer) -> list[Any]:
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
-    """Put the weights to evaluate, save and publish into the model for the time of the block.
+    """Put the evaluation weights of an optimizer into the model for the time of a block.
 
-    The weights of training come back bit for bit, and the state with them. `train()` alone would
-    invert `eval()`, which rounds, so that training would depend on how often it was evaluated.
+    Afterwards the training weights and the state are restored from a copy, bit for bit. `train()`
+    alone would compute them back with rounding errors, and training would depend on how often the
+    model is evaluated. Does nothing for an optimizer without evaluation weights.
     """
     averaging = _averaging(optimizer)
     if not averaging:
@@ -77,9 +75,9 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _switch(optimizer: Optimizer, change: Any) -> None:
-    """Call `eval()` or `train()` for the parameters with a state.
+    """Call `change`, which is `eval()` or `train()`, over groups without stateless parameters.
 
-    SPlus fails over one without.
+    SPlus of pytorch_optimizer fails at a parameter without state.
     """
     params_of_groups = [group["params"] for group in optimizer.param_groups]
     try:

@@ -1,6 +1,6 @@
-"""How many bytes of state each parameter will take.
+"""Count the bytes of optimizer state before the first step.
 
-Seen by a step of the optimizer's twin, over shapes alone.
+A copy of the optimizer takes a step, over parameters on the meta device or over small ones.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from optrun.base.options import State
 from optrun.optimizer.round_trip import preserved_random_states
 
 _SIDE = 3
-"""Shortest side of a stand-in; each dimension has another, by which it is found again in the state.
-"""
+"""Side of the first dimension of a small parameter. Dimension d has side 3 + d, so that the sides
+of its state show to which dimensions they belong."""
 
 
 def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
     """Count the bytes of optimizer state by parameter name, after every parameter's first gradient.
 
     Args:
-        optimizer: Over parameters with names, on any device, meta too; it is left as it is.
+        optimizer: Built with named parameters, on any device, meta included; not changed.
 
     Returns:
-        Bytes of the whole tensor, not of a shard; None where a step over shapes, and one over small
-        numbers, fail.
+        Bytes by parameter name, for the full tensor and not for a shard. A value is None if a side
+        of its state belongs to no dimension of the parameter; all are None if a step over the meta
+        device and one over small parameters fail.
 
     Example:
         >>> from optrun.optimizer import Lamb
@@ -52,7 +53,7 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
                     params[param].grad = torch.ones_like(params[param])
                 twin.step()
         except Exception:
-            # It looks at values, of which shapes have none; or it needs what a twin has not.
+            # It reads values, of which the meta device has none, or needs something not copied.
             continue
         sizes = {
             kind: _sum_sizes(twin.state.get(params[param], {}), param, size)
@@ -63,17 +64,27 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
 
 
 def _shape_alone(param: Tensor) -> Tensor:
+    """Make a tensor of the same shape and dtype on the meta device."""
     return torch.empty(param.shape, dtype=param.dtype, device="meta")
 
 
 def _small(param: Tensor) -> Tensor:
+    """Make ones of the same number of dimensions and dtype, with the sides 3, 4, 5, ..."""
     return torch.ones([_SIDE + dim for dim in range(param.dim())], dtype=param.dtype)
 
 
 def _twin(
     optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]
 ) -> tuple[Optimizer, dict[Tensor, Tensor]]:
-    """Copy an optimizer with no state and no hooks of others, over other parameters."""
+    """Copy an optimizer, without state and without hooks of others, over other parameters.
+
+    Args:
+        optimizer: The optimizer to copy.
+        stand_in: Makes the tensor that replaces a parameter.
+
+    Returns:
+        The copy, and its parameter for each parameter.
+    """
     params: dict[Tensor, Tensor] = {}
     twin: Optimizer = object.__new__(type(optimizer))
     state: defaultdict[Tensor, object] = defaultdict(dict)
@@ -116,17 +127,21 @@ def _tensors_in(value: object) -> list[Tensor]:
 
 
 def _nbytes(value: Tensor, _param: Tensor) -> int:
+    """Count the bytes of a state tensor that has its real shape."""
     return value.numel() * value.itemsize
 
 
 def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
-    """Count bytes with every side of the stand-in replaced by the parameter's.
+    """Count the bytes that the state tensor of a small parameter has for the real parameter.
 
-    None for an unknown side.
+    Returns None if a side of it is neither 1 nor a side of the small parameter.
     """
     count = value.itemsize
     for side in value.shape:
-        if side != 1 and not 0 <= side - _SIDE < param.dim():
+        if side == 1:
+            continue
+        dim = side - _SIDE
+        if not 0 <= dim < param.dim():
             return None
-        count *= 1 if side == 1 else param.shape[side - _SIDE]
+        count *= param.shape[dim]
     return count

@@ -1,7 +1,7 @@
-"""Steps that change nothing if the numbers before them are not finite, without waiting for these.
+"""Skip an optimizer step if the loss or the gradient norm is not finite, without waiting for them.
 
 A loop that reads the loss before each update lets the device idle meanwhile. A guarded step is
-started at once, and the loss is read while the next forward pass runs.
+launched at once, and the loss is read while the next forward pass runs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from optrun.optimizer.base import NamedOptimizer
 
 
 class Guard:
-    """Steps an optimizer unless numbers are not finite.
+    """Step an optimizer unless a value is not finite.
 
-    On a CPU the numbers are in the host's memory: the step is not taken at all. On another device
-    the optimizer's kernels read a flag, as those of `torch.amp.GradScaler` do, and change neither
-    weights nor state. The counters on the host then run ahead until `take_back`.
+    On a CPU the values are read, and the step is not taken at all. On another device the
+    optimizer's kernels read a flag, as those of `torch.amp.GradScaler` do, and change neither
+    weights nor state. The counters on the host count such a step until `take_back`.
 
     Args:
         optimizer: One whose `skips_on_device()` is true, or any whose parameters are on a CPU.
@@ -39,7 +39,10 @@ class Guard:
 
     @classmethod
     def of(cls, optimizer: Optimizer, device: torch.device) -> Self | None:
-        """Guard an optimizer on a device; None: its steps there have to wait for the numbers."""
+        """Guard an optimizer on a device; None if its kernels there read no flag.
+
+        Then the caller has to read the values before each step.
+        """
         if device.type == "cpu":
             return cls(optimizer)
         if isinstance(optimizer, NamedOptimizer) and optimizer.skips_on_device():
@@ -47,10 +50,11 @@ class Guard:
         return None
 
     def step(self, numbers: torch.Tensor) -> None:
-        """Take a step, which changes nothing if one of the numbers is not finite.
+        """Take a step, which changes nothing if one of the values is not finite.
 
         Args:
-            numbers: On the device of the parameters. They are not read from another device.
+            numbers: Values such as loss and gradient norm, on the device of the parameters. Values
+                on a device other than the CPU are not copied to the host.
         """
         if numbers.device.type == "cpu":
             if all(map(math.isfinite, numbers.detach().numpy().flat)):
@@ -70,7 +74,10 @@ class Guard:
         optimizer.step_unless(found_inf)
 
     def take_back(self) -> None:
-        """Set the counters on the host back to before the last step, which changed nothing else."""
+        """Restore the counters on the host to before the last step; for a step that was skipped.
+
+        Does nothing on a CPU.
+        """
         if self._counters_before is not None:
             assert isinstance(self.optimizer, NamedOptimizer)
             self.optimizer.set_counters(self._counters_before)

@@ -1,4 +1,4 @@
-"""Takes over the state of another run's optimizer of the same kind."""
+"""Load the optimizer state of the run that a fork branches from."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from optrun.optimizer.state import load_named_state
 
 
 def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: PlainMapping) -> str:
-    """Load the state of another run by parameter name, if class and settings fit.
+    """Load the optimizer state of another run by parameter name, if it fits.
 
-    Otherwise leave the optimizer as it was built.
+    If the class differs, or `load_named_state` refuses the state, the optimizer is not changed.
 
     Args:
         optimizer: Built with named parameters.
-        tensors: As for `load_named_state`; on the meta device, to learn whether they would fit.
-        meta: What came with them.
+        tensors: As for `load_named_state`; on the meta device, to find out whether they would fit.
+        meta: The dict that belongs to `tensors`, see `named_state`.
 
     Returns:
-        A clause that says whether the state was taken over, or why not.
+        A clause for a message: that the state was loaded, or why not.
     """
     before = meta.get("optimizer")
     now = type(optimizer).__name__

@@ -1,7 +1,4 @@
-"""Newton-Schulz iterations for Muon.
-
-Torch's own, and the same arithmetic for CPUs that have none for bfloat16.
-"""
+"""Newton-Schulz iterations for Muon: torch's, and the same in float32 for CPUs without bfloat16."""
 
 from __future__ import annotations
 
@@ -63,8 +60,10 @@ def by_float32(
 
 
 def _without_bfloat16(tensor: Tensor) -> bool:
+    """Tell whether a tensor is on a CPU whose vectors have no arithmetic for bfloat16."""
     return tensor.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 
 def _rounded(value: Tensor) -> Tensor:
+    """Round a float32 tensor to bfloat16, and return it in float32."""
     return value.to(torch.bfloat16).float()

@@ -1,7 +1,4 @@
-"""The pieces the papers share: moments, bias correction, norms, trust ratio.
-
-Pure; tensors in, tensors out.
-"""
+"""Functions that several papers share: moments, bias correction, norms, trust ratio."""
 
 from __future__ import annotations
 
@@ -18,24 +15,22 @@ from torch.nn import Parameter
 
 @dataclass(frozen=True)
 class Sharding:
-    """Over which processes the pieces of a tensor lie."""
+    """The processes over which a tensor is sharded."""
 
     groups: tuple[dist.ProcessGroup, ...]
-    """One group per mesh dimension over which the tensor is split; empty where every process holds
-    all of it."""
+    """One group for each mesh dimension over which the tensor is sharded; empty if it is not."""
 
     @property
     def ranks(self) -> int:
-        """Pieces there are of the tensor."""
+        """Number of shards of the tensor; 1 if it is not sharded."""
         return math.prod(group.size() for group in self.groups)
 
 
 def sharding_of(tensor: Tensor) -> Sharding:
-    """Return the process groups over which a tensor is split.
+    """Return the process groups over which a tensor is sharded; none for one that is no DTensor.
 
     Raises:
-        ValueError: For a DTensor that holds pending partial sums: its norm is not the norm of
-            anything yet.
+        ValueError: For a DTensor with `Partial` placements, whose shards have still to be summed.
     """
     if not isinstance(tensor, DTensor):
         return Sharding(())
@@ -50,19 +45,16 @@ def sharding_of(tensor: Tensor) -> Sharding:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's piece.
-
-    The same storage, so that an update in place reaches the whole.
-    """
+    """Return the local shard of a DTensor, with the same storage; any other tensor itself."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
     return tensor
 
 
 def stores_its_values(tensor: Tensor) -> bool:
-    """Tell whether a tensor's numbers are the bytes in its memory.
+    """Tell whether a tensor's values are the bytes in its memory.
 
-    Nothing lazy, no subclass.
+    False for a lazy negation, torch's lazy zeros, and subclasses such as DTensor.
 
     Example:
         >>> stores_its_values(torch.ones(2))
@@ -76,16 +68,16 @@ def stores_its_values(tensor: Tensor) -> bool:
 def norms(
     tensors: Sequence[Tensor], shardings: Sequence[Sharding], *, foreach: bool = False
 ) -> Tensor:
-    """Compute L2 norms of whole tensors from the pieces of this process.
+    """Compute L2 norms of full tensors from the shards of this process.
 
     Squares of the local norms are summed in float64 over the processes, all tensors of one sharding
     in one all-reduce.
 
     Args:
-        tensors: Local pieces on one device, of one dtype, float32 or float64; any shapes, empty
-            ones too.
-        shardings: Where the rest of each lies.
-        foreach: Use the fused kernels of torch.
+        tensors: Local shards on one device, of one dtype, float32 or float64; any shapes, empty
+            ones, too.
+        shardings: The processes with the other shards of each.
+        foreach: Use torch's foreach kernels.
 
     Returns:
         Shape (n,), in the tensors' dtype.
@@ -117,7 +109,7 @@ def norms(
 
 
 def bias_correction(beta: float, step: int) -> float:
-    """Return the factor by which a moment is still too small: 1 - beta ** step.
+    """Return 1 - beta ** step, the factor by which a moment that began at 0 is too small.
 
     Args:
         beta: Decay of the moment, in [0, 1).

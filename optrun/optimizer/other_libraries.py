@@ -1,4 +1,4 @@
-"""Optimizers that know nothing of optrun: those of pytorch-optimizer, and plain torch classes."""
+"""Build optimizers that are no `NamedOptimizer`: of pytorch-optimizer, or of a plugin."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECOND_DERIVATIVES = (
     "optimizer=soap",
 )
 _OWN_LR = "has a learning rate of its own: lr and the schedule of this run would be ignored"
-_NEEDS_MATRICES = "has to be told which parameters are hidden matrices"
+_NEEDS_MATRICES = "needs groups that say which parameters are hidden matrices"
 _NEEDS_LOSS = (
     "follows the loss of each step, which it is not given here",
     "optimizer.class_name=adabelief",
@@ -66,10 +66,10 @@ NOT_OFFERED: Mapping[str, tuple[str, str]] = {
     "sophiah": _SECOND_DERIVATIVES,
     "spectralsphere": ("takes only 2-D parameters", "optimizer=muon"),
 }
-"""Class in lower case: why it would not be what its name says here, and what to take instead."""
+"""Class in lower case -> why it would not do what its name says, and what to take instead."""
 
 _READ_BY_OPTRUN = DESCRIPTIVE_KEYS | {"params", "lr", "weight_decay"}
-"""Keys of a group that need not be among an optimizer's defaults."""
+"""Keys of a group that optrun reads itself, so that an optimizer need not know them."""
 
 
 def library_class(name: str) -> type[Optimizer]:
@@ -79,8 +79,8 @@ def library_class(name: str) -> type[Optimizer]:
         name: Name of the class; case does not matter.
 
     Raises:
-        ConfigError: The library is not installed or has no such class, or the class cannot do here
-            what its name says.
+        ConfigError: The library is not installed or has no such class; the class is torch's; or it
+            would not do here what its name says, and is not offered.
     """
     if importlib.util.find_spec(LIBRARY) is None:
         raise ConfigError(
@@ -130,8 +130,9 @@ def build_pytorch_optimizer(
         **options: Keywords of its constructor.
 
     Raises:
-        ConfigError: It cannot do here what its name says, or a group names another optimizer.
-        TypeError: An option that it does not read.
+        ConfigError: As `library_class` and `build_checked`; or a group names another optimizer, or
+            has an option that the class takes for all parameters alike.
+        TypeError: An option that the class does not take.
     """
     cls = library_class(class_name)
     groups = [{**group, **group.get("kwargs", {})} for group in param_groups]
@@ -156,19 +157,19 @@ def build_plain(
     lr: float,
     **options: object,
 ) -> Optimizer:
-    """Build a registered torch optimizer of a class beside `NamedOptimizer`.
+    """Build a plugin's optimizer whose class is no `NamedOptimizer`.
 
     Args:
-        choice: Its name.
-        cls: Takes parameters, `lr` and the options.
+        choice: Name under which it is registered.
+        cls: Its class, which takes parameters, `lr` and the options.
         param_groups: Group dicts with (name, parameter) pairs.
         lr: Base learning rate.
         **options: Fields of its schema.
 
     Raises:
-        ConfigError: It fails or does not come back from a checkpoint, or a group names another
-            optimizer.
-        TypeError: An option that it does not read.
+        ConfigError: As `build_checked`; or a group names another optimizer, or has an option that
+            the class takes for all parameters alike.
+        TypeError: An option that the class does not take.
     """
     return _build_foreign(
         cls,
@@ -191,7 +192,11 @@ def _build_foreign(
     owner: str,
     hint: str,
 ) -> Optimizer:
-    """Build another library's optimizer; refuse options and group keys that it does not take."""
+    """Build an optimizer that is no `NamedOptimizer`, and check a round trip of its state.
+
+    One with other weights for evaluation is switched to those it trains. For `key`, `owner` and
+    `hint` see `build_checked`; for the errors, `build_plain`.
+    """
     keywords = _named_keywords(cls)
     options = _without_zero_decay(options, keywords)
     groups = [_without_zero_decay(group, keywords) for group in param_groups]
@@ -221,14 +226,17 @@ def _build_foreign(
 
 
 def _named_keywords(cls: type[Optimizer]) -> set[str]:
-    """Collect the named keywords of a constructor; others, in `**kwargs`, may be ignored."""
+    """Collect the keywords of a constructor by name, without `params` and `**kwargs`."""
     parameters = inspect.signature(cls).parameters
     names = {key for key, value in parameters.items() if value.kind is not value.VAR_KEYWORD}
     return names - {"params"}
 
 
 def _without_zero_decay(options: Options, keywords: Iterable[str]) -> dict[str, object]:
-    """Drop a weight decay of 0 for an optimizer without one; another is refused later."""
+    """Copy options without a `weight_decay` of 0 that the optimizer has no keyword for.
+
+    Another `weight_decay` stays, and is refused later.
+    """
     if "weight_decay" in keywords or options.get("weight_decay") != 0:
         return dict(options)
     return {key: value for key, value in options.items() if key != "weight_decay"}

@@ -1,7 +1,4 @@
-"""torch's own optimizers under our roof.
-
-Their update, with names, groups with a scale, a guarded lr and a config.
-"""
+"""torch's own optimizers as `NamedOptimizer`s; the update is torch's."""
 
 from __future__ import annotations
 
@@ -33,16 +30,19 @@ from optrun.optimizer.numerics import local, sharding_of, stores_its_values
 from optrun.optimizer.whole_matrices import on_whole
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
-"""Where torch has a fused Adam."""
+"""Types of devices for which torch has a fused Adam."""
 
 MUON_BUCKET = 2**25
-"""Elements of this process's pieces that Muon brings together at once: 64 MiB in bfloat16."""
+"""Elements of this process's shards that Muon steps at once: 64 MiB in bfloat16."""
 
 
 def fusable(params: list[object]) -> bool:
-    """Tell whether torch's fused kernels take all of these parameters.
+    """Tell whether torch's fused kernels can step all parameters.
 
-    Real, dense, on a device that has them.
+    They must be floating-point tensors without gaps, on a type of device in `FUSED_DEVICES`.
+
+    Args:
+        params: Parameters, (name, parameter) pairs, or group dicts of either.
     """
     tensors: list[object] = []
     for entry in params:
@@ -58,28 +58,37 @@ def fusable(params: list[object]) -> bool:
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Tell whether a parameter fills its memory without gaps or overlaps; True for shards."""
+    """Tell whether a parameter fills its memory without gaps or overlaps; True for DTensors.
+
+    False for a lazily negated one.
+    """
     if isinstance(param, DTensor) or param.is_contiguous():
         return not param.is_neg()
     return not param.is_neg() and torch.empty_like(param, device="meta").stride() == param.stride()
 
 
 class _OneLayout(Optimizer):
-    """Gives torch's fused kernels gradients and state that lie in memory as the parameter does.
+    """Give torch's fused kernels gradients and state with the strides of the parameter.
 
-    On a CPU these kernels read all tensors of a parameter as flat memory and check no strides: a
-    transposed gradient is another gradient to them. On CUDA they refuse it.
+    On a CPU these kernels read all tensors of a parameter as flat memory and check no strides: they
+    would read a transposed gradient in the wrong order. On CUDA they refuse it.
     """
 
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
-        """Give gradients and state their parameters' strides, as torch's fused kernel needs."""
+        """Collect tensors as torch does, then copy those whose strides differ from the parameter's.
+
+        Only for fused groups. `grads` gets the copy; a state tensor gets its data.
+
+        Raises:
+            RuntimeError: A parameter has gaps in its memory.
+        """
         returned = super()._init_group(group, params, grads, *state)  # type: ignore[misc]
-        if not group.get("fused") or (
-            _all_flat([*params, *grads])
-            and all(map(Tensor.is_contiguous, chain.from_iterable(state)))
-        ):
+        if not group.get("fused"):
+            return returned
+        states = chain.from_iterable(state)
+        if _all_flat([*params, *grads]) and all(map(Tensor.is_contiguous, states)):
             return returned
         for i, param in enumerate(params):
             if isinstance(param, DTensor):
@@ -102,9 +111,9 @@ class _OneLayout(Optimizer):
 
 
 def _all_flat(tensors: list[Any]) -> bool:
-    """Tell whether all tensors are contiguous and plain.
+    """Tell whether all tensors are contiguous, no subclass, and not lazily negated or zero.
 
-    One look from C at each, since every step asks.
+    By `map` over C functions, since this runs at every step.
     """
     return (
         set(map(type, tensors)) <= {Tensor, Parameter}
@@ -115,16 +124,16 @@ def _all_flat(tensors: list[Any]) -> bool:
 
 
 def _laid_out(tensor: Tensor, param: Tensor) -> Tensor:
-    """Return a tensor with the strides of a parameter: itself or a copy."""
+    """Return a tensor with the strides of a parameter: itself or a copy; a sparse one itself."""
     if tensor.is_sparse or (tensor.stride() == param.stride() and stores_its_values(tensor)):
         return tensor
     return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
 
 
 class _FusedAdam(_OneLayout, NamedOptimizer):
-    """Takes torch's fused kernel by default where it is there for all parameters.
+    """Set `fused` to True by default if torch's fused kernel can step all parameters.
 
-    Either of `foreach` and `fused`, where given, decides instead.
+    Not if the caller sets `foreach` or `fused`.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
@@ -146,18 +155,23 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
-        """Hand torch neighbouring fused groups with equal options as one: each call has a price."""
+        """Collect the tensors of neighbouring fused groups with equal options as those of one.
+
+        torch steps group by group, and each call of a kernel has a cost. The first of such groups
+        gets the parameters of all, the others get none.
+        """
         if group is self.param_groups[0]:
             runs = [list(run) for _, run in groupby(self.param_groups, self._options_of)]
             self._runs = {id(run[0]): run for run in runs}
         run = self._runs.pop(id(group), None)
         if run is None:  # stepped with the group before
             return False
-        joined = {**group, "params": chain.from_iterable(each["params"] for each in run)}
+        params_of_run = chain.from_iterable(of_run["params"] for of_run in run)
+        joined = {**group, "params": params_of_run}
         return super()._init_group(joined, params, grads, *state)
 
     def _options_of(self, group: ParamGroup) -> list[object]:
-        """List what torch's update reads; no two groups that are not fused have the same."""
+        """List the options that torch's update reads; unique for a group that is not fused."""
         return [group["fused"] or id(group), *map(group.get, self.defaults)]
 
     def skips_on_device(self) -> bool:
@@ -227,11 +241,13 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
         )
 
     def _resolve(self) -> None:
+        """Keep the base lr in groups whose decay needs it, see `keep_base_lr`."""
         for group in self.param_groups:
             if "weight_decay_mode" in group:  # torch's constructor makes groups before there is one
                 keep_base_lr(group, group.get("functions", ()), self.defaults["lr"])
 
     def _set_functions(self) -> None:
+        """Set functions of the step, after a step that failed has left its decay behind."""
         for group in self.param_groups:
             group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
         super()._set_functions()
@@ -244,9 +260,10 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
 
 
 def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Set the decay for a step.
+    """Replace the weight decay of each group for a step by what its `weight_decay_mode` asks for.
 
-    Torch multiplies it with lr, so it is given what makes that the mode's own.
+    torch multiplies the decay with lr, so it is set to decay * decay_scale / lr; 0 if lr is 0. The
+    option stays in the group under `given_weight_decay`. Nothing changes for "decoupled".
     """
     for group in optimizer.param_groups:
         decay = group["weight_decay"]
@@ -257,7 +274,7 @@ def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None
 
 
 def _decay_of_group(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Write the decay of a group back after a step."""
+    """Restore the weight decay of each group after a step, see `_decay_of_step`."""
     for group in optimizer.param_groups:
         group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
 
@@ -327,9 +344,9 @@ class SGD(_OneLayout, NamedOptimizer, torch.optim.SGD):
 
 
 class Adafactor(NamedOptimizer, torch.optim.Adafactor):
-    """torch's Adafactor, for whole parameters alone; keywords as there.
+    """torch's Adafactor, for parameters that are not sharded; keywords as there.
 
-    Of sharded parameters torch 2.13 takes row and column norms in place, which fails.
+    torch 2.13 takes row and column norms in place, which fails for DTensors.
     """
 
     OPTIONS = AdafactorConfig
@@ -361,10 +378,7 @@ class Adafactor(NamedOptimizer, torch.optim.Adafactor):
         )
 
     def state_keys(self, param: torch.Tensor, group: Group) -> set[str]:
-        """List state keys as `NamedOptimizer`.
-
-        Second moments of rows and columns, or of a vector's entries.
-        """
+        """List the state keys of a parameter: `row_var`, `col_var`; `variance` below 2-D."""
         del group
         if param.dim() > 1:
             return {"row_var", "col_var"}
@@ -416,44 +430,50 @@ class Muon(NamedOptimizer, torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every matrix with a gradient; return the result of `closure`."""
+        """Update every matrix with a gradient; return the result of `closure`, or None.
+
+        Matrices are stepped together until they have `MUON_BUCKET` elements on this process.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         bucket: list[tuple[Tensor, Group]] = []
-        numbers_in_bucket = 0
+        elements = 0
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
                     continue
                 bucket.append((param, group))
-                numbers_in_bucket += param.numel() // sharding_of(param).ranks
-                if numbers_in_bucket >= MUON_BUCKET:
+                elements += param.numel() // sharding_of(param).ranks
+                if elements >= MUON_BUCKET:
                     self._step_together(bucket)
                     bucket = []
-                    numbers_in_bucket = 0
+                    elements = 0
         self._step_together(bucket)
         return loss
 
     def _step_together(self, bucket: list[tuple[Tensor, Group]]) -> None:
-        """Step matrices: decay the weights, then add the orthogonalized momentum."""
+        """Decay the weights of (parameter, group) pairs, then add the orthogonalized momentum."""
         updates = [self._momentum(param, group) for param, group in bucket]
 
         def orthogonal(index: int, update: Tensor) -> Tensor:
             group = bucket[index][1]
             return orthogonalize(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
 
-        pieces = on_whole(orthogonal, updates, [param for param, _ in bucket])
-        for (param, group), piece in zip(bucket, pieces, strict=True):
+        shards = on_whole(orthogonal, updates, [param for param, _ in bucket])
+        for (param, group), shard in zip(bucket, shards, strict=True):
             weights = local(param)
             weights.mul_(1 - group["lr"] * group["weight_decay"])
-            weights.add_(piece, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
+            weights.add_(shard, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
 
     def _momentum(self, param: Tensor, group: Group) -> Tensor:
-        """Compute this process's piece of the update to orthogonalise, in bfloat16 as in torch.
+        """Return this process's shard of the update to orthogonalize, in bfloat16 as in torch.
 
-        Makes the momentum buffer if it is missing, and moves it by this gradient.
+        Makes the momentum buffer if it is missing, and updates it by the gradient.
+
+        Raises:
+            RuntimeError: The parameter is complex, or its gradient sparse.
         """
         grad = param.grad
         state = self.state[param]
@@ -469,8 +489,9 @@ class Muon(NamedOptimizer, torch.optim.Muon):
             grad = grad.redistribute(placements=param.placements)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-        piece = local(grad)
+        shard = local(grad)
         buffer = local(state["momentum_buffer"])
-        buffer.lerp_(piece, 1 - group["momentum"])
-        update = piece.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
-        return update.to(torch.bfloat16, copy=update is buffer)
+        buffer.lerp_(shard, 1 - group["momentum"])
+        if group["nesterov"]:
+            return shard.lerp(buffer, group["momentum"]).to(torch.bfloat16)
+        return buffer.to(torch.bfloat16, copy=True)

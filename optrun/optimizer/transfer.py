@@ -1,4 +1,4 @@
-"""Each optimizer's learning rate, weight decay and eps in a model larger than the base.
+"""muP: scale the lr, weight decay and eps of each parameter from the base to a larger model.
 
 Every rule is one number per parameter, folded into its group, so that schedules, clipping and
 checkpoints stay as they are. Sources: Yang et al. 2022, arXiv:2203.03466, Table 8; for LAMB and
@@ -25,30 +25,29 @@ from optrun.param_groups.growth import Growth
 
 
 def _adam(size: Growth, options: Options) -> float:
-    """Scale a step with entries of the size of lr: 1/fan_in.
+    """Return the factor on lr of an optimizer whose updates have entries of the size of lr.
 
-    An entry of a matrix at a branch's end is smaller.
+    1/fan_in, times the factor of a residual branch for the matrix at its end.
     """
     del options
     return size.carried / size.fan_in
 
 
 def _sgd(size: Growth, options: Options) -> float:
-    """Scale a step by the gradient itself.
+    """Return the factor on lr of an optimizer whose updates are proportional to the gradient.
 
-    Its entries go by 1/fan_out and, within a branch, by its factor.
+    Entries of a gradient scale with 1/fan_out and, within a residual branch, with its factor.
     """
     del options
     return size.fan_out / size.fan_in * size.carried**2 / size.branch
 
 
 def _lamb(size: Growth, options: Options) -> float:
-    """Scale a step by a share of the weight's norm.
+    """Return the factor on lr of an optimizer whose updates have the norm of the weight times lr.
 
-    1/sqrt(fan_in) for a hidden matrix, 1 for the others.
-
-    A matrix of width m has norm width_init sqrt(fan_in fan_out), and may move by sqrt(fan_out /
-    fan_in).
+    1/sqrt(fan_in) for a hidden matrix, 1 for the others: a matrix has the norm width_init
+    sqrt(fan_in fan_out), and may move by sqrt(fan_out / fan_in). A parameter that is not adapted
+    has Adam's factor.
     """
     if options["adapted"]:
         return 1 / (size.fan_in * size.width_init)
@@ -56,14 +55,14 @@ def _lamb(size: Growth, options: Options) -> float:
 
 
 def _muon(size: Growth, options: Options) -> float:
-    """Scale an orthogonal step to a spectral norm of sqrt(fan_out / fan_in).
+    """Return the factor on lr of Muon, for a spectral norm of sqrt(fan_out / fan_in).
 
-    Its adjustment by shape makes no difference.
+    Muon's own adjustment by shape (`adjust_lr_fn`) is divided out. A vector has Adam's factor.
     """
     if len(size.shape) < 2:
         return _adam(size, options)
     spectral = math.sqrt(size.fan_out / size.fan_in) * size.carried
-    if "adjust_lr_fn" not in options:  # of a plugin, which steps all shapes alike
+    if "adjust_lr_fn" not in options:  # a plugin's Muon, which steps all shapes alike
         return spectral
     of_base = _adjustment(size.base_shape, options["adjust_lr_fn"])
     of_model = _adjustment(size.shape, options["adjust_lr_fn"])
@@ -71,7 +70,7 @@ def _muon(size: Growth, options: Options) -> float:
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
-    """Compute torch's `_adjust_lr` of a shape."""
+    """Return the factor on lr that torch's Muon applies for a shape; `form`: `adjust_lr_fn`."""
     rows, columns = shape[:2]
     if form == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
@@ -84,8 +83,9 @@ RULES: dict[str, Callable[[Growth, Options], float]] = {
     "lamb": _lamb,
     "muon": _muon,
 }
-"""What a schema's `transfer` names; `adam` goes for signs (Lion) and all else whose entries have
-the size of lr."""
+"""Name in `transfer` of a schema -> function from a growth and options to the factor on lr.
+
+`adam` is right for signs (Lion), too, and for all updates whose entries have the size of lr."""
 
 _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
 """Form of decoupled decay -> the power of a group's lr in it; see `decay_scale`."""
@@ -100,26 +100,24 @@ def transfer_groups(
     lr: float,
     notes: list[str] | None = None,
 ) -> list[ParamGroup]:
-    """Scale groups from the base to the model.
+    """Multiply lr, weight decay and eps of groups by the muP factors of their parameters.
 
-    Lr, weight decay and eps times the factors of their parameters.
-
-    Scales that groups have already, by layer or by rule, are those of the base, and are multiplied.
+    An `lr_scale` that a group has already, by layer or by rule, is multiplied.
 
     Args:
-        groups: As `build_param_groups` makes them.
-        sizes: How each parameter grew, see `growth_of`; empty: groups stay as they are.
-        config: Of the run's optimizer.
-        parametrization: Of the run.
+        groups: Groups from `build_param_groups`; not changed.
+        sizes: How each parameter grew, see `growth_of`; empty: copies of the groups are returned.
+        config: Configuration of the run's optimizer.
+        parametrization: Configuration of the run; under `standard` copies are returned, too.
         lr: Base learning rate.
-        notes: Takes one line for each kind of parameter: its infinite dimensions, its factors and
-            why.
+        notes: Gets one line for each kind of parameter, with its growth and its factors.
 
     Returns:
-        Groups, divided where their parameters have different factors.
+        Groups, divided if their parameters have different factors; the text of `rule` has the
+        factors.
 
     Raises:
-        ConfigError: An optimizer whose row names no rule, or an option that no rule can carry.
+        ConfigError: An optimizer whose schema names no rule, or an option that no rule can scale.
     """
     if not sizes or not isinstance(parametrization, MupConfig):
         return [dict(group) for group in groups]
@@ -164,7 +162,15 @@ def transfer_groups(
 def _scaled_group(
     group: Group, options: Options, scale: float, decay: float, eps: float
 ) -> ParamGroup:
-    """Scale the options of a group; the copy has no parameters."""
+    """Copy a group without its parameters, and multiply its options by three factors.
+
+    Args:
+        group: The group.
+        options: Options in force for it, which it may lack.
+        scale: Factor on `lr`, if the group has one, and on `lr_scale`, unless its lr is absolute.
+        decay: Factor on `weight_decay`.
+        eps: Factor on `eps`.
+    """
     scaled: ParamGroup = {**group, "params": []}
     if "lr" in group:
         scaled["lr"] = group["lr"] * scale
@@ -178,9 +184,16 @@ def _scaled_group(
 
 
 def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str, Options]]:
-    """Map each parameter name to its optimizer's muP rule and its group's options.
+    """Map each parameter name to the muP rule of its optimizer and the options of its group.
 
-    The options get `adapted`: whether LAMB's trust ratio scales the parameter's update.
+    `adapted` is added to the options: whether LAMB's trust ratio scales the parameter's update.
+
+    Args:
+        optimizer: Built over the groups of the run.
+        choice: The optimizer of groups that name none.
+
+    Raises:
+        ConfigError: See `_rule_of` and `_refuse_options`.
     """
     steppers: dict[str, tuple[str, Options]] = {}
     for group in optimizer.param_groups:
@@ -197,10 +210,10 @@ def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str
 
 
 def _rule_of(choice: str) -> str:
-    """Read the rule of an optimizer's row.
+    """Return the muP rule that an optimizer's schema names in `transfer`.
 
     Raises:
-        ConfigError: It names none, or one that there is not.
+        ConfigError: It names none, or one that is not in `RULES`.
     """
     rule = SCHEMAS[choice].transfer
     if rule is None:
@@ -218,10 +231,12 @@ def _rule_of(choice: str) -> str:
 
 
 def _refuse_options(choice: str, rule: str, group: Options) -> None:
-    """Refuse options with sizes of one width.
+    """Refuse options whose best value depends on the width, and that no rule scales.
+
+    These are LAMB's bounds and its L1 and L2, and a coupled weight decay of Adam.
 
     Raises:
-        ConfigError: With the key and the value to give.
+        ConfigError: Naming the key and the value to give.
     """
     bounds = {"max_param_norm": None, "min_trust": 0.0, "max_trust": None}
     neutral = {**bounds, "l1": 0.0, "l2": 0.0} if rule == "lamb" else {}
@@ -242,9 +257,9 @@ def _refuse_options(choice: str, rule: str, group: Options) -> None:
 
 
 def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
-    """Return the factor of the decay, so that a weight loses the same share of itself in a step.
+    """Return the factor on weight decay with which a step takes the same share of a weight.
 
-    It is the inverse of the scale, to the power of lr in the decay.
+    It is the inverse of `scale`, the factor on lr, to the power of lr in the decay.
     """
     mode = options.get("weight_decay_mode", "decoupled")
     if rule == "lamb" and mode == "adapted":
@@ -256,15 +271,15 @@ def _decay(size: Growth, options: Options, rule: str, scale: float) -> float:
 
 
 def _eps(size: Growth) -> float:
-    """Return the factor of eps, so that it keeps its size beside the gradient.
+    """Return the factor on eps with which it keeps its size relative to the gradient.
 
-    Its entries go by 1/fan_out and, within a branch, by its factor.
+    Entries of a gradient scale with 1/fan_out and, within a residual branch, with its factor.
     """
     return size.branch / size.carried / size.fan_out
 
 
 def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -> str:
-    """Describe how a parameter grew, and its factors."""
+    """Describe how a parameter grew, its rule, and those of its factors that are not 1."""
     grown = []
     if size.fan_in != 1:
         grown.append(f"in x{size.fan_in:g}")

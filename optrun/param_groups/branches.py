@@ -1,7 +1,7 @@
-"""The weights that end a residual branch.
+"""Find the last weights of each residual branch, whose output is added to the residual stream.
 
-Their output is added to the stream, with nothing but factors in between. They are found in one
-forward pass over shapes, operation by operation, so no architecture is listed.
+They are found in one forward pass over shapes, operation by operation, so no architecture is
+listed. Between them and the sum there may be factors and reshapes.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _FACTORS = {"mul", "div"}
 
 
 def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
-    """Find the weights and biases at the end of a residual branch.
+    """Name the last weight of each residual branch in the blocks, and the bias beside it.
 
     Args:
         model: On any device.
-        blocks: Parameters that lie in blocks, by name.
+        blocks: Names of the parameters in blocks; the values do not matter.
 
     Raises:
-        ConfigError: No forward pass over shapes can be made; or a norm stands between a branch and
-            the stream, or on the stream itself, which undoes any factor on the branch.
+        ConfigError: The model cannot run on shapes; no branch is found; or a norm stands between a
+            branch and the stream, or on the stream itself, which undoes any factor on the branch.
     """
     key = "parametrization.base"
     kind = type(model).__name__
@@ -54,38 +54,45 @@ def branch_ends(model: nn.Module, blocks: Mapping[str, float]) -> set[str]:
             f" shapes can be made ({why}). Keep the base's number of layers."
         )
     ends = watch.ends & blocks.keys()
-    if watch.normed is not None or not ends:
-        between = (
+    reason = ""
+    if watch.normed is not None:
+        reason = (
             "a norm, or a choice of experts, stands between a branch and the residual stream"
             f" ({watch.normed})"
         )
+    elif not ends:
+        reason = "no residual branches are found"
+    if reason:
         raise ConfigError(
-            f"{key}: {kind}:"
-            f" {between if ends or watch.normed else 'no residual branches are found'}, so its"
-            " blocks cannot be scaled with depth. Keep the base's number of layers, and vary"
-            " widths alone."
+            f"{key}: {kind}: {reason}, so its blocks cannot be scaled with depth. Keep the base's"
+            " number of layers, and vary widths alone."
         )
     biases = {f"{name.rpartition('.')[0]}.bias" for name in ends}
     return ends | (biases & blocks.keys())
 
 
 class _Branches(Watch):
-    """Follows the output of each matrix until it is added to something else.
+    """Follow the output of each matrix through a forward pass, until it is added to the stream.
 
     Attributes:
-        ends: Weights whose output was added to the stream.
-        normed: A weight of a branch whose sum was normed before the next branch, or that is normed
-            itself.
+        ends: Names of the weights whose output was added to the residual stream.
+        normed: Name of a weight whose branch is normed before or after the sum; None if none is.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.ends: set[str] = set()
         self.normed: str | None = None
+        # All keys are ids of tensors.
+        # Output of a matrix -> the names of its weights, and when the branch began.
         self._made_by: dict[int, tuple[frozenset[str], int]] = {}
+        # Sum of stream and branch -> the last weight of the branch.
         self._stream: dict[int, str] = {}
+        # Weight, or a view of it -> its name.
         self._weights = {id(param): name for name, param in model.named_parameters()}
+        # Names of towers, without block numbers, in which a branch was added to a stream.
         self._towers: set[str] = set()
+        # Result -> its number in the order of operations.
         self._order: dict[int, int] = {}
         self._results: list[Any] = []
 
@@ -96,6 +103,7 @@ class _Branches(Watch):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
+        """Run an operation on shapes, and note what its first result was computed from."""
         out = super().__torch_dispatch__(func, types, args, kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor):
@@ -106,7 +114,13 @@ class _Branches(Watch):
         return out
 
     def _note(self, operation: str, tensors: Sequence[Tensor], out: Tensor) -> None:
-        """Note the weights and the stream behind an operation's first result."""
+        """Note whether the first result of an operation is a weight, a branch or the stream.
+
+        Args:
+            operation: Name of the aten operation, without the overload.
+            tensors: Its tensor arguments.
+            out: Its first result.
+        """
         activations = [tensor for tensor in tensors if id(tensor) not in self._weights]
         names = [self._weights[id(tensor)] for tensor in tensors if id(tensor) in self._weights]
         if operation in _SHAPE_OPERATIONS and len(tensors) == 1 and names:
@@ -121,15 +135,21 @@ class _Branches(Watch):
             self._sum(activations, out)
 
     def _pass_on(self, before: Tensor, out: Tensor) -> None:
+        """Note that a result is the same branch or stream as an argument."""
         if id(before) in self._made_by:
             self._made_by[id(out)] = self._made_by[id(before)]
         if id(before) in self._stream:
             self._stream[id(out)] = self._stream[id(before)]
 
     def _sum(self, summands: Sequence[Tensor], out: Tensor) -> None:
-        """Tell apart the three kinds of sums: with a bias, of two branches, of branch and stream.
+        """Note what a sum is: output plus bias, two branches, or a branch added to the stream.
 
-        The stream is older than the branch.
+        The stream was computed before the branch began. A branch whose stream is unknown begins
+        one; if its tower has a stream already, a norm has hidden that.
+
+        Args:
+            summands: The summands that are no weights.
+            out: The sum.
         """
         sources = [self._made_by.get(id(tensor)) for tensor in summands]
         branches = [source for source in sources if source is not None]
@@ -153,6 +173,6 @@ class _Branches(Watch):
     def _is_older(
         self, sources: Sequence[object], summands: Sequence[Tensor], branch_begin: int
     ) -> bool:
-        """Tell whether the summand beside a branch was there before the branch began."""
+        """Tell whether the summand beside a branch was computed before the branch began."""
         beside = summands[1] if sources[0] is not None else summands[0]
         return self._order.get(id(beside), 0) < branch_begin

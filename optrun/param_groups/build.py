@@ -1,6 +1,6 @@
 """Build parameter groups from a model or from (name, parameter) pairs.
 
-Each trainable parameter is in exactly one group, with all that is known about it.
+Each trainable parameter is in exactly one group, with its layer, its role and the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ModelOrParameters: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
 """A model, whose module types are then known, or (name, parameter) pairs."""
 
 UNDECAYED = (BIAS, NORM, VECTOR)
-"""Roles without weight decay; embeddings by choice."""
+"""Roles without weight decay under `standard`; `decay_embeddings` decides on embeddings."""
 
 
 def build_param_groups(
@@ -64,34 +64,36 @@ def build_param_groups(
 ) -> list[ParamGroup]:
     """Group the trainable parameters of a model by their optimizer settings.
 
+    Parameters that a rule freezes get `requires_grad=False`, and are in no group.
+
     Args:
-        model_or_named_parameters: A model, or (name, parameter) pairs where only names and shapes
-            are known.
+        model_or_named_parameters: A model, or (name, parameter) pairs, of which only names and
+            shapes are known.
         config_or_name: A configuration, or the name of a choice: `standard`, `layerwise`, `single`.
-        lr: Base learning rate; a group's own is this times its scale. None: groups carry `lr_scale`
-            alone, which the optimizers of this package fold themselves and those of torch do not
-            know.
-        weight_decay: Coefficient for what decays. None: groups that decay take the optimizer's own.
-        loraplus_lr_ratio: LoRA+: factor B of each low-rank pair takes the lr of its place times
-            this, unless a rule says its lr. None: 1. Source: Hayou et al. 2024, arXiv:2402.12354.
+        lr: Base learning rate; the `lr` of a group is this times its scale. None: groups have only
+            `lr_scale`, which the optimizers of this package read and those of torch do not.
+        weight_decay: Coefficient of groups that decay. None: they take that of the optimizer.
+        loraplus_lr_ratio: LoRA+: factor on the lr of matrix B of each low-rank pair, unless a rule
+            sets `lr_scale`. None: 1. Source: Hayou et al. 2024, arXiv:2402.12354.
         batch: With `layerwise` and a model: keyword arguments of its `forward`, for one pass over
             shapes. A parameter beside the blocks belongs to the side on which it is used; without a
-            pass, to the side that its name and registration say. None: an example, for models of
-            transformers. See `uses_of`.
-        started: Groups that a run was started with, with `param_names`. Their layers and roles
-            stay.
-        notes: Gets sentences on how layers were found.
-        **options: Beside a name: keys of that choice, such as `decay_rate=0.8`.
+            pass its name and registration decide. None: an example, for models of transformers.
+            See `uses_of`.
+        started: Groups that a run was started with, with `param_names`. Parameters keep the layers
+            and roles in them.
+        notes: Sentences on how layers were found are appended to it.
+        **options: With a name: keys of that choice, such as `decay_rate=0.8`.
 
     Returns:
         Groups as torch.optim takes them, in the order of the parameters: `params` as (name,
-        parameter) pairs, `lr`, `lr_scale`, `weight_decay`, the overrides of a rule, and to read:
+        parameter) pairs, `lr`, `lr_scale`, `weight_decay`, the overrides of a rule; and for tables
         `layer_id`, `layer`, `role`, `rule`.
 
     Raises:
         ConfigError: Nothing trains, a rule matches nothing, `layerwise` finds no blocks, or a value
             is out of range.
-        TypeError: An argument of another kind.
+        TypeError: An argument has another type.
+        ValueError: Two parameters have one name.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
@@ -117,12 +119,12 @@ def build_param_groups(
         uses, sentence = describe_uses(source.model, batch)
         sentences.append(sentence)
     layers = Layers(source.params, roles, source.model, uses)
-    positions: Mapping[str, Layer] = {}
+    layer_of: Mapping[str, Layer] = {}
     scales: Mapping[str, float] = {}
     if isinstance(config, LayerwiseConfig):
-        positions = _find_places(config, layers, started_groups)
-        scales = {name: lr_scale_of(place, config.decay_rate) for name, place in positions.items()}
-    sentences += _note_kept_layers(positions)
+        layer_of = _find_layers(config, layers, started_groups)
+        scales = {name: lr_scale_of(layer, config.decay_rate) for name, layer in layer_of.items()}
+    sentences += _note_kept_layers(layer_of)
     roles |= dict.fromkeys(layers.heads(), HEAD)
     roles |= {name: group["role"] for name, group in started_groups.items()}
     undecayed: tuple[str, ...] = ()
@@ -133,24 +135,24 @@ def build_param_groups(
     for name, param in source.params.items():
         rule_index = rule_of.get(name)
         rule = {} if rule_index is None else config.rules[rule_index]
-        role = roles[name]
-        place = positions.get(name)
-        ratio = loraplus_lr_ratio if loraplus_lr_ratio is not None and is_lora_b(name) else 1.0
-        scale = float(rule.get("lr_scale", scales.get(name, 1.0) * ratio))
         if rule.get("freeze"):
             param.requires_grad_(False)
         if not param.requires_grad:
             continue
-        key = (None if place is None else place.label, role, rule_index, scale)
+        role = roles[name]
+        layer = layer_of.get(name)
+        ratio = _loraplus_scale(name, loraplus_lr_ratio)
+        scale = float(rule.get("lr_scale", scales.get(name, 1.0) * ratio))
+        key = (None if layer is None else layer.label, role, rule_index, scale)
         if key not in groups:
             decay = 0.0 if role in undecayed else weight_decay
-            reason = _explain_claim(config, place, rule_index, rule)
+            reason = _explain_claim(config, layer, rule_index, rule)
             if not rule and ratio != 1:
                 reason += f", LoRA+ x{ratio:g}"
             groups[key] = {
                 **_hyper_parameters(scale, lr, decay, rule),
-                "layer_id": None if place is None else place.layer_id,
-                "layer": "all" if place is None else place.label,
+                "layer_id": None if layer is None else layer.layer_id,
+                "layer": "all" if layer is None else layer.label,
                 "role": role,
                 "rule": reason,
             }
@@ -160,10 +162,17 @@ def build_param_groups(
     return list(groups.values())
 
 
+def _loraplus_scale(name: str, ratio: float | None) -> float:
+    """Return the LoRA+ factor on the lr of a parameter: `ratio` for a matrix B, else 1."""
+    if ratio is None or not is_lora_b(name):
+        return 1.0
+    return ratio
+
+
 def _started_groups(
     started: Sequence[Group], params: Mapping[str, Tensor]
 ) -> dict[str, PlainMapping]:
-    """Map every parameter of the model to its group at the start of the run."""
+    """Map parameters of the model to their group at the start of the run, if it has a `layer`."""
     groups: dict[str, PlainMapping] = {}
     for group in started:
         if "layer" in group:
@@ -171,10 +180,13 @@ def _started_groups(
     return groups
 
 
-def _note_kept_layers(positions: Mapping[str, Layer]) -> list[str]:
-    """Name the parameters kept in the layer of the start of the run."""
+def _note_kept_layers(layer_of: Mapping[str, Layer]) -> list[str]:
+    """Write one note on the parameters kept in the layer of the start of the run, or none.
+
+    It names four of them at most.
+    """
     kept_params = [
-        f"{name} ({place.label})" for name, place in positions.items() if place.why == STARTED
+        f"{name} ({layer.label})" for name, layer in layer_of.items() if layer.why == STARTED
     ]
     if not kept_params:
         return []
@@ -186,6 +198,7 @@ def _note_kept_layers(positions: Mapping[str, Layer]) -> list[str]:
 
 
 def _refuse_no_number(key: str, value: object) -> None:
+    """Raise a TypeError for a value that is neither None nor a real number; True is none."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError(f"{key}={value!r}: expected a number or None, got {type(value).__name__}.")
 
@@ -195,16 +208,22 @@ class _Source:
     """The parameters to group."""
 
     params: dict[str, Tensor]
-    """By their first name."""
+    """Parameters by name; a tied one once, by its first name."""
     roles: dict[str, str]
+    """Role of each parameter."""
     tied: dict[str, str]
     """Further names of tied parameters -> their first name."""
     model: nn.Module | None
-    """None where only names and shapes are known."""
+    """None for (name, parameter) pairs."""
 
 
 def _read(source: ModelOrParameters) -> _Source:
-    """Read the parameters of a model, or (name, parameter) pairs."""
+    """Read the parameters of a model, or (name, parameter) pairs.
+
+    Raises:
+        TypeError: It is neither.
+        ValueError: Two parameters have one name.
+    """
     model: nn.Module | None = None
     pairs: Iterable[tuple[str, Tensor]]
     if isinstance(source, nn.Module):
@@ -233,28 +252,40 @@ def _read(source: ModelOrParameters) -> _Source:
 
 
 def _no_parameters(got: object) -> str:
+    """Write the message for an argument, or an entry of it, of a wrong type."""
     return (
         f"param_groups: expected a model or (name, parameter) pairs, got {type(got).__name__}. "
         "Pass the model, or model.named_parameters()."
     )
 
 
-def _find_places(
+def _find_layers(
     config: LayerwiseConfig, layers: Layers, started_groups: Mapping[str, PlainMapping]
 ) -> dict[str, Layer]:
-    """Find the place of every parameter between embeddings and head."""
+    """Find the layer of every parameter for `layerwise`.
+
+    By `name_dict` if there is one, else by the model; then a parameter of `started_groups` keeps
+    the layer that it had.
+    """
     if config.name_dict is not None:
         return layers_from_name_dict(layers.params, config.name_dict, n_layers=config.n_layers)
-    positions = layers.places(config.n_layers)
+    layer_of = layers.by_param(config.n_layers)
     for name, group in started_groups.items():
-        positions[name] = restore_layer(positions[name], group["layer_id"], group["layer"])
-    return positions
+        layer_of[name] = restore_layer(layer_of[name], group["layer_id"], group["layer"])
+    return layer_of
 
 
 def _hyper_parameters(
     scale: float, lr: float | None, decay: float | None, rule: Group
 ) -> dict[str, object]:
-    """Collect the hyper-parameters of a group; a rule's own overrides come last."""
+    """Make a group without parameters: lr, weight decay, and the overrides of a rule over them.
+
+    Args:
+        scale: Factor on the base lr; left out if the rule sets an absolute `lr`.
+        lr: Base learning rate; None: the group gets `lr_scale` only.
+        decay: Weight decay; None: that of the optimizer.
+        rule: A rule, or an empty mapping.
+    """
     group: ParamGroup = {"params": []}
     if "lr" not in rule:
         group["lr_scale"] = scale
@@ -266,11 +297,11 @@ def _hyper_parameters(
 
 
 def _explain_claim(
-    config: ParamGroupsConfig, place: Layer | None, rule_index: int | None, rule: Group
+    config: ParamGroupsConfig, layer: Layer | None, rule_index: int | None, rule: Group
 ) -> str:
-    """Say in a few words why the parameters are in this group."""
+    """Return what put parameters into a group: a rule, the reason of their layer, or the choice."""
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"
-    if place is None:
+    if layer is None:
         return config.name
-    return place.why
+    return layer.why

@@ -1,4 +1,4 @@
-"""The growth of each parameter over that of the base at which lr was tuned.
+"""Compare the shape of each parameter with that of the base model at which lr was tuned.
 
 A dimension is infinite if it differs between the two (Yang et al. 2022, arXiv:2203.03466). So no
 list of layers is needed, and both models may be shapes alone, on the meta device.
@@ -22,18 +22,20 @@ KEY = "parametrization.base"
 
 @dataclass(frozen=True)
 class Growth:
-    """One parameter beside that of the base.
+    """The sizes of one parameter of a model, relative to its counterpart in the base model.
 
     Attributes:
-        counterpart: Name of the base's.
-        shape: Of the model's.
-        base_shape: Of the base's.
-        fan_in: Its inputs over the base's; 1: not an infinite dimension.
-        fan_out: Its outputs over the base's.
-        branch: Blocks of the base over blocks of the model, for what lies in a block; else 1.
+        counterpart: Name of the parameter in the base.
+        shape: Shape in the model.
+        base_shape: Shape in the base.
+        fan_in: Number of inputs over that in the base; 1: not an infinite dimension.
+        fan_out: Number of outputs over that in the base.
+        branch: Number of blocks of the base over that of the model, for a parameter in a block;
+            else 1.
         ends_branch: Whether its output is added to the residual stream.
-        logits: Factor on the logits of a tied head that it carries, see `carrier_of_logits`.
-        is_head: Whether its output is the vocabulary or the classes, which no later module reads.
+        logits: Factor on the logits of a tied head that its weights contain, see
+            `carrier_of_logits`; 1 for all other parameters.
+        is_head: Whether its outputs are the vocabulary or the classes, which no later module reads.
     """
 
     counterpart: str
@@ -48,17 +50,14 @@ class Growth:
 
     @property
     def kind(self) -> str:
-        """Name the parameter's kind in the table of Yang et al. 2022.
-
-        It depends on the number of dimensions that grow with width.
-        """
+        """Kind of parameter in the table of Yang et al. 2022, by which dimensions grow."""
         if self.fan_in != 1:
             return "output matrix" if self.is_head else "hidden matrix"
         return "input matrix or vector" if self.fan_out != 1 else "of one size"
 
     @property
     def carried(self) -> float:
-        """Factor of the logits or of a residual branch, carried by these weights.
+        """Factor on logits or on a residual branch that its weights contain.
 
         A branch's factor stands in its last weights; Dey et al. 2025, arXiv:2505.01618, alpha = 1.
         """
@@ -66,30 +65,29 @@ class Growth:
 
     @property
     def width_init(self) -> float:
-        """Factor of width on the standard deviation of the initial weights.
+        """Factor on the standard deviation of the initial weights, by the width.
 
-        A matrix within the model keeps the size of its outputs, also where their number stays, as
-        that of key and value heads does. The logits of a head may shrink.
+        1/sqrt(fan_in), which keeps the size of the outputs. For a head 1/fan_in: its logits may
+        shrink.
         """
         return 1 / self.fan_in if self.is_head else self.fan_in**-0.5
 
     @property
     def init(self) -> float:
-        """Initial standard deviation of the weights over the base's."""
+        """Factor on the standard deviation of the initial weights, `carried` included."""
         return self.width_init * self.carried
 
 
 def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
-    """Compare every parameter of a model with its counterpart in the base.
+    """Map every parameter name of a model to its growth over its counterpart in the base.
 
     Args:
         model: On any device.
         base: Of the same architecture, narrower, of fewer blocks, or both.
 
     Raises:
-        ConfigError: A parameter without a counterpart, of fewer elements, or one whose inputs
-            cannot be told from its outputs; for another number of blocks, branches whose ends are
-            not found.
+        ConfigError: A parameter has no counterpart, a dimension shrinks, or inputs cannot be told
+            from outputs; if the number of blocks differs, also as `branch_ends`.
 
     Example:
         >>> model, base = nn.Linear(8, 4), nn.Linear(2, 4)
@@ -136,10 +134,10 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
 
 
 def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
-    """Name the output matrices: no later matrix reads their output.
+    """Name the matrices of the head, whose output no later matrix reads.
 
-    They lie outside of all blocks and of `base_model`. Within a container of their own, or in an
-    `nn.Sequential`, the last matrix is the head. Output embeddings always are.
+    They are outside of all blocks and of `base_model`. Of the matrices in one container, or in an
+    `nn.Sequential`, only the last one is. Output embeddings always are.
     """
     blocks = [path for stack in stacks_of(model) for path in stack.blocks]
     backbone = getattr(model, "base_model", model)
@@ -170,10 +168,16 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
 
 
 def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
-    """Map parameter names to the base's, and to the ratio of depths.
+    """Map parameter names to those of the base, and to the ratio of depths.
 
-    The ratio is base depth over depth, for parameters in stacks whose depths differ.
-    Block i of L lies where block i L_base // L of the base does.
+    The counterpart of block i of L is block i L_base // L of the base.
+
+    Returns:
+        The name in the base for every parameter; and base depth over depth for the parameters in
+        stacks whose depths differ.
+
+    Raises:
+        ConfigError: A stack is deeper in the base, or a parameter has no counterpart.
     """
     params = dict(model.named_parameters())
     base_params = dict(base.named_parameters())
@@ -211,7 +215,19 @@ def _fans(
     shape: tuple[int, ...],
     base_shape: tuple[int, ...],
 ) -> tuple[float, float]:
-    """Return the growth factors of a parameter's inputs and outputs."""
+    """Return the growth of the number of inputs and of outputs of a parameter.
+
+    Args:
+        name: Name of the parameter, for the message.
+        leaf: Its name in the module.
+        module: The module that has it.
+        role: Its role.
+        shape: Shape in the model.
+        base_shape: Shape in the base.
+
+    Raises:
+        ConfigError: An embedding has another number of rows, or nothing tells inputs from outputs.
+    """
     ratios = [now / then if then else 1.0 for now, then in zip(shape, base_shape, strict=True)]
     grown = [ratio for ratio in ratios if ratio != 1]
     if not grown:

@@ -1,4 +1,4 @@
-"""Where every parameter lies between embeddings and head, and what scale that means."""
+"""Assign every parameter to a layer between embeddings and head, and scale its lr by it."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ABOVE = "above the blocks"
 BELOW = "below the blocks"
 
 STARTED = "as the run was started"
+"""`Layer.why` of a parameter whose layer is that of the start of the run."""
 
 _HEAD_NAME = re.compile(r"head|classif|score|pooler|logits|predict|^cls$")
 _EMBEDDING_CHILD = re.compile(r"embed|^wte$|^wpe$|(^|_)emb(_|$)")
@@ -29,12 +30,12 @@ _EMBEDDING_DIRECT = re.compile(r"embed|(^|_)emb(_|$)|(^|_)pos(_|$)|(^|_)tokens?(
 
 @dataclass(frozen=True)
 class Layer:
-    """The layer of a parameter.
+    """The layer that a parameter belongs to, counted from the embeddings to the head.
 
     Attributes:
         layer_id: 0 for embeddings, i + 1 for block i, n_layers + 1 for the head.
-        n_layers: Depth of its tower.
-        label: `head`, `embeddings` or `layer_03`, after the tower's name where there are several.
+        n_layers: Number of blocks of its tower.
+        label: `head`, `embeddings` or `layer_03`; with several towers `decoder/layer_03`.
         why: What decided: the list of blocks, or the side of them.
     """
 
@@ -44,20 +45,22 @@ class Layer:
     why: str
 
 
-def lr_scale_of(place: Layer, decay_rate: float) -> float:
-    """Return the factor on the learning rate at a place: decay_rate ** (n_layers + 1 - layer).
+def lr_scale_of(layer: Layer, decay_rate: float) -> float:
+    """Return the factor on the lr of a layer: decay_rate ** (n_layers + 1 - layer_id).
 
     Source: PaddleNLP; Bao et al. 2022, arXiv:2106.08254 (BEiT).
 
     Example:
-        >>> [lr_scale_of(Layer(layer, 2, "", ""), 0.5) for layer in (3, 2, 1, 0)]
+        >>> [lr_scale_of(Layer(layer_id, 2, "", ""), 0.5) for layer_id in (3, 2, 1, 0)]
         [1.0, 0.5, 0.25, 0.125]
     """
-    return float(decay_rate ** (place.n_layers + 1 - place.layer_id))
+    return float(decay_rate ** (layer.n_layers + 1 - layer.layer_id))
 
 
 def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
-    """Name of a place in tables and metrics.
+    """Name a layer for tables and metrics.
+
+    The head has no tower in its name. Block numbers have two digits at least.
 
     Example:
         >>> label_of(4, 12), label_of(0, 12, "decoder"), label_of(13, 12, "decoder")
@@ -73,17 +76,17 @@ def label_of(layer_id: int, n_layers: int, tower: str = "") -> str:
 
 
 def layer_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Layer:
-    """Make the place of a layer, under its label."""
+    """Make a layer with its label, see `Layer` and `label_of`."""
     return Layer(layer_id, n_layers, label_of(layer_id, n_layers, tower), why)
 
 
-def restore_layer(place: Layer, layer_id: int, label: str) -> Layer:
-    """Return the place that a parameter had at the start of the run.
+def restore_layer(layer: Layer, layer_id: int, label: str) -> Layer:
+    """Return the layer that a parameter had when its run was started.
 
-    It differs from `place` if another version of optrun or another batch places it otherwise.
+    It differs from `layer` if another version of optrun or another batch assigns it otherwise.
 
     Args:
-        place: The place now; returned as it is if its label is the saved one.
+        layer: The layer now; returned as it is if its label is the saved one.
         layer_id: Saved with the run.
         label: Saved with the run.
 
@@ -91,22 +94,23 @@ def restore_layer(place: Layer, layer_id: int, label: str) -> Layer:
         >>> restore_layer(Layer(0, 2, "embeddings", BELOW), 3, "head")
         Layer(layer_id=3, n_layers=2, label='head', why='as the run was started')
     """
-    if label == place.label:
-        return place
-    return Layer(layer_id, layer_id - 1 if label == HEAD else place.n_layers, label, STARTED)
+    if label == layer.label:
+        return layer
+    n_layers = layer_id - 1 if label == HEAD else layer.n_layers
+    return Layer(layer_id, n_layers, label, STARTED)
 
 
 class Layers:
-    """The layers of a model.
+    """Assign every parameter of a model to a layer.
 
-    Blocks are read from the module tree, their sides from the order of use.
+    Blocks are read from the module tree. A parameter beside the blocks belongs to the embeddings or
+    to the head, by the order of use in a forward pass, else by its name and registration.
 
     Args:
         params: Every parameter by name.
-        roles: Role of each.
-        model: The model, or None where only names are known.
-        uses: Of a forward pass, see `uses_of`. What they do not hold has its side by name and
-            registration.
+        roles: Role of each parameter.
+        model: The model, or None if only names are known.
+        uses: When a forward pass uses each parameter, see `uses_of`; may lack some or all.
     """
 
     def __init__(
@@ -121,28 +125,29 @@ class Layers:
         self.uses = uses
         self.root = tree_of(params, roles, model)
         self.towers = _find_towers(find_stacks(self.root))
-        self.outputs, self.inputs = _ends(model)
+        self.output_ids, self.input_ids = _embedding_param_ids(model)
 
     def heads(self) -> set[str]:
-        """Name the matrices above the blocks.
+        """Name the matrices of the head.
 
-        Without blocks, those of the output layer that the model names itself.
+        For a model without blocks, those of the output layer that the model names itself, if any.
         """
         matrices = [name for name in self.params if self.roles[name] == MATRIX]
         if not self.towers:
-            return {name for name in matrices if id(self.params[name]) in self.outputs}
-        places = self._places()
-        return {name for name in matrices if places[name].label == HEAD}
+            return {name for name in matrices if id(self.params[name]) in self.output_ids}
+        layers = self._layers()
+        return {name for name in matrices if layers[name].label == HEAD}
 
-    def places(self, n_layers: int | None) -> dict[str, Layer]:
-        """Map every parameter to its place.
+    def by_param(self, n_layers: int | None) -> dict[str, Layer]:
+        """Map every parameter to its layer.
 
         Args:
-            n_layers: Depth to count from; None: as found.
+            n_layers: Number of blocks to count from, which changes the tower's depth; None: as
+                many as there are.
 
         Raises:
-            ConfigError: No stack of blocks; or `n_layers` is below what was found, or given for
-                several towers.
+            ConfigError: No stack of blocks; or `n_layers` is below their number, or set for several
+                towers.
         """
         if not self.towers:
             raise ConfigError(
@@ -166,88 +171,107 @@ class Layers:
                     f" depth found ({depths})."
                 )
             stacks[0].depth = n_layers
-        return self._places()
+        return self._layers()
 
-    def _places(self) -> dict[str, Layer]:
-        places = {name: self._place_by_name(name) for name in self.params}
-        by_use = self._by_use().items()
-        return places | {name: place for name, place in by_use if place.label != places[name].label}
+    def _layers(self) -> dict[str, Layer]:
+        """Map every parameter to its layer by name, or to that by use if it has another label."""
+        layers = {name: self._layer_by_name(name) for name in self.params}
+        for name, layer in self._layers_by_use().items():
+            if layer.label != layers[name].label:
+                layers[name] = layer
+        return layers
 
-    def _by_use(self) -> dict[str, Layer]:
-        """Layer parameters by their use before the first block or after the last.
+    def _layers_by_use(self) -> dict[str, Layer]:
+        """Find the parameters used before the first block, or after the last one has begun.
 
-        After the last means after all blocks have begun. What is used in between, such as a
-        projection from one tower into the next, keeps its place; and so does what is used on both
-        sides, unless it is a table, which embeds.
+        Only parameters beside the blocks. One that is used in between, such as a projection from
+        one tower into the next, is missing; and so is one that is used on both sides, unless it is
+        an embedding.
         """
         spans = []
         for tower in self.towers:
             names = [name for name in self.uses if tower.stack.block_of(name) is not None]
             first_uses = [self.uses[name][0] for name in names if not tower.stack.on_edge(name)]
-            spans += [(tower, min(first_uses), max(first_uses))] if first_uses else []
-        out = {}
+            if first_uses:
+                spans.append((tower, min(first_uses), max(first_uses)))
+        layers = {}
         for name, (first, last) in self.uses.items():
             if any(tower.stack.block_of(name) is not None for tower in self.towers):
                 continue
             near = self._towers_near(name)
-            ranges_near = [(begin, end) for tower, begin, end in spans if tower in near]
-            if not ranges_near:
+            spans_near = [(begin, end) for tower, begin, end in spans if tower in near]
+            if not spans_near:
                 continue
-            begin = min(begin for begin, _ in ranges_near)
-            end = max(end for _, end in ranges_near)
+            begin = min(begin for begin, _ in spans_near)
+            end = max(end for _, end in spans_near)
             if first < begin and (last <= end or self.roles[name] == EMBEDDING):
-                out[name] = replace(_embedding_place(near), why="used before the blocks")
+                layers[name] = replace(_embedding_layer(near), why="used before the blocks")
             elif first > end:
-                out[name] = replace(_head_place(near), why="used after the blocks")
-        return out
+                layers[name] = replace(_head_layer(near), why="used after the blocks")
+        return layers
 
-    def _place_by_name(self, name: str) -> Layer:
-        """Layer a parameter: in its block, else with the embeddings below or the head above."""
+    def _layer_by_name(self, name: str) -> Layer:
+        """Find the layer of a parameter by its name, its modules and their registration."""
         path = name.rpartition(".")[0]
         for tower in self.towers:
             stack = tower.stack
             block = stack.block_of(name)
-            if block is not None:
-                holder = stack.path.rpartition(".")[0]
-                if block == 0 and stack.on_edge(path) and self._embeds(path, below=holder):
-                    return _embedding_place([tower])
-                return layer_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
+            if block is None:
+                continue
+            parent = stack.path.rpartition(".")[0]
+            if block == 0 and stack.on_edge(path) and self._embeds(path, below=parent):
+                return _embedding_layer([tower])
+            return layer_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
+        tower_around = self._tower_around(path)
+        if id(self.params[name]) in self.output_ids:
+            return _head_layer(tower_around or self.towers)
+        if id(self.params[name]) in self.input_ids:
+            return _embedding_layer(tower_around or self.towers)
         near = self._towers_near(path)
-        own_tower = self._own_tower(path)
-        if id(self.params[name]) in self.outputs:
-            return _head_place(own_tower or self.towers)
-        if id(self.params[name]) in self.inputs:
-            return _embedding_place(own_tower or self.towers)
-        if self._lies_below(name, own_tower):
-            return _embedding_place(near)
-        return _head_place(near)
+        if self._is_below_blocks(name, tower_around):
+            return _embedding_layer(near)
+        return _head_layer(near)
 
-    def _lies_below(self, name: str, own_tower: list[_Tower]) -> bool:
-        """Tell whether a parameter beside the blocks lies below them."""
+    def _is_below_blocks(self, name: str, tower_around: list[_Tower]) -> bool:
+        """Tell whether a parameter beside the blocks belongs to the embeddings, else to the head.
+
+        Args:
+            name: Name of the parameter.
+            tower_around: The tower whose root contains it; empty if there is none.
+        """
         path, _, leaf = name.rpartition(".")
         role = self.roles[name]
-        embeds = _EMBEDDING_DIRECT.search(leaf) is not None
+        has_embedding_name = _EMBEDDING_DIRECT.search(leaf) is not None
         if role == EMBEDDING:
             return True
-        if not own_tower:
-            return self._embeds(path) or (embeds and role != "vector")
-        trunk = own_tower[0].stack.path
-        fork = next(above for above in path_and_ancestors(path) if is_inside(trunk, above))
-        if fork == path:
-            return embeds
-        shared = len(split_path(fork))
-        branch, *rest = split_path(path)[shared:]
-        if any(_HEAD_NAME.search(piece) for piece in (branch, *rest)):
+        if not tower_around:
+            return self._embeds(path) or (has_embedding_name and role != "vector")
+        # Compare the two children of the lowest module that contains both: the one with the
+        # parameter, and the one with the blocks.
+        stack_path = tower_around[0].stack.path
+        common = next(above for above in path_and_ancestors(path) if is_inside(stack_path, above))
+        if common == path:
+            return has_embedding_name
+        depth = len(split_path(common))
+        child, *below_child = split_path(path)[depth:]
+        if any(_HEAD_NAME.search(part) for part in (child, *below_child)):
             return False
-        siblings = list(self.root.at(fork).children)
-        before = siblings.index(branch) < siblings.index(split_path(trunk)[shared])
-        return (before and not _FINAL_CHILD.search(branch)) or self._embeds(path, below=fork)
+        siblings = list(self.root.at(common).children)
+        child_of_blocks = split_path(stack_path)[depth]
+        is_before = siblings.index(child) < siblings.index(child_of_blocks)
+        if is_before and not _FINAL_CHILD.search(child):
+            return True
+        return self._embeds(path, below=common)
 
     def _embeds(self, path: str, *, below: str = "") -> bool:
-        """Tell whether a module on the way down to `path`, below another one, embeds.
+        """Tell whether a module, or one of its ancestors below another module, embeds.
 
-        Its class says so; or its name, where it is an embedding layer, a norm, or nothing is known
-        of its class.
+        The class decides: its name contains "embed", and it is no model. The module's name decides
+        for an embedding layer, a norm, or a class that is not known.
+
+        Args:
+            path: Dotted name of the module.
+            below: Dotted name of an ancestor, which is not looked at any more.
         """
         for above in takewhile(lambda above: above != below, path_and_ancestors(path)):
             node = self.root.at(above)
@@ -259,47 +283,49 @@ class Layers:
                 return True
         return False
 
-    def _own_tower(self, path: str) -> list[_Tower]:
-        """Find the tower around a module; empty if it lies beside several."""
+    def _tower_around(self, path: str) -> list[_Tower]:
+        """List the tower whose root contains a module: one, or none."""
         return [tower for tower in self.towers if is_inside(path, tower.root)][:1]
 
     def _towers_near(self, path: str) -> list[_Tower]:
-        """Find the tower around `path`, else the towers of its closest ancestor."""
-        own_tower = self._own_tower(path)
-        if own_tower:
-            return own_tower
+        """List the tower around a module, else all towers in its closest ancestor that has some."""
+        tower_around = self._tower_around(path)
+        if tower_around:
+            return tower_around
         for ancestor in path_and_ancestors(path):
             towers = [tower for tower in self.towers if is_inside(tower.root, ancestor)]
             if towers:
                 return towers
-        raise AssertionError("the whole model holds every tower")
+        raise AssertionError("the model itself contains every tower")
 
 
 @dataclass(frozen=True)
 class _Tower:
+    """A stack of blocks with the modules around it, such as an encoder."""
+
     stack: Stack
     root: str
-    """Topmost module that holds no other tower."""
+    """Dotted name of the topmost module that contains no other tower."""
     name: str
-    """Empty where it is the only one."""
+    """Empty for the only tower of a model."""
 
 
 def _find_towers(stacks: list[Stack]) -> list[_Tower]:
-    """Find the root of each tower: the highest module that contains no other tower's blocks."""
+    """Make a tower of each stack: the topmost module around it that contains no other stack."""
     names = _tower_names([stack.path for stack in stacks])
-    out = []
+    towers = []
     for stack, name in zip(stacks, names, strict=True):
         root = stack.path
         for ancestor in path_and_ancestors(stack.path):
-            towers_inside = [tower for tower in stacks if is_inside(tower.path, ancestor)]
-            if towers_inside == [stack]:
+            stacks_inside = [other for other in stacks if is_inside(other.path, ancestor)]
+            if stacks_inside == [stack]:
                 root = ancestor
-        out.append(_Tower(stack, root, name))
-    return out
+        towers.append(_Tower(stack, root, name))
+    return towers
 
 
 def _tower_names(paths: list[str]) -> list[str]:
-    """Shorten each path to its distinguishing piece; empty for a single path.
+    """Shorten each path to the parts that tell it from the others; empty for a single path.
 
     Example:
         >>> _tower_names(["text_model.encoder.layers", "vision_model.encoder.layers"])
@@ -309,45 +335,46 @@ def _tower_names(paths: list[str]) -> list[str]:
     """
     if len(paths) < 2:
         return [""] * len(paths)
-    split = [path.split(".") for path in paths]
-    fork = next(
+    split_paths = [split_path(path) for path in paths]
+    common = next(
         above
         for above in path_and_ancestors(paths[0])
         if all(is_inside(path, above) for path in paths)
     )
-    shared = len(split_path(fork))
-    length = shared + 1
-    while len({tuple(pieces[shared:length]) for pieces in split}) < len(paths):
-        length += 1
-    return [".".join(pieces[shared:length]) or pieces[-1] for pieces in split]
+    depth = len(split_path(common))
+    end = depth + 1
+    while len({tuple(parts[depth:end]) for parts in split_paths}) < len(paths):
+        end += 1
+    return [".".join(parts[depth:end]) or parts[-1] for parts in split_paths]
 
 
-def _ends(model: nn.Module | None) -> tuple[set[int], set[int]]:
-    """Collect the identities of the output layer's and the input embeddings' parameters.
+def _embedding_param_ids(model: nn.Module | None) -> tuple[set[int], set[int]]:
+    """Collect the ids of the parameters of the output layer and of the input embeddings.
 
-    If the model names them.
+    A tied parameter counts as an input embedding. Both sets are empty for a model without
+    `get_output_embeddings` and `get_input_embeddings`.
     """
-    ends: list[set[int]] = []
+    ids: list[set[int]] = []
     for method in ("get_output_embeddings", "get_input_embeddings"):
-        ask = getattr(model, method, None)
+        get_layer = getattr(model, method, None)
         try:
-            layer = ask() if callable(ask) else None
-        except (NotImplementedError, AttributeError):  # some models have none and say it so
+            layer = get_layer() if callable(get_layer) else None
+        except (NotImplementedError, AttributeError):  # models without such a layer raise these
             layer = None
-        ends.append(
-            {id(param) for param in layer.parameters()} if isinstance(layer, nn.Module) else set()
-        )
-    outputs, inputs = ends
+        params = layer.parameters() if isinstance(layer, nn.Module) else ()
+        ids.append({id(param) for param in params})
+    outputs, inputs = ids
     return outputs - inputs, inputs
 
 
-def _embedding_place(towers: list[_Tower]) -> Layer:
-    """Layer an embedding below the deepest of the towers it feeds."""
+def _embedding_layer(towers: list[_Tower]) -> Layer:
+    """Make the layer of embeddings below the deepest of the towers that they feed."""
     deepest = max(towers, key=lambda tower: tower.stack.depth)
     return layer_at(0, deepest.stack.depth, BELOW, deepest.name if len(towers) == 1 else "")
 
 
-def _head_place(towers: list[_Tower]) -> Layer:
+def _head_layer(towers: list[_Tower]) -> Layer:
+    """Make the layer of a head above the deepest of the towers."""
     depth = max(tower.stack.depth for tower in towers)
     return layer_at(depth + 1, depth, ABOVE)
 

@@ -14,17 +14,17 @@ from torch import Tensor
 
 
 class HasName(Protocol):
-    """Anything with a name, such as a parameter of a framework that names its parameters."""
+    """An object with a name, such as `NamedParam` or a parameter of PaddlePaddle."""
 
     @property
     def name(self) -> str:
-        """The framework's own name."""
+        """Name of the parameter, a key of `name_dict`."""
         ...
 
 
 @dataclass(frozen=True)
 class NamedParam:
-    """A parameter with the name that torch keeps outside of it."""
+    """A parameter with its name, which a parameter of torch does not have."""
 
     name: str
     tensor: Tensor

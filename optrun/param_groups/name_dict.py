@@ -1,4 +1,4 @@
-"""Layers as the user names them: parameter names, or patterns over them, to places."""
+"""Assign parameters to layers by `param_groups.name_dict`: names or patterns to layers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ _IN_LIST = re.compile(r"^(?:(?P<tower>.*)\.)?layers?\.(?P<block>\d+)(?:\.|$)")
 def structured_names(
     params: Mapping[str, Tensor], name_dict: Mapping[str, object]
 ) -> dict[str, str]:
-    r"""Map each parameter to the user's name for it, brackets filled in.
+    r"""Map parameter names to their values in `name_dict`, with groups of a pattern filled in.
 
     Args:
         params: Every parameter by name.
-        name_dict: Name, or regular expression searched in names, -> place. Names come first, then
-            patterns in order.
+        name_dict: Parameter name, or regular expression searched in names, -> layer. Names come
+            first, then patterns in their order.
 
     Returns:
-        Parameter name -> the user's value for it, for those that have one.
+        Parameter name -> layer as the user writes it; parameters that no key matches are missing.
 
     Raises:
-        ConfigError: A key matches nothing, or only what other keys took.
+        ConfigError: A key is no regular expression, matches nothing, or only parameters that other
+            keys matched before; or a value has a group that its pattern lacks.
 
     Example:
         >>> import torch
@@ -73,18 +74,18 @@ def structured_names(
 def layers_from_name_dict(
     params: Mapping[str, Tensor], name_dict: Mapping[str, object], *, n_layers: int | None = None
 ) -> dict[str, Layer]:
-    """Map every parameter to its place in the user's words, or to the head.
+    """Map every parameter to its layer in `name_dict`; to the head if no key matches it.
 
     Args:
         params: Every parameter by name.
-        name_dict: See `structured_names`. A place is a block number, `head`, `embeddings`, or a
-            structured name: `layers.<number>` in it makes a block of the tower that stands before
-            it, `embedding` makes embeddings, and any other dotted name the head.
-        n_layers: Depth to count from; None: the highest block of each tower and one.
+        name_dict: See `structured_names`. A layer is a block number, `head`, `embeddings`, or a
+            structured name: with `layers.<number>` it is a block of the tower named before that,
+            with `embedding` it is the embeddings, and any other dotted name is the head.
+        n_layers: Number of blocks of each tower; None: the highest block number plus 1.
 
     Raises:
-        ConfigError: See above; a place that is none of these; no block at all; a block beyond
-            `n_layers`.
+        ConfigError: As `structured_names`; a value is no layer; there is no block; or a block
+            number is `n_layers` or more.
     """
     names = structured_names(params, name_dict)
     kinds = {name: _parse(value) for name, value in names.items()}
@@ -121,7 +122,13 @@ def layers_from_name_dict(
 
 
 def _parse(value: str) -> tuple[str, int | None]:
-    """Parse to (tower, block), or (head or embeddings, None)."""
+    """Parse a layer: (tower, block number), or (`head` or `embeddings`, None).
+
+    The tower is empty if the value names none.
+
+    Raises:
+        ConfigError: It is no layer.
+    """
     if value.isdigit():
         return "", int(value)
     if value in (HEAD, EMBEDDINGS):
@@ -134,7 +141,7 @@ def _parse(value: str) -> tuple[str, int | None]:
     if "." in value:
         return HEAD, None
     raise ConfigError(
-        f"param_groups.name_dict: {value} is no place. Expected a block number, head, embeddings,"
+        f"param_groups.name_dict: {value} is no layer. Expected a block number, head, embeddings,"
         " or a name with layers.<number> or embedding in it."
         f" {did_you_mean(value, (HEAD, EMBEDDINGS))}"
     )

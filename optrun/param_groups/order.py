@@ -1,7 +1,4 @@
-"""The order in which a model uses its parameters.
-
-One forward pass over shapes alone, on a copy, without arithmetic.
-"""
+"""Find the order in which a model uses its parameters, by a forward pass on the meta device."""
 
 from __future__ import annotations
 
@@ -20,32 +17,30 @@ from torch.utils._pytree import tree_leaves
 from optrun.base.plain import PlainDict
 
 Uses: TypeAlias = Mapping[str, tuple[int, int]]
-"""Parameter name -> numbers of the first and of the last operation that use it, from 1; unused ones
-are missing."""
+"""Parameter name -> (first, last) operation that uses it, counted from 1; an unused one is
+missing."""
 
 W = TypeVar("W", bound="Watch")
 
-_MOST = 50_000
-"""Operations of a forward pass, some seconds: on shapes a loop that waits for a value may never
-end."""
+_MAX_OPERATIONS = 50_000
+"""Largest number of operations of a forward pass, some seconds. Without values, a loop that waits
+for one may never end."""
 
 
 def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
     """Find when each parameter is used in a forward pass.
 
-    Operations are watched, and not modules: a weight that its module's owner uses
-    (`nn.functional.linear` with
-    `self.proj.weight`), a class token, and a tied table count where they are used. The pass runs in
-    evaluation mode on a copy of the model on the meta device. So it costs no memory, and the model,
-    its buffers and the random generators stay as they are.
+    Operations are watched, and not modules: a weight that another module uses
+    (`nn.functional.linear` with `self.proj.weight`), a class token, and a tied embedding count
+    where they are used. The pass runs in evaluation mode on a copy of the model on the meta device.
+    So it takes no memory, and the model, its buffers and the random generators do not change.
 
     Args:
         model: On any device.
         batch: Keyword arguments of `model.forward`; only shapes and dtypes matter.
 
     Raises:
-        Exception: Whatever the model raises where it cannot run on shapes alone, or not on this
-            batch.
+        Exception: Whatever the model raises if it cannot run on the meta device or on this batch.
 
     Example:
         >>> class Tail(nn.Module):
@@ -65,9 +60,15 @@ def uses_of(model: nn.Module, batch: Mapping[str, object]) -> Uses:
 def run_on_shapes(
     model: nn.Module, batch: Mapping[str, object], make: Callable[[nn.Module], W]
 ) -> W:
-    """Run a copy of a model on shapes under a watch over its operations, and return the watch.
+    """Run a copy of a model on the meta device under a watch, and return the watch.
 
-    See `uses_of`.
+    Args:
+        model: On any device; not changed.
+        batch: See `uses_of`.
+        make: Makes the watch over the copy.
+
+    Raises:
+        Exception: Whatever the model raises; RuntimeError after 50,000 operations.
     """
     plain_tensors: list[Tensor] = []  # attributes that are neither parameters nor buffers
     for module in model.modules():
@@ -94,13 +95,11 @@ def run_on_shapes(
 
 
 def example_batches(model: Any) -> list[dict[str, Tensor]]:
-    """Build examples of zeros on the meta device for a model of transformers.
-
-    All that it takes, then its tokens alone.
+    """Make batches of zeros on the meta device for a model of transformers.
 
     Returns:
-        Batches of one example: token ids, images and sound, as far as `forward` takes them. Empty
-        for other models.
+        Batches of one example of 8 tokens, with images and sound if `forward` takes them; then one
+        with its tokens only. Empty for other models.
     """
     config = getattr(model, "config", None)
     main = getattr(model, "main_input_name", None)
@@ -127,14 +126,14 @@ def example_batches(model: Any) -> list[dict[str, Tensor]]:
 
 
 def describe_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple[Uses, str]:
-    """Watch a forward pass over shapes, and describe the result in a sentence.
+    """Find the uses of parameters in a forward pass, and describe the result in a sentence.
 
     Args:
         model: On any device.
         batch: See `uses_of`; None: the first of `example_batches` that the model runs on.
 
     Returns:
-        The uses, none where the model cannot run on shapes; and a sentence.
+        The uses, empty if the model cannot run on the meta device; and the sentence.
     """
     kind = type(model).__name__
     count = sum(1 for _ in model.parameters())
@@ -160,16 +159,16 @@ def describe_uses(model: nn.Module, batch: Mapping[str, object] | None) -> tuple
 def first_watch(
     model: nn.Module, batch: Mapping[str, object] | None, make: Callable[[nn.Module], W], why: str
 ) -> tuple[W | None, str]:
-    """Run a model on shapes under a watch, on its first working batch.
+    """Run a model under a watch, on the first batch that works.
 
     Args:
         model: On any device.
         batch: See `uses_of`; None: each of `example_batches` is tried.
         make: As for `run_on_shapes`.
-        why: There is no watch if there is nothing to run on.
+        why: The reason to return if there is no batch at all.
 
     Returns:
-        The watch; None and the reason if the model cannot run on shapes.
+        The watch, and an empty text; None and the reason if the model ran on no batch.
     """
     batches: Sequence[Mapping[str, object]]
     try:
@@ -185,13 +184,14 @@ def first_watch(
 
 
 def _in_short(error: Exception) -> str:
+    """Describe an error by its type and the first 120 characters of its message."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operations on each parameter.
+    """Note the first and the last operation on each parameter during a forward pass.
 
-    Where a model asks for a value, which shapes have not, it is 1.
+    If the model reads a value, which the meta device does not have, it gets 1.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -208,10 +208,15 @@ class Watch(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: PlainDict | None = None,
     ) -> Any:
+        """Count an operation, note the parameters among its arguments, and run it.
+
+        Raises:
+            RuntimeError: There were more than `_MAX_OPERATIONS`.
+        """
         self._count += 1
-        if self._count > _MOST:
+        if self._count > _MAX_OPERATIONS:
             raise RuntimeError(
-                f"more than {_MOST:,} operations, such as a loop until a value is small"
+                f"more than {_MAX_OPERATIONS:,} operations, such as a loop until a value is small"
             )
         for leaf in tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))

@@ -1,7 +1,4 @@
-"""The model beside its base.
-
-What is refused, which keys of the architecture are set, how weights begin.
-"""
+"""muP for a model: compare it with its base, set keys of its configuration, scale its weights."""
 
 from __future__ import annotations
 
@@ -31,27 +28,29 @@ _INSTEAD = "Take parametrization=standard"
 
 @dataclass(frozen=True)
 class Parametrized:
-    """A model choice with what its parametrization asks of it."""
+    """The configuration of a model after its parametrization, and its growth over the base."""
 
     model: ModelConfig
-    """With the keys that the parametrization sets."""
+    """Configuration of the model, with the keys that the parametrization sets."""
     base: ModelConfig | None = None
-    """The base's choice; None under `standard`."""
+    """Configuration of the base model; None under `standard`."""
     sizes: Mapping[str, Growth] = field(default_factory=dict)
     """How each parameter grew, by name; empty under `standard`."""
 
 
 def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Parametrized:
-    """Compare the model with its base model of tuned lr.
+    """Compare the model of a run with its base, and set the keys that muP asks for.
+
+    Under `standard` the configuration is returned as it is, and nothing is built.
 
     Args:
-        config: The whole configuration.
-        build: From a model choice to the model as shapes, on the meta device.
+        config: Configuration of the run.
+        build: Builds the model of a configuration on the meta device.
 
     Raises:
-        ConfigError: A base that is the model itself, or larger, or of other parameters; pretrained
-            weights; a head that is the embedding, or another head_dim, where neither a key of the
-            architecture nor a norm makes it right.
+        ConfigError: A LoRA adapter or pretrained weights; a base of the same size, larger, or with
+            other parameters; a tied head or another width of attention heads that neither a key of
+            the architecture nor a norm can correct.
     """
     chosen = config.parametrization
     if not isinstance(chosen, MupConfig):
@@ -89,6 +88,7 @@ def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Param
 
 
 def _shown(base: PlainMapping) -> str:
+    """Write a mapping as on the command line: `{hidden_size: 64, ...}`."""
     return "{" + ", ".join(f"{key}: {value}" for key, value in base.items()) + "}"
 
 
@@ -97,10 +97,12 @@ def _scale_tied_logits(
 ) -> dict[str, float]:
     """Scale the logits of a head that is tied to the embedding, as muP asks.
 
-    Returns:
-        The architecture's own configuration key for it, with its value. Without such a key it is
-        empty, and the norm before the head takes the factor: `logits` of its parameters' entries in
-        `sizes` is changed. Nothing changes if the head is not tied.
+    If the architecture has a configuration key for it, that is returned with its value. Else the
+    norm before the head takes the factor: `logits` of its parameters is set in `sizes`, which is
+    changed, and nothing is returned. Nothing happens if the head is not tied.
+
+    Raises:
+        ConfigError: There is neither a key nor a norm that can take the factor.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     table = model.get_input_embeddings() if head is not None else None
@@ -131,10 +133,12 @@ def _scale_tied_logits(
 
 
 def _scale_attention_scores(model: Any, base: Any) -> dict[str, float]:
-    """Keep the size of attention scores if heads are wider than in the base.
+    """Return the configuration key that keeps the size of attention scores, with its value.
 
-    Returns the architecture's own configuration key for it, with its value; empty for heads of the
-    same width.
+    Empty if heads are as wide as in the base, or if the model has none.
+
+    Raises:
+        ConfigError: Heads are wider, and the architecture has no such key.
     """
     width = _head_width(model.config)
     base_width = _head_width(base.config)
@@ -152,7 +156,11 @@ def _scale_attention_scores(model: Any, base: Any) -> dict[str, float]:
 
 
 def _head_width(config: object) -> float | None:
-    """Read the width of one head; None for an architecture without heads."""
+    """Read the width of an attention head from a configuration; None without heads.
+
+    Raises:
+        ConfigError: Width or number of heads is no number, such as one for each stage.
+    """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in ("head_dim", "d_kv"):
         if isinstance(getattr(text, key, None), int):
@@ -169,10 +177,10 @@ def _head_width(config: object) -> float | None:
 
 @torch.no_grad()
 def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str, Growth]) -> None:
-    """Scale initial weights to the base's standard deviation times muP's factor `init`.
+    """Scale initial weights, in place, to the standard deviation of the base times `Growth.init`.
 
-    Two standard deviations count as equal if they differ by less than four standard errors.
-    Constant tensors are multiplied by `carried` instead.
+    Two standard deviations count as equal if they differ by less than four standard errors. A
+    tensor that is constant here or in the base is multiplied by `Growth.carried` instead.
 
     Args:
         model: Initialised; changed in place.
@@ -196,6 +204,7 @@ def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str,
 
 
 def _standard_deviation(tensor: Tensor) -> float:
+    """Compute the standard deviation in float64; 0 for fewer than two elements."""
     if tensor.numel() > 1:
         return float(tensor.double().std(correction=0))
     return 0.0

@@ -58,16 +58,14 @@ def roles_of(model: nn.Module) -> dict[str, str]:
 
 
 def roles_of_names(named_parameters: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
-    """Find roles by names and shapes alone.
-
-    A table of two dimensions may then pass for a matrix.
-    """
+    """Map parameters to roles by names and shapes; an embedding may be taken for a matrix."""
     return _roles(named_parameters, {})
 
 
 def _roles(
     named_parameters: Iterable[tuple[str, Tensor]], modules: Mapping[str, nn.Module]
 ) -> dict[str, str]:
+    """Map parameters to roles; `modules` by path, empty if they are not known."""
     roles = {}
     for name, param in named_parameters:
         path, _, leaf = name.rpartition(".")
@@ -86,7 +84,7 @@ def is_lora(name: str) -> bool:
 
 
 def is_lora_b(name: str) -> bool:
-    """Tell whether a parameter is a LoRA pair's second factor, starting at zero.
+    """Tell whether a parameter is matrix B of a LoRA pair, which starts at zero.
 
     Example:
         >>> is_lora_b("q_proj.lora_B.default.weight"), is_lora_b("q_proj.lora_A.default.weight")
@@ -102,13 +100,14 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
     Args:
         leaf: Its name within the module.
         param: Any shape, any dtype.
-        module: The module that holds it; None where it is not known.
+        module: The module that has it; None if it is not known.
 
     Returns:
-        `norm` for all that a normalisation layer holds but its bias; `bias` by name; `vector` for a
-        tensor with one axis longer than 1 or the learnt tokens of a sequence, unless it is the
-        weight of a linear map, a convolution or an embedding; `embedding` for what an embedding
-        layer holds; else `matrix`.
+        The first that applies: `bias` by name; `norm` for parameters of a normalisation layer and
+        weight_norm's magnitude; `vector` for a tensor with at most one axis longer than 1 or the
+        learnt tokens of a sequence, unless it is a `weight` or in a linear layer, a convolution or
+        an embedding; `embedding` in an embedding layer or by name; else `matrix`. Not `lora` and
+        `head`, which depend on more.
 
     Example:
         >>> norm = nn.LayerNorm(4)
@@ -135,13 +134,11 @@ def role_of(leaf: str, param: Tensor, module: nn.Module | None) -> str:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Tell whether a module is a normalisation layer.
+    """Tell whether a module is a normalisation layer, by its type.
 
-    Torch's, or one whose class, or a base of it, says so.
-
-    Models bring their own (`LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`), and
-    call the attribute whatever they like (`ln_1`, `q_a`): so the type is asked and not the
-    parameter's name.
+    One of torch's; or one without parameters in its children whose class, or a base class of it, is
+    named like a norm: `LlamaRMSNorm`, `T5LayerNorm`, `MobileBertNoNorm`, `ConvNextV2GRN`. Names of
+    attributes (`ln_1`, `q_a`) tell less.
 
     Example:
         >>> is_norm(nn.GroupNorm(2, 4)), is_norm(nn.Linear(2, 4))

@@ -1,4 +1,4 @@
-"""Rules of parameter groups: patterns over names. The first match wins; each rule must win."""
+"""Rules of parameter groups: the first pattern found in a name wins, and each must win once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVERYTHING = (".*",)
 def assign_rules(
     rules: Sequence[Group], params: Mapping[str, Tensor], tied: Mapping[str, str]
 ) -> dict[str, int]:
-    """Assign every trainable parameter to its first matching rule.
+    """Map every trainable parameter to the index of the first rule that matches it.
 
     Args:
         rules: In order; each with a `pattern`.
@@ -30,7 +30,8 @@ def assign_rules(
         Parameter name -> index of its rule; without the parameters that no rule matches.
 
     Raises:
-        ConfigError: A rule matches nothing, nothing that trains, or only what earlier rules took.
+        ConfigError: A rule matches nothing, nothing that trains, or only parameters of earlier
+            rules.
     """
     claimed: dict[str, int] = {}
     for index, rule in enumerate(rules):
@@ -62,12 +63,10 @@ def assign_rules(
 
 
 def group_options(rule: Group) -> PlainDict:
-    """Return a rule's overrides as the keys of a parameter group.
+    """Convert a rule to options of a parameter group, without `pattern`, `lr_scale` and `freeze`.
 
-    The scale and freezing are the caller's.
-
-    `adaptation` and `centralization` become the hyper-parameters of Lamb and LazyAdam that they
-    stand for.
+    `adaptation` and `centralization` become the options of Lamb and LazyAdam with that effect, and
+    `betas` a tuple.
 
     Example:
         >>> group_options({"pattern": "bias", "weight_decay": 0.0, "betas": [0.9, 0.99]})

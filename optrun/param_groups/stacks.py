@@ -1,6 +1,4 @@
-"""Stacks of blocks in a module tree.
-
-Which lists of modules are the layers that depth is counted over.
+"""Find the stacks of blocks in a module tree, over which the depth of a model is counted.
 
 A stack is an outermost list whose elements are blocks: modules made of modules, with several
 matrices and a norm. A list of stages that each hold a list of blocks counts the blocks through.
@@ -20,15 +18,13 @@ from optrun.param_groups.roles import roles_of
 from optrun.param_groups.tree import Node, is_inside, path_and_ancestors, tree_of
 
 LARGE = 0.15
-"""Share of the largest stack's elements from which another one, in the same model, counts as a
-tower.
-"""
+"""Share of the largest stack's elements from which another stack of the model is a tower."""
 
 DEEP = 6
-"""Blocks from which a stack counts as a tower however narrow it is."""
+"""Number of blocks from which a stack is a tower however narrow it is."""
 
 STAGE_SHARE = 0.5
-"""Share of a stage's elements that its inner list of blocks holds."""
+"""Share of a stage's elements above which an inner list is its list of blocks."""
 
 
 @dataclass
@@ -36,13 +32,13 @@ class Stack:
     """The blocks of one tower.
 
     Attributes:
-        path: Dotted name of its list.
+        path: Dotted name of its list of modules.
         depth: Number of blocks.
-        blocks: Dotted name of a module -> block number from 0; the innermost name that fits
-            decides.
-        edges: Modules of a stage that lie before its first block: they belong there, unless it is
-            the very first.
-        numel: Elements in it.
+        blocks: Dotted name of a module -> block number from 0. A parameter belongs to the block of
+            its innermost module in it.
+        edges: Dotted names of modules of a stage before its first block, such as a patch embedding.
+            They count with that block.
+        numel: Elements of its parameters.
     """
 
     path: str
@@ -52,24 +48,27 @@ class Stack:
     numel: int = 0
 
     def block_of(self, path: str) -> int | None:
-        """Return the block number at a dotted name; None outside of the stack."""
+        """Return the block number of a parameter or module by its name; None outside the stack."""
         for ancestor in path_and_ancestors(path):
             if ancestor in self.blocks:
                 return self.blocks[ancestor]
         return None
 
     def on_edge(self, path: str) -> bool:
-        """Tell whether a dotted name lies in an edge."""
+        """Tell whether a parameter or module is in one of the `edges`."""
         return any(is_inside(path, edge) for edge in self.edges)
 
 
 def stacks_of(model: nn.Module) -> list[Stack]:
-    """Find the towers of a model, as `find_stacks`."""
+    """List the stacks of a model that are towers, see `find_stacks`."""
     return find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
 
 
 def find_stacks(root: Node) -> list[Stack]:
-    """Find the towers of a model, in its order; none if it has no list of blocks."""
+    """List the stacks of a tree that are towers, in its order; none without a list of blocks.
+
+    Blocks must have three matrices and a norm; if no stack has such blocks, two matrices.
+    """
     merged = _merge_siblings(_outermost_lists(root))
     for strict in (True, False):
         candidates = [stack for stack in merged if _made_of_blocks(root, stack, strict=strict)]
@@ -85,7 +84,7 @@ def find_stacks(root: Node) -> list[Stack]:
 
 
 def _outermost_lists(node: Node) -> list[tuple[Stack, Node]]:
-    """Find the outermost lists of blocks, in order, each with its parent node."""
+    """List the outermost lists of modules that repeat, as stacks, each with its parent node."""
     lists: list[tuple[Stack, Node]] = []
     for child in node.children.values():
         if child.numbered and _repeats(child):
@@ -96,7 +95,11 @@ def _outermost_lists(node: Node) -> list[tuple[Stack, Node]]:
 
 
 def _repeats(node: Node) -> bool:
-    """Tell whether a list has elements made of modules, most of them of a kind."""
+    """Tell whether the elements of a list of modules may be blocks or stages.
+
+    At least half of them must have child modules. A single element must have three matrices; of
+    several, two must be of one kind, unless they are stages.
+    """
     elements = list(node.children.values())
     composite = [element for element in elements if element.children]
     if not composite or 2 * len(composite) < len(elements):
@@ -109,14 +112,15 @@ def _repeats(node: Node) -> bool:
 
 
 def _kind(node: Node) -> str:
+    """Return the class name; without one, the names of the parameters as text."""
     return node.kind or str([name for name, _ in node.signature()])
 
 
 def _number_blocks(node: Node) -> Stack:
-    """Number the blocks of a list, through its stages if it has some.
+    """Make the stack of a list of modules, with the blocks numbered through all stages.
 
-    What a stage has before its blocks counts with its first block, the rest of the stage with its
-    last.
+    Modules of a stage before its blocks count with its first block, as `edges`; modules behind them
+    with its last.
     """
     stages = _stages(node)
     if stages is None:
@@ -144,23 +148,24 @@ def _number_blocks(node: Node) -> Stack:
 
 
 def _stages(node: Node) -> list[Node | None] | None:
-    """Find in each stage its list of blocks (None: the element is a block itself).
+    """Find the list of blocks in each element of a list of stages.
 
-    None if these are no stages.
-
-    Elements that are all built alike are blocks, whatever lists they hold.
+    Returns:
+        For each element its list of blocks, or None for an element that is a block itself. None in
+        place of the list if the elements are no stages: those that are all built alike are blocks,
+        whatever lists they contain.
     """
     elements = list(node.children.values())
     inners = [_inner_list(element) for element in elements]
-    found_lists = [inner for inner in inners if inner is not None]
-    if 2 * len(found_lists) < len(elements) or not found_lists:
+    block_lists = [inner for inner in inners if inner is not None]
+    if 2 * len(block_lists) < len(elements) or not block_lists:
         return None
     nested = all(inner is element for inner, element in zip(inners, elements, strict=True))
     same_structure = len({element.signature() for element in elements}) == 1
     if same_structure and not nested:
         return None
     kinds: Counter[str] = Counter()
-    for inner in found_lists:
+    for inner in block_lists:
         kinds.update(_kind(block) for block in inner.children.values())
     blocks = sum(kinds.values())
     if blocks > len(kinds) or nested:
@@ -169,9 +174,10 @@ def _stages(node: Node) -> list[Node | None] | None:
 
 
 def _inner_list(stage: Node) -> Node | None:
-    """Find the list of modules with most of a stage's parameters.
+    """Find the list of blocks in a stage: the stage itself, or a child; None if there is none.
 
-    The stage itself if it is one.
+    It must have more than `STAGE_SHARE` of the stage's elements, and its own elements must have
+    children and not all be of different kinds.
     """
     for node in (stage, *stage.children.values()):
         if node.numbered and node.numel > STAGE_SHARE * stage.numel:
@@ -183,13 +189,17 @@ def _inner_list(stage: Node) -> Node | None:
 
 
 def _merge_siblings(lists: list[tuple[Stack, Node]]) -> list[Stack]:
-    """Join lists of one length beside each other: block i of the tower is element i of each."""
+    """Join stacks of equal depth with the same parent, such as attentions and feed-forwards.
+
+    Block i of the joined stack has element i of each. Only stacks without edges, of two blocks or
+    more; the first of them is changed.
+    """
     out: list[Stack] = []
     parents: list[Node] = []
     for stack, parent in lists:
-        for earlier, its_parent in zip(out, parents, strict=True):
-            plain = not stack.edges and not earlier.edges and stack.depth > 1
-            if its_parent is parent and earlier.depth == stack.depth and plain:
+        for earlier, earlier_parent in zip(out, parents, strict=True):
+            can_join = not stack.edges and not earlier.edges and stack.depth > 1
+            if earlier_parent is parent and earlier.depth == stack.depth and can_join:
                 earlier.blocks |= stack.blocks
                 earlier.numel += stack.numel
                 break
@@ -200,18 +210,24 @@ def _merge_siblings(lists: list[tuple[Stack, Node]]) -> list[Stack]:
 
 
 def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
-    """Take in the lists of the same length beside a stack.
+    """Add the elements of lists beside a stack, one for each block or stage, to its blocks.
 
-    They are no stacks themselves, such as the norms or patch embeddings of each layer.
+    Such lists, of the norms or patch embeddings of each layer for instance, are no stacks
+    themselves. Those registered before the stack are its edges. Changes `stack`.
+
+    Args:
+        root: The tree.
+        stack: One of its stacks.
+        lists: Paths of all stacks.
     """
-    above, _, holder = stack.path.rpartition(".")
+    above, _, list_name = stack.path.rpartition(".")
     parent = root.at(above)
-    element_count = len(parent.children[holder].children)
+    element_count = len(parent.children[list_name].children)
     if element_count < 2:
         return
     before = True
     for name, child in parent.children.items():
-        if name == holder:
+        if name == list_name:
             before = False
             continue
         if child.path in lists or not child.numbered or len(child.children) != element_count:
@@ -228,10 +244,7 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
 
 
 def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
-    """Tell whether the typical element is a block.
-
-    Strictly, three matrices and a norm (it may be frozen); else two.
-    """
+    """Tell whether at least half of the numbered modules are blocks, see `_is_block`."""
     per_block: dict[int, list[Node]] = {}
     for path, block in stack.blocks.items():
         if path not in stack.edges:
@@ -241,7 +254,11 @@ def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
 
 
 def _is_block(nodes: list[Node], *, strict: bool) -> bool:
-    """Tell whether the nodes of one element make up a block, see `_made_of_blocks`."""
+    """Tell whether the modules of one block number have the parameters of a block.
+
+    Two matrices; if `strict`, three, and a norm or another vector. Modules without biases pass
+    without one, since a norm may be frozen.
+    """
     matrices = sum(node.matrices for node in nodes)
     if not strict:
         return matrices >= 2
@@ -250,7 +267,11 @@ def _is_block(nodes: list[Node], *, strict: bool) -> bool:
 
 
 def _is_tower(root: Node, stack: Stack, largest: Stack) -> bool:
-    """Tell whether a stack is a tower beside the largest: a model of its own, or large, or deep."""
+    """Tell whether a stack is a tower beside the largest one.
+
+    It is if it has `LARGE` of its elements, `DEEP` blocks, or lies in a model of transformers that
+    does not contain the largest.
+    """
     if stack.numel >= LARGE * largest.numel or stack.depth >= DEEP:
         return True
     return any(

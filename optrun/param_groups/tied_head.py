@@ -1,4 +1,4 @@
-"""What can carry the factor of muP on logits where the head is the embedding: the norm before it.
+"""Find the norm before a tied head, which can take muP's factor on the logits.
 
 Logits are E (w n + b), and a factor on them is one on w and b. E keeps the rule of an embedding:
 its gradients are those of a multiplied forward pass. Found in forward passes over shapes, so no
@@ -19,20 +19,21 @@ from optrun.param_groups.roles import is_norm
 
 
 class NoCarrierError(Exception):
-    """Nothing before the head can carry a factor on the logits; says why."""
+    """No norm before the head can take a factor on the logits; the message is the reason."""
 
 
 def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
-    """Find the norm before a model's head, and the factor in between.
+    """Find the norm before a model's head, and the factor between the two.
 
     Args:
-        model: Of transformers, on any device.
+        model: A model of transformers, on any device.
 
     Returns:
-        The norm's path, and the factor: 1, and the root of 1/width in T5.
+        Path of the norm; and the factor, which is 1, or 1/sqrt(width) in T5.
 
     Raises:
-        NoCarrierError: There is none, or its output is not linear in its parameters.
+        NoCarrierError: There is no such norm, it is called more than once, more than a factor is in
+            between, or its output is not linear in its parameters.
     """
     why = "it is no model of transformers"
     for batch in example_batches(model):
@@ -57,13 +58,17 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
 
 
 class _LastNorm(Watch):
-    """Notes the norms before the head.
+    """Note the norms that are called before the head of a model.
 
-    One may be replaced by ones and twos, to see how they arrive.
+    Args:
+        model: On the meta device.
+        replaced: Path of a norm whose output is replaced by ones and twos in turn, to see what
+            reaches the head; empty: none.
 
     Attributes:
-        norms: Paths in the order of their calls, if their output is as wide as what the head takes.
-        arrived: At the head.
+        norms: Paths in the order of their calls, of norms whose output has the width that the head
+            takes.
+        arrived: Input of the head.
     """
 
     def __init__(self, model: nn.Module, replaced: str = "") -> None:
@@ -92,7 +97,7 @@ class _LastNorm(Watch):
 
     @property
     def factor(self) -> float | None:
-        """Input of the head over the replaced norm's output; None if not proportional."""
+        """Input of the head over the output of the replaced norm; None if not proportional."""
         if self.arrived.device.type == "meta":
             return None
         ones = self.arrived[..., 0]
@@ -104,9 +109,9 @@ class _LastNorm(Watch):
 
 @torch.no_grad()
 def _is_linear(norm: nn.Module) -> bool:
-    """Tell whether twice the parameters give twice the output.
+    """Tell whether twice the parameters of a norm give twice the output.
 
-    Not so where a norm adds 1 to its weight.
+    False for one that adds 1 to its weight, and for one without parameters.
     """
     twin = copy.deepcopy(norm).to_empty(device="cpu").double()
     params = list(twin.parameters())

@@ -1,7 +1,4 @@
-"""The module tree as far as layers are told from it: names, order, classes, sizes.
-
-No tensor is kept.
-"""
+"""The module tree of a model: names, order, classes and sizes, without the tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from optrun.param_groups.roles import BIAS, EMBEDDING, LORA, MATRIX, NORM, VECTO
 
 
 def split_path(path: str) -> list[str]:
-    """Split a dotted name; nothing for the model itself."""
+    """Split a dotted name at its dots; an empty list for the model itself."""
     if path:
         return path.split(".")
     return []
@@ -34,31 +31,36 @@ def path_and_ancestors(path: str) -> Iterator[str]:
 
 
 def is_inside(path: str, above: str) -> bool:
-    """Tell whether a dotted name is a module's own, or lies inside of it."""
+    """Tell whether a dotted name is that of a module, or of something in it.
+
+    Args:
+        path: Dotted name of a parameter or module.
+        above: Dotted name of the module; empty for the model itself, which contains everything.
+    """
     return not above or path == above or path.startswith(f"{above}.")
 
 
 @dataclass
 class Node:
-    """One module.
+    """One module that has parameters, directly or below it.
 
     Attributes:
         path: Dotted name; empty for the model itself.
-        kind: Class name; empty where only parameter names are known.
-        is_model: The module is a model of its own (a tower of a larger one).
-        children: By their own names, in the order of registration; only those that hold parameters.
-        own: Its direct parameters: leaf name -> shape.
-        numel: Elements below it, itself included.
-        matrices: Matrices and embeddings below it.
-        vectors: Norm weights and other vectors below it; a block has some.
-        biases: Biases below it.
+        kind: Class name; empty if only parameter names are known.
+        is_model: Whether it is a model of transformers, maybe a tower of a larger one.
+        children: Child modules by name, in the order of registration.
+        param_shapes: Shapes of its direct parameters by name.
+        numel: Elements of all parameters in it, those of its children included.
+        matrices: Matrices, embeddings and LoRA factors in it.
+        vectors: Norm weights and other vectors in it, without biases.
+        biases: Biases in it.
     """
 
     path: str
     kind: str = ""
     is_model: bool = False
     children: dict[str, Node] = field(default_factory=dict)
-    own: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    param_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     numel: int = 0
     matrices: int = 0
     vectors: int = 0
@@ -66,34 +68,33 @@ class Node:
 
     @property
     def numbered(self) -> bool:
-        """Whether this is a list of modules: every child is a number and nothing else lies here."""
+        """Whether it is a list of modules: children named by numbers, no direct parameters."""
         return (
-            bool(self.children) and not self.own and all(name.isdigit() for name in self.children)
+            bool(self.children)
+            and not self.param_shapes
+            and all(name.isdigit() for name in self.children)
         )
 
     def walk(self) -> Iterator[Node]:
-        """Yield the node itself, then everything below, in order."""
+        """Yield the node itself and all nodes below it, depth first."""
         yield self
         for child in self.children.values():
             yield from child.walk()
 
     def at(self, path: str) -> Node:
-        """Return the node at a dotted name below this one."""
+        """Return the node at a dotted name relative to this one; KeyError if there is none."""
         node = self
-        for piece in split_path(path):
-            node = node.children[piece]
+        for part in split_path(path):
+            node = node.children[part]
         return node
 
     def signature(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Return names and shapes below it, relative to it.
-
-        Equal for layers that are built alike.
-        """
+        """Return (relative name, shape) of all parameters in it; equal for modules built alike."""
         cut = len(self.path) + 1 if self.path else 0
         return tuple(
             (f"{node.path}.{leaf}"[cut:] if node.path else leaf, shape)
             for node in self.walk()
-            for leaf, shape in node.own.items()
+            for leaf, shape in node.param_shapes.items()
         )
 
 
@@ -105,7 +106,7 @@ def tree_of(
     Args:
         params: Every parameter by name, in the order of the model.
         roles: Role of each.
-        model: Gives classes and the order of modules; None where only names are known.
+        model: Gives classes and the order of modules; None if only names are known.
     """
     root = Node("")
     if model is not None:
@@ -118,7 +119,7 @@ def tree_of(
                 node.is_model = _is_model(module)
     for name, param in params.items():
         path, _, leaf = name.rpartition(".")
-        _add_path(root, path).own[leaf] = tuple(param.shape)
+        _add_path(root, path).param_shapes[leaf] = tuple(param.shape)
         for node in map(root.at, path_and_ancestors(path)):
             node.numel += param.numel()
             node.matrices += roles[name] in (MATRIX, EMBEDDING, LORA)
@@ -131,22 +132,22 @@ def tree_of(
 def _add_path(root: Node, path: str) -> Node:
     """Add the nodes of a dotted path that are missing, and return the last one."""
     node = root
-    for piece in split_path(path):
-        if piece not in node.children:
-            node.children[piece] = Node(f"{node.path}.{piece}" if node.path else piece)
-        node = node.children[piece]
+    for part in split_path(path):
+        if part not in node.children:
+            node.children[part] = Node(f"{node.path}.{part}" if node.path else part)
+        node = node.children[part]
     return node
 
 
 def _prune(node: Node) -> None:
     """Remove modules with no parameter below them (a tied tensor counts once)."""
     for name, child in list(node.children.items()):
-        if any(below.own for below in child.walk()):
+        if any(below.param_shapes for below in child.walk()):
             _prune(child)
         else:
             del node.children[name]
 
 
 def _is_model(module: nn.Module) -> bool:
-    """Tell a transformers model, without importing transformers."""
+    """Tell whether a module is a model of transformers, without importing it."""
     return hasattr(type(module), "base_model_prefix")

@@ -201,7 +201,7 @@ def test_a_loop_that_shapes_never_end_is_left(monkeypatch: pytest.MonkeyPatch) -
                 x = super().forward(x) / 4
             return x
 
-    monkeypatch.setattr(order, "_MOST", 100)
+    monkeypatch.setattr(order, "_MAX_OPERATIONS", 100)
     uses, told = order.describe_uses(Settles(2, 2), {"x": torch.ones(1, 2)})
     assert uses == {}
     assert "more than 100 operations" in told

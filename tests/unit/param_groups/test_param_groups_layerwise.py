@@ -282,7 +282,7 @@ def test_name_dict_with_towers() -> None:
             {"bert": 1, "bert.encoder": 2},
             r"name_dict\[bert.encoder\]: everything it is found in.*other keys",
         ),
-        ({"bert": "embedings"}, "embedings is no place.*Did you mean embeddings"),
+        ({"bert": "embedings"}, "embedings is no layer.*Did you mean embeddings"),
         ({"bert": "head"}, "no parameter belongs to a block"),
         ({"bert": r"\1"}, "the pattern has no such bracket"),
         ({"(": 1}, "not a regular expression"),
