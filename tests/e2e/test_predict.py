@@ -346,7 +346,7 @@ def test_a_file_is_there_when_it_is_whole(
     with monkeypatch.context() as patch:
         patch.setattr(predict, "_put_in_place", meanwhile)
         assert optrun(*words, "out=out.jsonl") == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert Path("out.jsonl").read_text() == "mine"
     assert len(list(Path().iterdir())) == 2
 
