@@ -23,3 +23,20 @@ def lookup(values: object, *keys: str) -> Any:
     for key in keys:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
+
+
+def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:
+    """Map dotted names to leaf values; lists are leaves.
+
+    Example:
+        >>> flat({"lr": 0.1, "clip": {"max_norm": 1.0}})
+        {'lr': 0.1, 'clip.max_norm': 1.0}
+    """
+    leaves: PlainDict = {}
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            leaves.update(flat(value, f"{name}."))
+        else:
+            leaves[name] = value
+    return leaves

@@ -15,6 +15,7 @@ from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.literal import quote_path
 from optrun.config.request import CommandLine
+from optrun.config.tokens import is_typed
 
 if TYPE_CHECKING:
     from optrun.config.hydra_internals import Hydra
@@ -139,7 +140,7 @@ class _Draft:
         return [*(f"{key}={value}" for key, value in self.proposed.items()), *self.typed]
 
     def is_typed(self, key: str) -> bool:
-        return any(token.lstrip("+").partition("=")[0] == key for token in self.typed)
+        return is_typed(key, self.typed)
 
     def add(self, *tokens: str) -> None:
         """Add values of keys, unless the user typed the key."""

@@ -14,7 +14,6 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.target import Target, find_target
 from optrun.base import shell
 from optrun.base.errors import ConfigError, printable, refuse_url
-from optrun.base.plain import PlainMapping
 from optrun.cli.auto_lr import compose_new
 from optrun.config import overrides, saved
 from optrun.config.batch import leave_open
@@ -84,8 +83,7 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
             f" command with {shell.quote(run_dir_token)}."
         )
     name, tokens = noted
-    if command_line.names_config and command_line.config_name != name:
-        raise _other_recipe(run, command_line.config_name, name)
+    _refuse_other_recipe(command_line, run, name)
     changes = _changes(command_line)
     changed_keys = {override.key_or_group for override in changes.parsed}
     noted_line = replace(command_line, overrides=tokens)
@@ -106,8 +104,7 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     from optrun.runner.resume.saved_config import configuration_of, plugins_of
 
     changes = _changes(command_line)
-    if command_line.names_config:
-        _refuse_other_recipe(target.run, command_line.config_name)
+    _refuse_other_recipe(command_line, target.run, _recipe_of(target.run))
     saved_values, mended = configuration_of(
         target.run, [override.key_or_group for override in changes.parsed]
     )
@@ -194,27 +191,23 @@ def _names_trunk(value: object, run_trunk: str | None) -> bool:
     return is_inside and typed_trunk.digest == trunk.digest
 
 
-def _refuse_other_recipe(run: RunDir, config_name: str) -> None:
-    """Refuse another recipe than the run's: nothing would read it.
+def _refuse_other_recipe(command_line: CommandLine, run: RunDir, recipe: object) -> None:
+    """Refuse another recipe than the one that a run began with: nothing would read it.
 
     Raises:
-        ConfigError: `-cn` names another recipe than that of the run.
+        ConfigError: `-cn` names another one.
     """
-    began = _begun(run).get("config_name", config_name)
-    if began != config_name:
-        raise _other_recipe(run, config_name, began)
+    if command_line.names_config and recipe not in (None, command_line.config_name):
+        raise ConfigError(
+            f"-cn {command_line.config_name}: the run in {run.path} began with {recipe} and goes on"
+            " with the configuration it has. Leave -cn out, and give what should change as"
+            " key=value."
+        )
 
 
-def _begun(run: RunDir) -> PlainMapping:
-    """Read the summary of a run; empty before its first step."""
+def _recipe_of(run: RunDir) -> object:
+    """Return the recipe in the summary of a run; None before its first step."""
     try:
-        return read_summary(run.summary)
+        return read_summary(run.summary).get("config_name")
     except (OSError, ValueError):
-        return {}
-
-
-def _other_recipe(run: RunDir, config_name: str, began: str) -> ConfigError:
-    return ConfigError(
-        f"-cn {config_name}: the run in {run.path} began with {began} and goes on with the"
-        " configuration it has. Leave -cn out, and give what should change as key=value."
-    )
+        return None

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import glob
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
 from optrun.base.errors import ConfigError, StorageError
-from optrun.base.plain import PlainMapping
+from optrun.base.plain import PlainMapping, flat
 from optrun.base.reading import read_json
 from optrun.config.original_cwd import is_path, path_keys
-from optrun.config.saved import flat, read_config
+from optrun.config.saved import read_config
 from optrun.data.cache import content_of
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
@@ -21,6 +21,8 @@ from optrun.sweeper.jobs import Job
 
 def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
     """Refuse to go on with a sweep after a change of its data or model.
+
+    A change counts once a job has been trained on the file.
 
     Args:
         directory: Directory of the sweep; the current contents of the files are recorded in it.
@@ -31,58 +33,56 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         StorageError: The disk refused the write.
     """
     try:
-        contents_by_path: dict[str, dict[str, str]] = read_json(directory.files)
+        recorded: dict[str, dict[str, str]] = read_json(directory.files)
     except (OSError, ValueError):
-        contents_by_path = {}
-    paths: dict[tuple[str, str, bool], None] = {}
+        recorded = {}
     for job in jobs:
-        paths |= dict.fromkeys(_paths(job.values))
-    for key, text, sizes_alone in paths:
-        name = f"{key}={text}{' by size' if sizes_alone else ''}"
-        then = contents_by_path.get(name, {})
-        now = _contents(text, sizes_alone=sizes_alone)
-        user = _trained_on(directory, text) if then and then != now else None
-        if user is not None:
-            raise ConfigError(
-                f"{key}={text}: {_difference(then, now)}; {user} was trained on what it was."
-                " Restore it, or choose another hydra.sweep.dir: one sweep compares runs on the"
-                " same files."
-            )
-        contents_by_path[name] = now
+        for path, now in contents_of(job.values).items():
+            then = recorded.get(path, {})
+            user = _trained_on(directory, path.partition("=")[2]) if then not in ({}, now) else None
+            if user is not None:
+                file = next(file for file in {**then, **now} if then.get(file) != now.get(file))
+                raise ConfigError(
+                    f"{path}: {file} was {then.get(file, 'missing')} when {user} was trained,"
+                    f" and is {now.get(file, 'missing')} now. Restore it, or choose another"
+                    " hydra.sweep.dir: one sweep compares runs on the same files."
+                )
+            recorded[path] = now
     try:
-        replace_text(directory.files, json.dumps(contents_by_path))
+        replace_text(directory.files, json.dumps(recorded))
     except OSError as error:
         raise StorageError(
             f"{directory.files}: {error.strerror}. Make room; the same command goes on."
         ) from error
 
 
-def _paths(values: PlainMapping) -> Iterator[tuple[str, str, bool]]:
-    """Yield key and text of each path in the configuration of a job, and a flag.
+def contents_of(values: PlainMapping) -> dict[str, dict[str, str]]:
+    """Describe the files of each path in the configuration of a job.
 
-    The flag is true if only file sizes are compared, because reading takes too long: for streams
-    and folders of data.
+    Returns:
+        `KEY=PATH` to the files of the path, a folder or a glob, and of each its size and the begin
+        of its digest. No files for a path that does not exist, such as a name on the hub.
+        `sizes of KEY=PATH` for streams and data sets in folders, which take too long to digest.
     """
     # A run may write the files of its callbacks.
     keys = [key for key in path_keys(values) if not key.startswith("callbacks.")]
     leaves = flat(values)
+    contents = {}
     for key, value in leaves.items():
-        if is_path(key, keys):
-            vast = key == "data.path" or bool(leaves.get(f"{key.rpartition('.')[0]}.streaming"))
-            yield from ((key, text, vast) for text in _texts(value))
+        is_large = key == "data.path" or bool(leaves.get(f"{key.rpartition('.')[0]}.streaming"))
+        for text in _texts(value) if is_path(key, keys) else ():
+            path = f"sizes of {key}={text}" if is_large else f"{key}={text}"
+            contents[path] = _describe_files(text, with_digest=not is_large)
+    return contents
 
 
 def _texts(value: object) -> list[str]:
-    return [
-        text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)
-    ]
+    values = value if isinstance(value, list) else [value]
+    return [text for text in values if isinstance(text, str)]
 
 
-def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
-    """Describe the files of a path, a folder or a glob.
-
-    Empty for a path that does not exist, such as a name on the hub.
-    """
+def _describe_files(text: str, *, with_digest: bool) -> dict[str, str]:
+    """Map the files of a path, without hidden ones of a folder, to size and digest."""
     path = Path(text).expanduser()
     if path.is_dir():
         inside = {entry.relative_to(path).as_posix(): entry for entry in path.rglob("*")}
@@ -90,23 +90,13 @@ def _contents(text: str, *, sizes_alone: bool) -> dict[str, str]:
     else:
         matches = [] if path.is_file() else glob.glob(str(path), recursive=True)  # noqa: PTH207
         files = {text: path, **{match: Path(match) for match in matches}}
-    contents = {}
+    descriptions = {}
     for name, file in sorted(files.items()):
         with contextlib.suppress(OSError, ValueError):  # who needs it says what is wrong with it
             if file.is_file():
-                size = f"{file.stat().st_size:,} bytes"
-                contents[name] = size if sizes_alone else f"{size}, digest {content_of(file)[:16]}"
-    return contents
-
-
-def _difference(then: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Describe the first changed file."""
-    name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
-    if name not in now:
-        return f"{name} is gone"
-    if name in then:
-        return f"{name} changed: {then[name]} then, {now[name]} now"
-    return f"{name} is new"
+                digest = f", digest {content_of(file)[:16]}" if with_digest else ""
+                descriptions[name] = f"{file.stat().st_size:,} bytes{digest}"
+    return descriptions
 
 
 def _trained_on(directory: SweepDir, text: str) -> str | None:

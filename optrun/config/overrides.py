@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -53,6 +53,8 @@ def parse(tokens: Sequence[str]) -> list[Override]:
             ) from error
         if not parsed[-1].key_or_group:
             raise ConfigError(f"{token!r}: expected key=value, and there is no key.")
+        if parsed[-1].value_type is ValueType.GLOB_CHOICE_SWEEP:
+            raise ConfigError(f"{token!r}: not offered. List the values: KEY=A,B.")
         if parsed[-1].package is not None:
             name, _, value = token.partition("=")
             raise ConfigError(
@@ -103,8 +105,6 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     branch = next((item for item in overrides if item.key_or_group == "branch_from"), None)
     if branch is None or branch.value() is None:
         refuse_names(overrides)  # those of a trunk stand among the overrides of a branch
-    for override in overrides:
-        _refuse_glob(override)
     groups = [override for override in overrides if override.key_or_group in store.GROUPS]
     for override in groups:
         _check_choice(hydra, override, sweep=sweep)
@@ -115,10 +115,11 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
     settled = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
     composed = store.compose(hydra, config_name, settled)
     base = store.without_hydra(composed)
+    with_hydra = base
     if any(item.is_hydra_override() for item in overrides):
-        with_hydra = _writable_copy(composed)
-    else:
-        with_hydra = base
+        with_hydra = copy.deepcopy(composed)
+        OmegaConf.set_struct(with_hydra, False)
+        OmegaConf.set_readonly(with_hydra, False)
     tokens = []
     for override in overrides:
         token = str(override.input_line)
@@ -130,20 +131,6 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
             token = _check_value(base, token, override, sweep=sweep)
         tokens.append(token)
     return Checked(tokens, composed)
-
-
-def _writable_copy(composed: DictConfig) -> DictConfig:
-    cfg = copy.deepcopy(composed)
-    OmegaConf.set_struct(cfg, False)
-    OmegaConf.set_readonly(cfg, False)
-    return cfg
-
-
-def _refuse_glob(override: Override) -> None:
-    """Refuse `optimizer=glob(ad*)`."""
-    if not override.is_delete() and isinstance(override.value(), Glob):
-        key = override.key_or_group
-        raise ConfigError(f"{override.input_line}: not offered. List the values: {key}=A,B.")
 
 
 def refuse_twice(parsed: list[Override]) -> None:

@@ -33,21 +33,9 @@ def refuse_unsafe(cfg: DictConfig | dict[str, Any]) -> None:
     Raises:
         ConfigError: Naming the first such key, and the value where it is code.
     """
-    leaves = list(_leaves(cfg))
+    leaves = list(_leaves(cfg if isinstance(cfg, dict) else OmegaConf.to_container(cfg)))
     for key, value in leaves:
-        leaf = key.rsplit(".", 1)[-1]
-        names_code = (
-            (
-                leaf == "_target_"
-                and not (key in _BUILT_BY_HYDRA and str(value).startswith(_PLUGINS))
-            )
-            or key.startswith("hydra.callbacks.")
-            or (
-                _of_logging(key)
-                and (leaf == "()" or (leaf == "class" and not str(value).startswith("logging.")))
-            )
-        )
-        if names_code:
+        if _names_code(key, str(value)):
             raise code_refusal(key, value)
     for key, value in leaves:
         if not isinstance(value, str) or not value:
@@ -73,22 +61,25 @@ def code_refusal(key: str, value: object) -> ConfigError:
     )
 
 
-def _of_logging(key: str) -> bool:
-    return key.startswith(("hydra.job_logging.", "hydra.hydra_logging."))
+def _names_code(key: str, value: str) -> bool:
+    """Tell whether Hydra or logging would import or call what a value names."""
+    leaf = key.rsplit(".", 1)[-1]
+    if key.startswith("hydra.callbacks."):
+        return True
+    if leaf == "_target_":
+        return not (key in _BUILT_BY_HYDRA and value.startswith(_PLUGINS))
+    if key.startswith(("hydra.job_logging.", "hydra.hydra_logging.")):
+        return leaf == "()" or (leaf == "class" and not value.startswith("logging."))
+    return False
 
 
-def _leaves(cfg: DictConfig | dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values, as they stand before interpolation."""
-
-    def walk(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-            key = f"{prefix}.{name}" if prefix else str(name)
-            if isinstance(value, dict | list) and value:
-                yield from walk(value, key)
-            else:
-                yield key, value
-
-    yield from walk(cfg if isinstance(cfg, dict) else OmegaConf.to_container(cfg), "")
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values of a mapping or list, before interpolation."""
+    for name, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(value, dict | list) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.bounded_yaml import UnboundedYamlError, interpolations, yaml_text
 from optrun.base.errors import ConfigError, UnreadableFileError
-from optrun.base.plain import PlainDict
+from optrun.base.plain import PlainDict, flat
 from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
@@ -177,23 +177,6 @@ def plain(cfg: DictConfig) -> PlainDict:
     refuse_interpolations(resolved, "configuration")
     refuse_unsafe(resolved)
     return resolved
-
-
-def flat(values: Mapping[str, object], prefix: str = "") -> PlainDict:
-    """Map dotted names to leaf values; lists are leaves.
-
-    Example:
-        >>> flat({"lr": 0.1, "clip": {"max_norm": 1.0}})
-        {'lr': 0.1, 'clip.max_norm': 1.0}
-    """
-    leaves: PlainDict = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            leaves.update(flat(value, f"{name}."))
-        else:
-            leaves[name] = value
-    return leaves
 
 
 def differences(

@@ -41,11 +41,6 @@ _KNOWN_WARNINGS = (
 )
 
 
-def recipe_names() -> list[str]:
-    """List the recipes."""
-    return sorted(path.stem for path in recipes_dir().glob("*.yaml"))
-
-
 def _times(value: float, factor: float | None) -> float:
     """Multiply for `${times:A,B}` in a YAML, as a person would write it; A if B is null."""
     try:

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from optrun.base.bounded_yaml import yaml_text
 from optrun.base.errors import ConfigError, did_you_mean
-from optrun.base.plain import PlainDict
+from optrun.base.plain import PlainDict, flat
 from optrun.config.groups import GROUPS
 from optrun.config.literal import in_grammar
 from optrun.config.paths import VALUES_FILES
@@ -93,7 +93,7 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield choices and dotted keys with their values, choices of a group before its values."""
     for key, value in values.items():
         if key == "hydra" and isinstance(value, Mapping):
-            yield from _leaves(value, "hydra.")
+            yield from flat(value, "hydra.").items()
         elif key in GROUPS and isinstance(value, Mapping):
             if "name" in value:
                 yield key, value["name"]
@@ -113,11 +113,3 @@ def _expand_mapping(key: str, value: object) -> Iterator[tuple[str, Any]]:
             yield f"{key}.{item}", inner
     else:
         yield key, value
-
-
-def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from optrun.artifacts.run_dir import RunDir
-from optrun.base.plain import PlainMapping
+from optrun.base.plain import PlainMapping, flat
 from optrun.config import saved, store
 from optrun.config.registry import origins, plugins
 from optrun.config.request import CommandLine, Request
@@ -76,9 +76,7 @@ class Payload:
 
     def facts(self) -> dict[str, object]:
         """Return, by dotted name, the values to be equal on every machine."""
-        facts = {
-            key: value for key, value in saved.flat(self.values).items() if key not in _SETTLED
-        }
+        facts = {key: value for key, value in flat(self.values).items() if key not in _SETTLED}
         for record in self.plugins:
             facts[f"plugin {record.get('plugin')}"] = record.get("sha256")
         # The name alone: machines may have mounted the folder at different paths.

@@ -15,9 +15,9 @@ import torch
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.provenance import config_digest
 from optrun.base.errors import ConfigError, OptrunError, nearest
+from optrun.base.plain import flat
 from optrun.config.registry.origins import records, require
 from optrun.config.request import Request
-from optrun.config.saved import flat
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig, refuse_ended_fork
 from optrun.data.loader import BatchLoader, EpochPlan, ExampleSource

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.plain import flat
 from optrun.config import registry
 from optrun.config.registry.origins import records
-from optrun.config.saved import flat
 from optrun.config.schema.callbacks import callback_configs
 from optrun.distributed.shard import is_sharded
 from optrun.runner.assemble import Assembled

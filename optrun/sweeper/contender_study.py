@@ -14,11 +14,10 @@ from optuna.trial import FrozenTrial, TrialState
 from optrun.artifacts.objective import stand_in
 from optrun.artifacts.provenance import identity
 from optrun.base.errors import ConfigError
-from optrun.base.plain import PlainDict
+from optrun.base.plain import PlainDict, flat
 from optrun.config import saved, store
 from optrun.config.hydra_internals import Hydra
 from optrun.config.kind import saved_kind
-from optrun.config.saved import flat
 from optrun.config.schema.metric import metric_mode
 from optrun.config.schema.sweeper import OptunaConfig
 from optrun.config.schema.task import SCHEMAS as TASKS

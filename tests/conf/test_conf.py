@@ -104,7 +104,7 @@ def test_no_yaml_names_code() -> None:
         assert not re.search(r"(?<![a-z])_target_", path.read_text()), path
 
 
-@pytest.mark.parametrize("name", store.recipe_names())
+@pytest.mark.parametrize("name", sorted(path.stem for path in store.recipes_dir().glob("*.yaml")))
 def test_recipe_begins_with_its_command(name: str) -> None:
     first = (store.recipes_dir() / f"{name}.yaml").read_text().splitlines()[0]
     assert first.startswith("# optrun ")

@@ -497,7 +497,8 @@ def test_another_environment_is_warned_of_and_recorded(
 
 
 def test_every_key_has_a_meaning(straight: Straight) -> None:
-    from optrun.config.saved import flat, read_config
+    from optrun.base.plain import flat
+    from optrun.config.saved import read_config
 
     kinds = {key: meaning(key) for key in flat(read_config(RunDir(straight.path).config))}
     assert kinds["lr"] == kinds["optimizer.eps"] == kinds["model.config.n_embd"] == "mathematics"

@@ -8,7 +8,8 @@ import pytest
 
 from optrun.artifacts.provenance import config_digest, identity
 from optrun.artifacts.run_dir import RunDir
-from optrun.config.saved import flat, read_config
+from optrun.base.plain import flat
+from optrun.config.saved import read_config
 from optrun.runner.resume.config_diff import meaning
 from tests.running import TINY_GPT, optrun, summary, write_text
 

@@ -448,13 +448,13 @@ def test_a_file_that_changed_is_refused(
         assert len(ForkServer.launches) == done
 
     (place / "dev.txt").write_text(whole_text[:3999] + "!")
-    refused("data.eval.dev=dev.txt", "dev.txt changed", "4,000 bytes, digest")
+    refused("data.eval.dev=dev.txt", "dev.txt was 4,000 bytes, digest", "4,000 bytes, digest")
     (place / "dev.txt").unlink()
-    refused("dev.txt is gone")
+    refused("is missing now")
     assert sweep(*words, "lr=1e-3") == 0, "nothing is left to run"
     (place / "dev.txt").write_text(whole_text[:4000])
     (place / "parts" / "c.txt").write_text(whole_text)
-    refused("data.train=parts/*.txt", "parts/c.txt is new")
+    refused("data.train=parts/*.txt", "parts/c.txt was missing")
     (place / "parts" / "c.txt").unlink()
     os.utime(place / "parts" / "a.txt", (1, 1))
     assert sweep(*words, "lr=1e-3,2e-3") == 0
@@ -471,15 +471,10 @@ def test_which_files_a_job_reads(place: Path) -> None:
         "prose": {"train": ["*.jsonl", "gone"]},
     }
     model = {"name": "pretrained", "path": "gpt2", "tokenizer": "model"}
-    found = {
-        f"{key}={text}": sweep_files._contents(text, sizes_alone=sizes_alone)
-        for key, text, sizes_alone in sweep_files._paths(
-            {"data": {"name": "mixture", "mixture": parts}, "model": model}
-        )
-    }
+    found = sweep_files.contents_of({"data": {"name": "mixture", "mixture": parts}, "model": model})
     whole = "2 bytes, digest 69bf807ca3bfdb2f"
     assert found == {
-        f"data.mixture.code.train={place}/rows.jsonl": {f"{place}/rows.jsonl": "2 bytes"},
+        f"sizes of data.mixture.code.train={place}/rows.jsonl": {f"{place}/rows.jsonl": "2 bytes"},
         "data.mixture.prose.train=*.jsonl": {"rows.jsonl": whole},
         "data.mixture.prose.train=gone": {},
         "model.path=gpt2": {},

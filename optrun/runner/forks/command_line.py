@@ -196,8 +196,8 @@ def _values(override: Override) -> list[object]:
     """Read the values of an override (several in a sweep), without quotes."""
     value = override.value()
     if isinstance(value, ChoiceSweep):
-        return [getattr(item, "text", item) for item in value.list]
-    return [getattr(value, "text", value)]
+        return [overrides.plain_value(item) for item in value.list]
+    return [overrides.plain_value(value)]
 
 
 def whole_command_line(hydra: Hydra, command_line: CommandLine) -> CommandLine:

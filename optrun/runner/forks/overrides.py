@@ -21,6 +21,7 @@ from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
 from optrun.config.tokens import key_of
+from optrun.config.types import in_yaml
 
 OWN = (KEY, "branch_schedule", "resume", "run_name")
 """Keys that belong to one run, and are not taken from its trunk."""
@@ -77,12 +78,12 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         if not differing:
             return tokens
         for key, value in differing:
-            follows = bool(_interpolated(composed, key))
+            node = node_at(composed, key)
+            follows = node is not None and node._is_interpolation()
             if not follows or step == "all" or (step == "top" and "." not in key):
-                if open_prefix(composed, key) is not None or _is_open(composed, key):
-                    plus = "++"
-                else:
-                    plus = ""
+                is_open = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+                is_open = is_open or open_prefix(composed, key) is not None
+                plus = "++" if is_open else ""
                 tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={in_grammar(value)}")
     key, value = differing[0]
     raise ConfigError(
@@ -112,17 +113,6 @@ def _differing(
             yield from _differing(base[name], target[name], f"{key}.")
         elif name not in base or not saved.same(base[name], target[name]):
             yield key, target[name]
-
-
-def _is_open(composed: DictConfig, key: str) -> bool:
-    """Tell whether a key holds a mapping with free keys."""
-    node = node_at(composed, key)
-    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
-
-
-def _interpolated(composed: DictConfig, key: str) -> bool:
-    node = node_at(composed, key)
-    return node is not None and bool(node._is_interpolation())
 
 
 def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> list[str]:
@@ -201,16 +191,10 @@ def refuse_other_data_position(trunk: PlainMapping, values: PlainMapping, where:
         if key.startswith(_HARMLESS) or is_path(key, paths):
             continue
         if key in fixed_keys or key.startswith(("model.", "task.", "data.")):
-            refused.append(f"{key}={_shown(now)} (the trunk: {_shown(before)})")
+            refused.append(f"{key}={in_yaml(now)} (the trunk: {in_yaml(before)})")
     if refused:
         changed_keys = ", ".join(refused)
         raise ConfigError(
             f"{changed_keys}: a branch has the model of its trunk and its place in the data, and"
             f" takes both from {where}. Leave it out, or start a new run without branch_from."
         )
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value)

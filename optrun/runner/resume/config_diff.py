@@ -10,6 +10,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
 from optrun.config.original_cwd import is_path, path_keys, same_files
 from optrun.config.saved import differences
+from optrun.config.types import in_yaml
 
 Changes = Mapping[str, tuple[object, object]]
 
@@ -145,7 +146,7 @@ def refuse_idle(changes: Changes, done: int) -> None:
         ConfigError: A changed key would describe another computation.
     """
     idle = [
-        f"{key}={_shown(now)} (was {_shown(before)})"
+        f"{key}={in_yaml(now)} (was {in_yaml(before)})"
         for key, (before, now) in changes.items()
         if not is_harmless(key)
     ]
@@ -188,7 +189,8 @@ def table(
         return derived.get(key) or MEANINGS[meaning(key)]
 
     rows = [
-        (key, _shown(before), _shown(now), means(key)) for key, (before, now) in changes.items()
+        (key, str(in_yaml(before)), str(in_yaml(now)), means(key))
+        for key, (before, now) in changes.items()
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
@@ -196,9 +198,3 @@ def table(
         for key, before, now, consequence in rows
     ]
     return "\n".join([title, *lines])
-
-
-def _shown(value: object) -> str:
-    if value is None:
-        return "null"
-    return str(value)
