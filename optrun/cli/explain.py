@@ -24,12 +24,12 @@ nothing and allocates no weights, so it works for a model of any size.
 """,
         overrides="KEY",
         instead={
+            "all": "--json has every tensor.",
             "png": "The schedule is drawn in the terminal, and --json gives its values;"
-            " curves.png of a run shows loss and lr."
+            " curves.png of a run shows loss and lr.",
         },
     )
     verb_parser.add_recipe_options()
-    verb_parser.add_argument("--all", action="store_true", help="list tensors instead of groups")
     verb_parser.add_argument("--json", action="store_true", help="print one JSON object")
     return verb_parser
 
@@ -64,7 +64,7 @@ def run(arguments: VerbArguments) -> int:
     config = request_of(command_line, cfg, checked).config
     from optrun import explain
 
-    explain.run(config, all_tensors=options.all, as_json=options.json, trunk=_trunk(config))
+    explain.run(config, as_json=options.json, trunk=_trunk(config))
     return EXIT_DONE
 
 

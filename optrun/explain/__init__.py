@@ -15,16 +15,14 @@ if TYPE_CHECKING:
 def run(
     config: RunConfig,
     *,
-    all_tensors: bool = False,
     as_json: bool = False,
     trunk: TrunkState | None = None,
 ) -> None:
-    """Explain a configuration.
+    """Print what a configuration would do, to standard output.
 
     Args:
         config: The whole configuration.
-        all_tensors: Show every tensor, not every group.
-        as_json: Print one JSON object and nothing else.
+        as_json: Print one JSON object, which has every tensor, in place of tables.
         trunk: State of the trunk, if the run is a branch.
 
     Raises:
@@ -41,5 +39,4 @@ def run(
 
     from optrun.explain.tables import render
 
-    console = Console(highlight=False)
-    render(facts, console, all_tensors=all_tensors)
+    render(facts, Console(highlight=False))

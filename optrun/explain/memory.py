@@ -1,8 +1,8 @@
-"""Estimate the memory of each rank: pieces under FSDP, the whole under DDP."""
+"""Estimate the memory of a rank: a shard of each tensor under FSDP, all of it under DDP."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,16 +14,15 @@ from optrun.explain.facts import RankMemory
 
 
 def rank_count(config: RunConfig) -> int:
-    """Count the ranks from the configuration alone.
+    """Count the ranks of a configuration; 1 for `distributed=none`.
 
-    `training.nproc_per_node=auto` counts the GPUs of this machine.
+    `training.nproc_per_node=auto` is the number of GPUs of this machine, at least 1.
     """
-    distributed, on_node = config.distributed, config.training.nproc_per_node
-    if not isinstance(distributed, RanksConfig):
+    if not isinstance(config.distributed, RanksConfig):
         return 1
-    if on_node == "auto":
+    if config.training.nproc_per_node == "auto":
         return max(1, torch.cuda.device_count())
-    return int(on_node)
+    return int(config.training.nproc_per_node)
 
 
 def rank_memory(
@@ -32,18 +31,16 @@ def rank_memory(
     sizes: Mapping[str, int],
     states: Mapping[str, int | None],
 ) -> RankMemory | None:
-    """Estimate the memory of the fullest rank from the configuration alone.
+    """Estimate the memory of the rank with the largest shards, without activations.
 
     Args:
-        config: Says how many ranks there are and how they share a model;
-            `training.nproc_per_node=auto` counts the GPUs of this machine.
-        params: Name -> parameter, for all of the model.
-        sizes: Name -> bytes of the parameter.
-        states: Name -> bytes of optimizer state, for trainable parameters; None: unknown.
+        config: Has the number of ranks and how they share a model.
+        params: All parameters of the model, by name.
+        sizes: Bytes of each parameter; its gradient is taken to be as large.
+        states: Bytes of the optimizer state of each trainable parameter; None: unknown.
 
     Returns:
-        The memory; None for `distributed=none`. Its `state_bytes` are None if the state of any
-        parameter is unknown.
+        None for `distributed=none`. Its `state_bytes` are None if one state is unknown.
 
     Raises:
         ConfigError: The degrees of `distributed=fsdp` do not multiply to the number of ranks.
@@ -56,25 +53,22 @@ def rank_memory(
     if isinstance(distributed, FsdpConfig):
         _, shards = data_parallel_degrees(distributed, ranks)
 
-    def rank_bytes(tensors: Iterable[tuple[Tensor, int]]) -> int:
-        return sum(_piece(param, size, shards) for param, size in tensors)
+    def rank_bytes(sizes: Mapping[str, int]) -> int:
+        return sum(_largest_shard(params[name], size, shards) for name, size in sizes.items())
 
+    trainable = {name: size for name, size in sizes.items() if params[name].requires_grad}
     known_states = {name: size for name, size in states.items() if size is not None}
     return RankMemory(
         distributed=distributed.name,
         ranks=ranks,
         shards=shards,
-        weight_bytes=rank_bytes((param, sizes[name]) for name, param in params.items()),
-        gradient_bytes=rank_bytes(
-            (param, sizes[name]) for name, param in params.items() if param.requires_grad
-        ),
-        state_bytes=rank_bytes((params[name], size) for name, size in known_states.items())
-        if len(known_states) == len(states)
-        else None,
+        weight_bytes=rank_bytes(sizes),
+        gradient_bytes=rank_bytes(trainable),
+        state_bytes=rank_bytes(known_states) if len(known_states) == len(states) else None,
     )
 
 
-def _piece(param: Tensor, size: int, shards: int) -> int:
+def _largest_shard(param: Tensor, size: int, shards: int) -> int:
     """Count the bytes of the largest shard: FSDP2 chunks dimension 0 as torch.chunk does."""
     rows = param.shape[0] if param.dim() else 1
     if not rows:

@@ -1,6 +1,8 @@
-"""Sample the schedule of a configuration, its length and its peak."""
+"""Sample the learning-rate schedule of a configuration, and choose a length if none is known."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from optrun.config.schema.scheduler import PiecewiseConfig, SchedulerConfig
 from optrun.explain.facts import CurveFacts
@@ -8,16 +10,16 @@ from optrun.scheduler.builders import num_warmup_steps_of
 from optrun.scheduler.curves import Curve
 
 ASSUMED_STEPS = 1000
-"""Length of a run where only the data knows it, and no schedule names a step."""
+"""Optimizer steps of a run of unknown length, if its schedule names no step beyond half of it."""
 
 SAMPLES = 481
-"""Points of a curve that are kept, besides the steps its schedule names and its peak."""
+"""Evenly spread points of a curve; the steps that its schedule names and its peak come on top."""
 
 _LENGTHS = ("num_warmup_steps", "decay_steps", "num_decay_steps", "step_size")
 
 
 def _listed(config: SchedulerConfig) -> list[int]:
-    """List the milestones or boundaries of a schedule."""
+    """List the milestones or boundaries of a schedule; empty if it has none."""
     return [
         step for key in ("milestones", "boundaries") for step in getattr(config, key, None) or []
     ]
@@ -31,7 +33,7 @@ def _values(config: SchedulerConfig) -> int:
 
 
 def named_steps(config: SchedulerConfig) -> list[int]:
-    """List the lengths and positions of a schedule in steps.
+    """List the numbers of steps in the options of a schedule; null and 0 are left out.
 
     Example:
         >>> from optrun.config.choice import choice
@@ -49,9 +51,10 @@ def named_steps(config: SchedulerConfig) -> list[int]:
 
 
 def assumed_steps(config: SchedulerConfig) -> int:
-    """Choose a length for a run of unknown length.
+    """Choose a number of steps for a run of unknown length.
 
-    It covers the steps that the schedule names, and is one that the schedule accepts.
+    At least 1,000, and twice each step that the schedule names; less if the schedule refuses such a
+    length: it lists a multiplier per step, or a warm-up ratio would end behind its first milestone.
     """
     steps = max(ASSUMED_STEPS, *(2 * step for step in named_steps(config)), 0)
     if _values(config):
@@ -60,7 +63,7 @@ def assumed_steps(config: SchedulerConfig) -> int:
     if milestones and config.warmup_ratio:
         steps = min(steps, int(milestones[0] / config.warmup_ratio))
         while steps > 1 and num_warmup_steps_of(config, steps) >= milestones[0]:
-            steps -= 1  # so that the climb has its peak
+            steps -= 1  # the warm-up has to end before the first milestone
     return max(steps, 1)
 
 
@@ -68,22 +71,16 @@ def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFact
     """Sample a schedule at some steps of the run, the one of its peak among them.
 
     Args:
-        curve: The multiplier of the lr.
-        config: Configuration of the schedule; the steps that it names are sampled, too.
-        steps: Length of the run.
+        curve: The multiplier of the lr at a step.
+        config: Configuration of the schedule; the steps that it names are sampled, too, with their
+            neighbours.
+        steps: Length of the run in optimizer steps.
     """
-    at = set(_spread(0, steps - 1))
-    turns = [num_warmup_steps_of(config, steps), *named_steps(config)]
-    at |= {near for turn in turns for near in (turn - 1, turn, turn + 1) if 0 <= near < steps}
+    sampled = set(np.linspace(0, steps - 1, min(SAMPLES, steps)).round().astype(int).tolist())
+    for step in (num_warmup_steps_of(config, steps), *named_steps(config)):
+        sampled |= {step - 1, step, step + 1}
+    sampled = {step for step in sampled if 0 <= step < steps}
     # With one multiplier for each step, any may be the highest.
-    peak = max(range(steps) if _values(config) else sorted(at), key=curve)
-    points = sorted(at | {peak})
+    peak = max(range(steps) if _values(config) else sorted(sampled), key=curve)
+    points = sorted(sampled | {peak})
     return CurveFacts(points, [curve(step) for step in points], curve(peak))
-
-
-def _spread(first: int, last: int) -> list[int]:
-    """Spread at most `SAMPLES` steps from the first to the last, both among them."""
-    count = min(SAMPLES, last - first + 1)
-    return sorted(
-        {first + round(index * (last - first) / max(count - 1, 1)) for index in range(count)}
-    )

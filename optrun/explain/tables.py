@@ -1,4 +1,4 @@
-"""Print facts in a terminal: a summary, the groups (or every tensor), the memory, the schedule."""
+"""Print the facts of a configuration: summary, parameter groups, memory, schedule, data."""
 
 from __future__ import annotations
 
@@ -30,18 +30,12 @@ NARROW = 100
 """Characters of a terminal below which a table has no column of counts."""
 
 
-def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None:
-    """Print the facts of a configuration.
-
-    Args:
-        facts: The facts to show.
-        console: Where to print.
-        all_tensors: Show every tensor, not every group.
-    """
-    table = _table(facts, console.width, all_tensors=all_tensors)
-    for part in (_headline(facts), table, _memory(facts), _schedule(facts, console.width)):
+def render(facts: Facts, console: Console) -> None:
+    """Print the facts of a configuration; tables and the plot fit the width of the console."""
+    table = _table(facts, console.width)
+    for section in (_headline(facts), table, _memory(facts), _schedule(facts, console.width)):
         console.print()
-        console.print(part)
+        console.print(section)
     if facts.frozen:
         console.print(Text(f"· frozen: {listed(facts.frozen, 3)}", style="dim"))
     for line in data_lines(facts):
@@ -51,16 +45,18 @@ def render(facts: Facts, console: Console, *, all_tensors: bool = False) -> None
 
 
 def data_lines(facts: Facts) -> list[str]:
-    """Write the facts of the data."""
+    """Write the facts of the data, and a training example; empty if no data were sampled."""
     data = facts.data
     if data is None:
         return []
-    sizes = (data.train_rows, data.eval_rows)
-    line = f"data   {plural(sizes[0], 'row')} for training, {sizes[1]:,} for evaluation"
+    line = (
+        f"data   {plural(data.train_rows, 'row')} for training, {data.eval_rows:,} for evaluation"
+    )
     if data.facts is None:
         return ["", line]
-    if data.looked_at != sizes:
-        line += "; the figures below are of {:,} and {:,} of them:".format(*data.looked_at)
+    if data.looked_at != (data.train_rows, data.eval_rows):
+        train_rows, eval_rows = data.looked_at
+        line += f"; the figures below are of {train_rows:,} and {eval_rows:,} of them:"
     lines = ["", line, *data_check(data.facts)]
     if data.example is not None:
         lines += ["", "the first training row; what carries loss stands between « and »:"]
@@ -122,32 +118,32 @@ def _headline(facts: Facts) -> RenderableType:
 
 
 def _resolved(options: Mapping[str, object]) -> str:
-    """Write the options in force under a dialect.
-
-    Options that are off are left out.
-    """
-    active = {
-        key: value
-        for key, value in options.items()
-        if key != "dialect" and value is not None and value is not False
-    }
-    return ", ".join(
-        f"{key}={str(value).lower() if value is True else value}" for key, value in active.items()
-    )
+    """Write the options that a dialect resolves to; those that are null or false are left out."""
+    texts = []
+    for key, value in options.items():
+        if key != "dialect" and value is not None and value is not False:
+            texts.append(f"{key}={'true' if value is True else value}")
+    return ", ".join(texts)
 
 
 def _length(facts: Facts) -> str:
-    """Describe the length of the schedule and its warm-up.
+    """Describe the length of the run and of its warm-up.
 
-    Both are in steps or in shares, as in the configuration.
+    In steps; if only the data decides the length, the warm-up is in steps or a share of the run,
+    as configured.
     """
-    climb = facts.warmup_steps
+    warmup_steps = facts.warmup_steps
     if facts.steps_from != "assumed":
-        return f"over {facts.steps:,} steps" + (f", {climb:,} of them warm-up" if climb else "")
-    share = facts.warmup_share
-    warmup = f", warm-up {f'{climb:,} steps' if share is None else f'{share:.0%}'}" if climb else ""
-    drawn = f"; drawn for {facts.steps:,} steps" if facts.in_steps else ""
-    return f"over a run whose length follows from the data{warmup}{drawn}"
+        warmup = f", {warmup_steps:,} of them warm-up" if warmup_steps else ""
+        return f"over {facts.steps:,} steps{warmup}"
+    length = "over a run whose length follows from the data"
+    if warmup_steps and facts.warmup_share is None:
+        length += f", warm-up {warmup_steps:,} steps"
+    elif warmup_steps:
+        length += f", warm-up {facts.warmup_share:.0%}"
+    if facts.in_steps:
+        length += f"; drawn for {facts.steps:,} steps"
+    return length
 
 
 # -- tables
@@ -156,7 +152,7 @@ def _length(facts: Facts) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column of the table: its title, and the cell of a group or, with `--all`, of a tensor."""
+    """A column of the table of groups: its title, the cell of a group, and the total."""
 
     title: str
     cell: Callable[[GroupFacts], Text]
@@ -165,12 +161,14 @@ class _Column:
 
 
 def _decay_cell(row: GroupFacts) -> Text:
+    """Show the weight decay of a group, or the range of its tensors; a dash for 0."""
     if not row.weight_decays[1]:
         return Text("–", style="dim")
     return Text(span(*row.weight_decays))
 
 
 def _adapts_cell(row: GroupFacts) -> Text:
+    """Show how many tensors have a trust ratio: yes for all, a dash for none."""
     if not row.adapted:
         return Text("–", style="dim")
     if row.adapted == len(row.tensors):
@@ -179,31 +177,28 @@ def _adapts_cell(row: GroupFacts) -> Text:
 
 
 def _role_cell(row: GroupFacts) -> Text:
+    """Show the role of a group, in the color of the role."""
     return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
 
 
 def _lr_cell(row: GroupFacts) -> Text:
+    """Show the peak lr of a group, or the range of its tensors; red if it is 0."""
     return Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red")
 
 
-def _shape_cell(row: GroupFacts) -> Text:
-    return Text("×".join(map(str, row.first.shape)) or "scalar")
-
-
-def _columns(facts: Facts, width: int, *, all_tensors: bool) -> list[_Column]:
-    """Choose the informative columns; the last one may be long.
+def _columns(facts: Facts, width: int) -> list[_Column]:
+    """Choose the columns: layer, optimizer and rule only if they differ between tensors.
 
     Args:
         facts: The facts to show.
-        width: Width of the terminal, in characters.
-        all_tensors: Rows are tensors, not groups.
+        width: Characters of the terminal; below `NARROW` the number of tensors is left out.
     """
 
     def varies(name: str) -> bool:
         return len({getattr(tensor, name) for tensor in facts.tensors}) > 1
 
     columns = []
-    if varies("layer") and not all_tensors:
+    if varies("layer"):
         columns.append(_Column("layer", lambda row: Text(row.first.layer)))
     columns.append(_Column("role", _role_cell))
     if varies("optimizer"):
@@ -212,25 +207,21 @@ def _columns(facts: Facts, width: int, *, all_tensors: bool) -> list[_Column]:
     columns.append(_Column("decay", _decay_cell, right=True))
     if any(tensor.adapted is not None for tensor in facts.tensors):
         columns.append(_Column("adapts", _adapts_cell, right=True))
-    if all_tensors:
-        columns.append(_Column("shape", _shape_cell, right=True))
-    elif width >= NARROW:
+    if width >= NARROW:
         footer = str(len(facts.tensors))
         columns.append(_Column("tensors", lambda row: Text(str(len(row.tensors))), footer, True))
     parameters = count(facts.parameters)
     columns.append(_Column("params", lambda row: Text(count(row.parameters)), parameters, True))
     state = size(facts.state_bytes)
     columns.append(_Column("state", lambda row: Text(size(row.state_bytes)), state, True))
-    if all_tensors:
-        columns.append(_Column("tensor", lambda row: Text(row.first.name)))
-    elif varies("rule"):
+    if varies("rule"):
         columns.append(_Column("rule", lambda row: Text(row.first.rule, style="dim")))
     return columns
 
 
-def _table(facts: Facts, width: int, *, all_tensors: bool) -> Table:
-    """Tabulate the groups, or every tensor; a long last column continues below."""
-    columns = _columns(facts, width, all_tensors=all_tensors)
+def _table(facts: Facts, width: int) -> Table:
+    """Tabulate the groups by layer, with a rule between layers; the last column may wrap."""
+    columns = _columns(facts, width)
     table = Table(
         box=box.SIMPLE_HEAD,
         show_footer=True,
@@ -251,14 +242,10 @@ def _table(facts: Facts, width: int, *, all_tensors: bool) -> Table:
         )
     before: GroupFacts | None = None
     for group in by_layer(groups_of(facts)):
-        if before is not None and (all_tensors or before.first.layer != group.first.layer):
+        if before is not None and before.first.layer != group.first.layer:
             table.add_section()
         before = group
-        rows = [group]
-        if all_tensors:
-            rows = [GroupFacts(group.index, [tensor]) for tensor in group.tensors]
-        for row in rows:
-            table.add_row(*(column.cell(row) for column in columns))
+        table.add_row(*(column.cell(group) for column in columns))
     return table
 
 
@@ -267,38 +254,34 @@ def _table(facts: Facts, width: int, *, all_tensors: bool) -> Table:
 
 
 def _memory(facts: Facts) -> Table:
-    """Tabulate the memory of weights, gradients and optimizer, in all and per rank.
+    """Tabulate the memory of weights, gradients and optimizer state, and that of a rank beside it.
 
-    An unknown part is shown as unknown and is left out of the total.
+    An unknown amount is shown as unknown, and is left out of the total.
     """
-    parts = [
-        ("weights", facts.weight_bytes),
-        ("gradients", facts.gradient_bytes),
-        ("optimizer", facts.state_bytes),
-    ]
-    amounts = [amount for _, amount in parts if amount is not None]
-    total = sum(amounts)
-    per_rank = facts.rank_memory
-    beside = ["", "", ""]
+    amounts = [facts.weight_bytes, facts.gradient_bytes, facts.state_bytes]
+    rank = facts.rank_memory
+    of_rank: list[str] = ["", "", ""]
     rank_total = ""
-    if per_rank is not None:
-        of_rank = [per_rank.weight_bytes, per_rank.gradient_bytes, per_rank.state_bytes]
-        beside = [f"{size(piece)} per rank" for piece in of_rank]
-        rank_total = f"{size(sum(piece or 0 for piece in of_rank))} per rank"
+    if rank is not None:
+        rank_amounts = [rank.weight_bytes, rank.gradient_bytes, rank.state_bytes]
+        of_rank = [f"{size(amount)} per rank" for amount in rank_amounts]
+        rank_total = f"{size(sum(filter(None, rank_amounts)))} per rank"
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True)
-    for (name, amount), rank_share in zip(parts, beside, strict=True):
-        grid.add_row(name, size(amount), "", rank_share)
+    names = ("weights", "gradients", "optimizer")
+    for name, amount, rank_amount in zip(names, amounts, of_rank, strict=True):
+        grid.add_row(name, size(amount), "", rank_amount)
+    total = Text(size(sum(filter(None, amounts))), style="bold")
     note = Text(f"{facts.weight_dtype}, without activations", style="dim")
-    grid.add_row("memory", Text(size(total), style="bold"), note, Text(rank_total, style="bold"))
+    grid.add_row("memory", total, note, Text(rank_total, style="bold"))
     return grid
 
 
 def _schedule(facts: Facts, width: int) -> RenderableType:
-    """Plot the lr of a group of scale 1 over the run."""
+    """Plot the learning rate over the run, of groups without a scale of their own."""
     curve = facts.curve
     lines = area_plot(
         curve.steps,
