@@ -1,8 +1,6 @@
-"""Work out the facts of a configuration before a single step.
+"""Collect the facts of a configuration: model, parameter groups, schedule, memory, data.
 
-The model as shapes, every group, the schedule, the memory.
-
-Nothing is trained and no weight is read; of data in local files a sample is.
+Nothing is trained and no weight is read. Of data in local files a sample is read.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.plain import PlainMapping
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
 from optrun.config.schema.run import RunConfig, refuse_ended_fork
@@ -67,17 +66,15 @@ def explain(
     """
     notes: list[str] = []
     data_notes: list[str] = []
+    # 1. Sample the data, and build the model on the meta device.
     sizes: Mapping[str, Growth] = {}
     if model is None:
-        require_quantization(config.model)
-        refuse_attention(config.model, config.training.device, config.training.precision.value)
-        refuse_unknown(
-            config.model, config.task.AUTO_CLASS, getattr(config.parametrization, "base", {})
-        )
+        _refuse_model(config)
     sampled = look_at(config, data_notes)
     if model is None:
         spec = None if sampled is None else sampled.spec
-        spec = model_spec(config, notes) if spec is None else spec
+        if spec is None:
+            spec = model_spec(config, notes)
         model, sizes, model_notes = _shapes(config, spec)
         notes += model_notes
     config_notes = (config.default_lr_note(), config.schedule_note())
@@ -88,20 +85,8 @@ def explain(
             f"a step is over {micro * count:,} examples: {count:,} micro-batches of {micro:,}, over"
             " all ranks"
         )
+    # 2. Count the steps.
     known_steps, steps_from = _steps(config, sampled)
-    decay = getattr(config.optimizer, "weight_decay", None)
-    ratio = getattr(config.adapter, "loraplus_lr_ratio", None)
-    groups = build_param_groups(
-        model,
-        config.param_groups,
-        lr=config.lr,
-        weight_decay=decay,
-        loraplus_lr_ratio=ratio,
-        notes=notes,
-    )
-    groups = transfer_groups(
-        groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
-    )
     steps = assumed_steps(config.scheduler) if known_steps is None else known_steps
     if trunk is not None:
         refuse_ended_fork(
@@ -111,6 +96,18 @@ def explain(
             f"training.num_train_epochs={config.training.num_train_epochs:g}",
         )
         steps -= trunk.schedule_from
+    # 3. Build groups, optimizer and schedule as a run does.
+    groups = build_param_groups(
+        model,
+        config.param_groups,
+        lr=config.lr,
+        weight_decay=getattr(config.optimizer, "weight_decay", None),
+        loraplus_lr_ratio=getattr(config.adapter, "loraplus_lr_ratio", None),
+        notes=notes,
+    )
+    groups = transfer_groups(
+        groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
+    )
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
@@ -118,35 +115,33 @@ def explain(
         if isinstance(error, OptrunError):
             raise
         raise ConfigError(str(error)) from error
+    # 4. Collect the facts.
     curve = sample_curve(scheduler.multiplier, config.scheduler, steps)
     states = state_bytes(optimizer)
     tensors = _tensors(config, optimizer, states, curve.peak)
-    climb = num_warmup_steps_of(config.scheduler, steps)
-    sharded = config.distributed.name == "fsdp"
+    warmup_steps = num_warmup_steps_of(config.scheduler, steps)
     params = dict(model.named_parameters())
+    trainable = [param for param in params.values() if param.requires_grad]
+    frozen = {name: param for name, param in params.items() if not param.requires_grad}
     weight_sizes = tensor_bytes(model)
     notes += _tied(model, params)
     branch = None if trunk is None else _fork_facts(trunk, optimizer, scheduler, steps)
-    frozen = {name: param for name, param in params.items() if not param.requires_grad}
     options = options_of(config.optimizer)
     if hasattr(config.optimizer, "dialect"):
         options = {"dialect": config.optimizer.dialect, **options}
+    is_sharded = config.distributed.name == "fsdp"
     return Facts(
         model=type(model).__name__,
         task=config.task.name,
         optimizer=config.optimizer.name,
-        kernel=kernel_row(optimizer, device_type(config.training.device), sharded=sharded),
+        kernel=kernel_row(optimizer, device_type(config.training.device), sharded=is_sharded),
         waits=reason_to_wait(config, optimizer),
         lr=config.lr,
         param_groups=config.param_groups.name,
-        rules=[
-            f"[{index}] {rule['pattern']}: "
-            + ", ".join(f"{key} {value}" for key, value in rule.items() if key != "pattern")
-            for index, rule in enumerate(config.param_groups.rules)
-        ],
+        rules=[_rule_in_words(index, rule) for index, rule in enumerate(config.param_groups.rules)],
         scheduler=config.scheduler.name,
-        warmup_steps=climb,
-        warmup_share=climb / steps if config.scheduler.num_warmup_steps is None else None,
+        warmup_steps=warmup_steps,
+        warmup_share=warmup_steps / steps if config.scheduler.num_warmup_steps is None else None,
         clip=_clip_in_words(config),
         steps=steps,
         steps_from=steps_from,
@@ -157,9 +152,7 @@ def explain(
         curve=curve,
         weight_dtype=weight_dtype(config),
         weight_bytes=sum(weight_sizes.values()),
-        gradient_bytes=sum(
-            param.numel() * param.itemsize for param in params.values() if param.requires_grad
-        ),
+        gradient_bytes=sum(param.numel() * param.itemsize for param in trainable),
         state_bytes=total([tensor.state_bytes for tensor in tensors]),
         rank_memory=rank_memory(config, params, weight_sizes, states),
         data=sampled,
@@ -169,10 +162,33 @@ def explain(
     )
 
 
+def _refuse_model(config: RunConfig) -> None:
+    """Refuse a model that cannot be built, before the data are read.
+
+    Raises:
+        ConfigError: Quantization without its package, an attention that the device lacks, or an
+            unknown key in `model.config`.
+    """
+    require_quantization(config.model)
+    refuse_attention(config.model, config.training.device, config.training.precision.value)
+    base = getattr(config.parametrization, "base", {})
+    refuse_unknown(config.model, config.task.AUTO_CLASS, base)
+
+
+def _rule_in_words(index: int, rule: PlainMapping) -> str:
+    """Write a rule of `param_groups.rules`, such as "[0] bias: lr_scale 2"."""
+    options = ", ".join(f"{key} {value}" for key, value in rule.items() if key != "pattern")
+    return f"[{index}] {rule['pattern']}: {options}"
+
+
 def _shapes(
     config: RunConfig, spec: ModelSpec
 ) -> tuple[nn.Module, Mapping[str, Growth], list[str]]:
-    """Build the model on the meta device; return its growth over muP's base and notes, too."""
+    """Build the model on the meta device.
+
+    Returns:
+        The model, the growth of each parameter over the base of muP (empty without muP), and notes.
+    """
     parametrized = parametrize(config, lambda chosen: build_model(chosen, spec, meta=True)[0])
     model, notes = build_model(parametrized.model, spec, adapter=config.adapter, meta=True)
     if config.task.keeps_apart is not None:
@@ -181,15 +197,16 @@ def _shapes(
 
 
 def weight_dtype(config: RunConfig) -> str:
-    """Name the dtype of the weights."""
-    dtype, bits = config.model.dtype.value, getattr(config.model, "quantization", None)
-    if bits is None:
+    """Name the dtype of the weights, such as `float32`, or for QLoRA "4 bits and bfloat16"."""
+    dtype: str = config.model.dtype.value
+    quantization = getattr(config.model, "quantization", None)
+    if quantization is None:
         return dtype
-    return f"{bits.removesuffix('bit')} bits and {dtype}"
+    return f"{quantization.removesuffix('bit')} bits and {dtype}"
 
 
 def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
-    """Write one note for each tied tensor, with all of its names."""
+    """Write a note for each tensor with several names; params: by the first name of each."""
     first = {id(param): name for name, param in params.items()}
     aliases = defaultdict(list)
     for name, param in model.named_parameters(remove_duplicate=False):
@@ -201,7 +218,11 @@ def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
 
 
 def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
-    """Collect the requirements of the task on the model, without data."""
+    """Collect what the task requires of the model, without data.
+
+    Loads the tokenizer, unless the run trains one. Adds a note if the task counts something, such
+    as labels, from the data.
+    """
     task = config.task
     if task.COUNTED_FROM_DATA:
         notes.append(
@@ -220,7 +241,12 @@ def model_spec(config: RunConfig, notes: list[str]) -> ModelSpec:
 
 
 def _steps(config: RunConfig, sampled: Sampled | None) -> tuple[int | None, str]:
-    """Count the optimizer steps of the run, None if only its data knows; name the source."""
+    """Count the optimizer steps of the run.
+
+    Returns:
+        The steps, None if only the run can count its examples; and `max_steps`, `data` or
+        `assumed`.
+    """
     if config.training.max_steps is not None:
         return config.training.max_steps, "max_steps"
     if sampled is None or sampled.examples is None:
@@ -244,7 +270,14 @@ def _tensors(
     states: Mapping[str, int | None],
     peak: float,
 ) -> list[TensorFacts]:
-    """Describe every trainable tensor; peak: the highest multiplier of the schedule."""
+    """Describe every trainable tensor, in the order of the optimizer's groups.
+
+    Args:
+        config: Names the optimizer of groups without one of their own.
+        optimizer: The optimizer.
+        states: Bytes of optimizer state by name; None: unknown.
+        peak: Highest multiplier of the schedule.
+    """
     out = []
     for index, group in enumerate(optimizer.param_groups):
         stepper = getattr(optimizer, "members", {}).get(group.get("optimizer"), optimizer)
@@ -277,7 +310,7 @@ def _tensors(
 
 
 def _clip_in_words(config: RunConfig) -> str:
-    """Write the clipping choice with its limit."""
+    """Write the clipping choice with its limits, such as "global_norm 1"; "none" without."""
     clip = config.clip
     if isinstance(clip, NormClipConfig):
         return f"{clip.name} {clip.max_norm:g}"
@@ -290,7 +323,7 @@ def _clip_in_words(config: RunConfig) -> str:
 def _fork_facts(
     trunk: TrunkState, optimizer: Optimizer, scheduler: Scheduler, steps: int
 ) -> ForkFacts:
-    """Collect the state taken over by a fork.
+    """Describe what a fork takes over from its trunk.
 
     Args:
         trunk: State of the trunk.

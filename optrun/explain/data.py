@@ -1,4 +1,4 @@
-"""Sample the data of a configuration, in little time."""
+"""Read a sample of the data of a configuration, in little time."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from optrun.task.build import task_class, vocabulary
 from optrun.task.data_facts import DataFacts, data_facts
 
 MOST_BYTES = 256 << 20
-"""Files larger than this together are read by a run alone."""
+"""Files with more bytes in all are not sampled, unless their rows decide the number of steps."""
 MOST_ROWS = 2_000
 MOST_CHARACTERS = 2_000_000
-"""What is looked at of a split; all of it where there is less."""
+"""Limits of the sample of a split."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,10 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         ConfigError: Training would refuse the data.
     """
     reason = _left_to_the_run(config)
-    if reason is None or reason:
-        notes += [reason] if reason else []
+    if reason is None:
+        return None
+    if reason:
+        notes.append(reason)
         return None
     source = load_source(
         config.data,
@@ -85,13 +87,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     rows = None if getattr(config.task, "packing", False) else min(sizes[0], most)
     unread = Sampled(*sizes, looked_at=(0, 0), examples=rows, facts=None)
     if config.task.PROCESSOR != "AutoTokenizer":
-        need_pillow()
-        notes_of_loading = len(source.notes)
-        task = build_task(
-            config.task, config.data, source, load_image_preparation(config.model), seed=config.seed
-        )
-        notes += source.notes[notes_of_loading:]
-        return replace(unread, spec=_spec(config, task, None))
+        return replace(unread, spec=_spec_of_images(config, source, notes))
     # A label that the sample has in its evaluation rows alone is one that all of the training rows
     # may have.
     eval_sets = {name: _sample_rows(split) for name, split in source.eval_sets.items()}
@@ -100,46 +96,74 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     )
     looked_at = _sizes(sample)
     if any(size and not count for size, count in zip(sizes, looked_at, strict=True)):
-        return unread  # a single text of more characters than that
+        return unread  # the first drawn text is longer than the whole sample may be
     is_complete = looked_at == sizes
-    looked_into = source if is_complete else sample
-    notes_of_loading = len(looked_into.notes)
+    sampled_source = source if is_complete else sample
+    notes_of_loading = len(sampled_source.notes)
     try:
-        tokenizer, task = _read(config, looked_into)
-        facts = data_facts(task, looked_into, tokenizer)
+        tokenizer, task = _read(config, sampled_source)
+        facts = data_facts(task, sampled_source, tokenizer)
     except ConfigError as error:
         if is_complete:
             raise
         notes.append(f"In a sample of the data: {error}")
         return unread
-    notes += looked_into.notes[notes_of_loading:]
+    notes += sampled_source.notes[notes_of_loading:]
     spec = _spec(config, task, tokenizer)
     examples: int | None = len(task.train)
     if not is_complete:
-        read, examples = len(task.train) / min(looked_at[0], most), rows
-        if rows is not None and read != 1:
-            examples = round(rows * read)
-            notes.append(
-                f"The steps are those of about {examples:,} examples, as a sample of the rows gives"
-                " them."
-            )
+        examples = _estimate_examples(rows, len(task.train) / min(looked_at[0], most), notes)
         if config.task.COUNTED_FROM_DATA:
             notes.append(
                 f"The number of {config.task.COUNTED_FROM_DATA} comes from a sample of the data."
             )
         if isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None:
-            spec = replace(
-                spec, vocab_size=config.model.vocab_size
-            )  # of all rows it may have that many
-        unknown = {name: replace(split, known=None) for name, split in facts.eval_sets.items()}
-        facts = replace(facts, eval_sets=unknown)
+            # A tokenizer that is trained on all rows may have as many entries as configured.
+            spec = replace(spec, vocab_size=config.model.vocab_size)
+        # A sample does not show which evaluation texts are also training texts.
+        facts_of_sets = {
+            name: replace(split, known=None) for name, split in facts.eval_sets.items()
+        }
+        facts = replace(facts, eval_sets=facts_of_sets)
     return Sampled(*sizes, looked_at, examples, facts, task.shown(tokenizer), spec)
 
 
-def _left_to_the_run(config: RunConfig) -> str | None:
-    """Explain why the data are not sampled; None if none are named.
+def _estimate_examples(rows: int | None, examples_per_row: float, notes: list[str]) -> int | None:
+    """Estimate the examples of all rows; a note says so unless each row of the sample gives one.
 
-    Empty if they are sampled.
+    None if `rows` is None, the number of rows that a task with packing leaves open.
+    """
+    if rows is None or examples_per_row == 1:
+        return rows
+    examples = round(rows * examples_per_row)
+    notes.append(
+        f"The steps are those of about {examples:,} examples, as a sample of the rows gives them."
+    )
+    return examples
+
+
+def _spec_of_images(config: RunConfig, source: Source, notes: list[str]) -> ModelSpec:
+    """Read the labels of images, which decide what the task requires of the model.
+
+    Args:
+        config: The whole configuration.
+        source: The rows; no image is decoded.
+        notes: Changed in place: the task's notes on its source are added.
+    """
+    need_pillow()
+    notes_of_loading = len(source.notes)
+    preparation = load_image_preparation(config.model)
+    task = build_task(config.task, config.data, source, preparation, seed=config.seed)
+    notes += source.notes[notes_of_loading:]
+    return _spec(config, task, None)
+
+
+def _left_to_the_run(config: RunConfig) -> str | None:
+    """Explain why the data are not sampled: on the hub, or too large.
+
+    Returns:
+        Empty if they are sampled; None if they are not sampled and need no explanation: the
+        default data, which no file of the user names.
     """
     data = config.data
     if isinstance(data, HubConfig):
@@ -165,14 +189,15 @@ def _left_to_the_run(config: RunConfig) -> str | None:
 
 
 def _sizes(source: Source) -> tuple[int, int]:
-    """Count the rows to train and to evaluate on."""
+    """Count the rows of the training split and of all evaluation sets."""
     return len(source.train.rows), sum(len(split.rows) for split in source.eval_sets.values())
 
 
 def _sample_rows(split: Split) -> Split:
-    """Sample at most `MOST_ROWS` rows and `MOST_CHARACTERS` characters, in their order.
+    """Draw at most `MOST_ROWS` rows with `MOST_CHARACTERS` characters, in their order.
 
-    Token blocks are not sampled: reading them costs nothing.
+    The same rows at every call. A split below the limits, and token blocks, whose reading costs
+    nothing, are returned as they are; the result is empty if the first drawn row is too long.
     """
     if isinstance(split.rows, TokenBlocks):
         return split
@@ -191,6 +216,7 @@ def _sample_rows(split: Split) -> Split:
 
 
 def _characters(value: object) -> int:
+    """Count the characters of a text, or of all texts in nested lists; 0 for anything else."""
     if isinstance(value, list):
         return sum(map(_characters, value))
     if isinstance(value, str):
@@ -199,7 +225,7 @@ def _characters(value: object) -> int:
 
 
 def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
-    """Return the tokenizer, and the task with its rows read."""
+    """Load the tokenizer, or train one on these rows, and build the task over them."""
     kind = task_class(config.task)
     tokenizer = load_tokenizer(config.model, words=kind.reads_words)
     if tokenizer is None:
@@ -212,5 +238,6 @@ def _read(config: RunConfig, source: Source) -> tuple[Any, Task]:
 
 
 def _spec(config: RunConfig, task: Task, tokenizer: Any) -> ModelSpec:
+    """Collect what the task with its data requires of the model; tokenizer: None for images."""
     needs = task.needs()
     return ModelSpec.of_tokenizer(config.task.AUTO_CLASS, needs.config, needs.max_length, tokenizer)

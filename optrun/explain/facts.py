@@ -1,7 +1,4 @@
-"""Facts of a configuration before a single step.
-
-Plain data, for tables, pictures and JSON.
-"""
+"""Facts of a configuration before the first step, as plain data for tables and JSON."""
 
 from __future__ import annotations
 
@@ -19,28 +16,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrunkState:
-    """The description of a trunk's checkpoint, without its tensors."""
+    """The description of the checkpoint that a run forks from, without its tensors."""
 
     folder: str
+    """The checkpoint, as the user named it."""
     step: int
+    """Optimizer steps of the checkpoint."""
     schedule_from: int
     """The step that the schedule of the branch counts from."""
     optimizer: PlainMapping
     """The description of the optimizer's state."""
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Its tensors by name: dtype, as safetensors names it in torch, and shape."""
+    """Tensors of the optimizer's state by name: dtype, such as `float32`, and shape."""
 
 
 @dataclass(frozen=True)
 class ForkFacts:
-    """The point of a fork on its trunk."""
+    """What a fork takes over from its trunk."""
 
     folder: str
     step: int
     optimizer_state: str
-    """What becomes of the trunk's, in words."""
+    """What becomes of the trunk's optimizer state, as a sentence."""
     schedule: str
-    """Where the schedule stands, in words."""
+    """Where the schedule of the fork begins, as a sentence."""
     first_lr: float
     """The highest lr of the first step."""
 
@@ -74,7 +73,7 @@ class TensorFacts:
 
 @dataclass(frozen=True)
 class CurveFacts:
-    """The multipliers of the lr of every group.
+    """The schedule: multipliers of the lr of every group.
 
     Attributes:
         steps: Sampled steps of the run, including the one with the highest multiplier.
@@ -89,12 +88,12 @@ class CurveFacts:
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Memory of the rank that needs most.
+    """Memory of the rank with the largest shards.
 
     Attributes:
         distributed: The choice of `distributed=`, `ddp` or `fsdp`.
         ranks: Number of ranks on all machines.
-        shards: Number of ranks that share one model; 1 if each holds the whole.
+        shards: Number of ranks that share one model; 1 if each rank has all of it.
         weight_bytes: Bytes of its shards of all parameters.
         gradient_bytes: Bytes of its shards of all gradients.
         state_bytes: Bytes of optimizer state; None: unknown.
@@ -126,7 +125,7 @@ class Facts:
         weight_bytes: Bytes of all parameters.
         gradient_bytes: Bytes of the gradients of trainable parameters.
         state_bytes: Bytes of optimizer state; None: unknown.
-        rank_memory: Memory of the rank that needs most; None in one process.
+        rank_memory: Memory of the rank with the largest shards; None in one process.
         data: Facts of the data; None if no data are named, or only the run reads them.
         branch: Where the run leaves its trunk; None if it is no branch.
         options: Options of the optimizer, resolved from its dialect and typed values.
@@ -171,7 +170,7 @@ class Facts:
         """Convert to numbers, strings and lists for JSON."""
         plain = dataclasses.asdict(self)
         if self.data is not None:
-            del plain["data"]["spec"]  # what it says of the model stands there
+            del plain["data"]["spec"]  # the facts of the model say the same
         return {
             **plain,
             "parameters": self.parameters,
@@ -188,7 +187,7 @@ class GroupFacts:
 
     @property
     def first(self) -> TensorFacts:
-        """The first tensor, for shared properties."""
+        """The first tensor, for what all tensors of a group share."""
         return self.tensors[0]
 
     @property
@@ -238,7 +237,7 @@ class GroupFacts:
 
 
 def groups_of(facts: Facts) -> list[GroupFacts]:
-    """List the groups in the optimizer's order."""
+    """Sort the tensors into their parameter groups, in the optimizer's order."""
     tensors_of = defaultdict(list)
     for tensor in facts.tensors:
         tensors_of[tensor.group].append(tensor)
@@ -259,7 +258,7 @@ def by_layer(groups: list[GroupFacts]) -> list[GroupFacts]:
 
 
 def total(sizes: Iterable[int | None]) -> int | None:
-    """Add up sizes; None if one is unknown."""
+    """Add up sizes; None if one of them is None."""
     amounts = [*sizes]
     if None in amounts:
         return None
@@ -267,7 +266,7 @@ def total(sizes: Iterable[int | None]) -> int | None:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """List names, the first of many.
+    """Join names by commas, at most so many; "and N more" stands for the rest.
 
     Example:
         >>> listed(["a", "b"], 2), listed(["a", "b", "c", "d"], 2)

@@ -1,4 +1,4 @@
-"""Plot a curve out of characters."""
+"""Plot a curve with block characters in a terminal."""
 
 from __future__ import annotations
 
@@ -55,8 +55,5 @@ def area_plot(
 
 
 def _at(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """Look up the value at the last point up to x.
-
-    A learning rate holds until the next step.
-    """
+    """Look up y at the last given x that is at most `x`: a learning rate holds for its step."""
     return ys[max(bisect_right(xs, x + 1e-9) - 1, 0)]

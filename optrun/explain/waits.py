@@ -1,4 +1,4 @@
-"""Why a run would wait for the numbers of each step before its update."""
+"""Find out whether each step of a run waits for its loss before the update, and why."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from optrun.optimizer.torch_named import Adam, AdamW
 
 
 def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
-    """Explain why each step would wait for its loss and gradient norm; None if it would not.
+    """Explain why the update of each step waits for its loss and gradient norm.
 
-    Without a reason to wait, they are read while the next step runs. The rules are those of
-    `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`.
+    None: it does not wait; they are read while the next step runs. The rules are those of
+    `TrainStep.reason_to_wait` and `Hooks.reason_to_wait`, without building either.
     """
     rows = registry.choices("callback")
     for name in config.callbacks:
@@ -38,7 +38,10 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
 
 
 def _skips_on_cuda(optimizer: Optimizer, *, is_sharded: bool) -> bool:
-    """Tell whether CUDA kernels that can skip a non-finite step would step all groups."""
+    """Tell whether all groups have CUDA kernels that can skip a step with non-finite numbers.
+
+    These are torch's fused Adam and AdamW, and optrun's Triton kernels on unsharded tensors.
+    """
     groups = optimizer.param_groups
     if isinstance(optimizer, BatchOptimizer):
         return not is_sharded and all(optimizer.kernel(g, "cuda") == "triton" for g in groups)
