@@ -146,11 +146,12 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     if any(map(_is_chat, values)):
         return
     is_table = all(isinstance(value, list | dict) for value in values)
-    if is_table or any(map(_are_objects, values)):
+    inside = [name for name, value in row.items() if _are_objects(value)]
+    if is_table or inside:
         raise ConfigError(
             f"{key}={path}: the file is one JSON object ({_first_names(row)}), and its rows stand"
             " inside. Write them as jsonl, one object a line, such as with"
-            f" jq -c '.{next(iter(row))}[]' FILE > NEW.jsonl"
+            f" jq -c '.{next(iter([*inside, *row]))}[]' FILE > NEW.jsonl"
         )
 
 

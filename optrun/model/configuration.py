@@ -121,9 +121,25 @@ def head_classes(config: ModelConfig, auto_class: str) -> list[str] | None:
     head = auto_class.removeprefix("AutoModel")
     if not any(name.endswith(head) for name in values.architectures or ()):
         return None
-    if len(values.id2label) < 2:
+    names = _names_by_number(config) or values.id2label
+    if len(names) < 2:
         return None
-    return [str(values.id2label[number]) for number in sorted(values.id2label)]
+    return [str(names[number]) for number in sorted(names)]
+
+
+def _names_by_number(config: PretrainedConfig) -> dict[int, str]:
+    """Read the class names of a folder with `label2id` alone; otherwise empty.
+
+    transformers would call them LABEL_0, LABEL_1.
+    """
+    from transformers import PretrainedConfig as Stored
+
+    folder = str(Path(config.path).expanduser())
+    stored, _ = Stored.get_config_dict(folder, revision=config.revision)
+    numbers = stored.get("label2id") or {}
+    if "id2label" in stored or sorted(numbers.values()) != list(range(len(numbers))):
+        return {}
+    return {number: name for name, number in numbers.items()}
 
 
 def router_loss_coef(model: PreTrainedModel) -> float | None:

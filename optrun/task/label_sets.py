@@ -19,7 +19,9 @@ from optrun.task.evaluation import SummedMetrics
 from optrun.task.labels import (
     ClassNumbers,
     ColumnLabels,
+    LabelTable,
     class_names,
+    classes_of_head,
     note_minus_one_labels,
     present_values,
     row_label_lists,
@@ -126,20 +128,45 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
         raise ConfigError(
             f"data.label_columns={names}: expected two columns or more, each of them once."
         )
-    if source.classes is not None:
-        if sorted(source.classes) != sorted(names):
-            raise ConfigError(
-                f"data.label_columns={names}: the checkpoint has {', '.join(source.classes)}."
-                " Expected these."
-            )
-        names = source.classes
-    elif source.head_classes is not None and sorted(source.head_classes) == sorted(names):
-        names = source.head_classes
+    columns = dict(zip(names, names, strict=True))
+    if source.classes is not None or source.head_classes is not None:
+        names = _classes_of_columns(source, names)
+        numbered = LabelTable(names)
+        columns = {names[numbered.find(column) or 0]: column for column in columns}
+    if len(columns) < len(set(label_columns(source, source.train))):
+        raise ConfigError(
+            f"data.label_columns={list(label_columns(source, source.train))}: two of them are the"
+            f" same class of the model: {', '.join(names)}. Leave one out."
+        )
     indicators = {}
     for split in source.splits:
         label_columns(source, split)
-        indicators[split] = np.stack([_indicator_column(split, name) for name in names], axis=1)
+        absent = np.zeros(len(split.rows), dtype=np.float32)
+        indicators[split] = np.stack(
+            [
+                _indicator_column(split, columns[name]) if name in columns else absent
+                for name in names
+            ],
+            axis=1,
+        )
     return names, indicators
+
+
+def _classes_of_columns(source: Source, names: list[str]) -> list[str]:
+    """Return the classes of the checkpoint, or of the pretrained head if it has all columns.
+
+    Raises:
+        ConfigError: A column that is no class of the checkpoint.
+    """
+    if source.classes is None:
+        return classes_of_head(source, "data.label_columns", names, source.head_classes or [])
+    numbered = LabelTable(source.classes)
+    if any(numbered.find(name) is None for name in names):
+        raise ConfigError(
+            f"data.label_columns={names}: the checkpoint has {', '.join(source.classes)}."
+            " Expected these."
+        )
+    return source.classes
 
 
 def _indicator_column(split: Split, name: str) -> np.ndarray:

@@ -310,13 +310,15 @@ def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]
     names = _classes_of_rows(source, name, labels)
     if source.head_classes is None:
         return names
-    return _classes_of_head(source, name, names, source.head_classes)
+    return classes_of_head(source, f"column {name}", names, source.head_classes)
 
 
-def _classes_of_head(
+def classes_of_head(
     source: Source, name: str, names: Sequence[str], head_classes: list[str]
 ) -> list[str]:
     """Return the classes of a pretrained head if it has all labels of the rows, else the rows'.
+
+    name: What has the labels, for the note.
 
     A note in `source.notes` says which, unless the names are the same.
     """
@@ -325,7 +327,7 @@ def _classes_of_head(
     new_labels = [label for label, number in numbers.items() if number is None]
     if new_labels:
         source.notes.append(
-            f"the model's head tells {_first_names(head_classes)} apart, and column {name} has"
+            f"the model's head tells {_first_names(head_classes)} apart, and {name} has"
             f" {_first_names(new_labels)}: the head is new"
         )
         return list(names)
@@ -402,11 +404,37 @@ def _parse_number(label: str) -> float | None:
 _BY_NUMBER = re.compile(r"(?:LABEL_)?(\d+)")
 
 
+def _values_of(names: Sequence[str]) -> dict[float, int]:
+    """Map the numbers that names of classes say to the numbers of the classes.
+
+    Either names are numbers, or they count from 0 or 1, as "1 star" does. Otherwise empty.
+
+    Example:
+        >>> _values_of(["10", "2"]), _values_of(["1 star", "2 stars"]), _values_of(["no", "yes"])
+        ({10.0: 0, 2.0: 1}, {1.0: 0, 2.0: 1}, {})
+    """
+    values = {}
+    for number, name in enumerate(names):
+        value = _parse_number(name)
+        if value is not None:
+            values[value] = number
+    if values:
+        return values
+    inside = [re.findall(r"\d+", name) for name in names]
+    distinct = {int(numbers[0]): number for number, numbers in enumerate(inside) if numbers}
+    count = len(names)
+    counts = sorted(distinct) in (list(range(count)), list(range(1, count + 1)))
+    if not counts or any(len(numbers) > 1 for numbers in inside):
+        return {}
+    return {float(value): number for value, number in distinct.items()}
+
+
 class LabelTable:
     """Labels as rows spell them to the numbers of classes that a model has.
 
     A label is the class of the same name; else the one that differs only by case and surrounding
-    white space; else, if it is a number or `LABEL_number`, the class of that number.
+    white space; else, if it is a number, the class with that number in its name; else, if no name
+    says another number than its own, or for `LABEL_number`, the class of that number.
 
     Args:
         names: Classes by number.
@@ -417,6 +445,9 @@ class LabelTable:
         [1, 0, 1, 0]
         >>> [table.find(label) for label in ("2", "neutral")]
         [None, None]
+        >>> stars = LabelTable(["1 star", "2 stars", "3 stars"])
+        >>> [stars.find(label) for label in ("1", "3", "0", "LABEL_0")]
+        [0, 2, None, 0]
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -425,8 +456,7 @@ class LabelTable:
         self._folded = {
             name: number for number, name in enumerate(folded) if folded.count(name) == 1
         }
-        self._values = {_parse_number(name): number for number, name in enumerate(names)}
-        self._values.pop(None, None)
+        self._values = _values_of(names)
         self._count = len(names)
 
     def find(self, label: str) -> int | None:
@@ -437,9 +467,7 @@ class LabelTable:
         if folded is not None:
             return folded
         value = _parse_number(label)
-        if self._values:
-            if value is None:
-                return None
+        if self._values and value is not None:
             return self._values.get(value)
         position = _BY_NUMBER.fullmatch(label.strip())
         if position is not None and int(position[1]) < self._count:

@@ -78,10 +78,11 @@ def save(kind: str, model_type: str, auto_class: str, **values: Any) -> Any:
     return model.eval()
 
 
-def train(*words: str) -> None:
+def train(*words: str, run: str = "run") -> None:
     pretrained = ["model=pretrained", "model.path=base", "data=files", "data.train=rows.jsonl"]
-    assert optrun(*pretrained, *STILL, "hydra.run.dir=run", *words) == 0
-    assert optrun("export", "run/checkpoints/last", "exported") == 0
+    assert optrun(*pretrained, *STILL, f"hydra.run.dir={run}", *words) == 0
+    if run == "run":
+        assert optrun("export", "run/checkpoints/last", "exported") == 0
 
 
 def files_agree(*changed: str) -> None:
@@ -99,6 +100,16 @@ def files_agree(*changed: str) -> None:
                 *changed,
             }
             assert not different, (name, folder, different)
+
+
+def head_is_kept() -> None:
+    """The head of the pretrained folder is that of the export."""
+    from safetensors.torch import load_file
+
+    before = load_file("base/model.safetensors")
+    after = load_file("exported/model.safetensors")
+    for name in ("classifier.weight", "classifier.bias"):
+        assert torch.allclose(before[name], after[name], rtol=0, atol=1e-25)
 
 
 # Classes
@@ -196,6 +207,102 @@ def test_other_classes_make_a_new_head(capsys: pytest.CaptureFixture[str]) -> No
     assert torch.equal(
         after.bert.embeddings.word_embeddings.weight, base.embeddings.word_embeddings.weight
     )
+
+
+@pytest.mark.parametrize("names", [["no", "yes"], NAMES])
+def test_a_folder_that_numbers_its_labels_alone_has_their_names(names: list[str]) -> None:
+    """With label2id and no id2label, transformers calls the classes LABEL_0 and so on."""
+    numbers = {name: number for number, name in enumerate(reversed(names))}
+    save(
+        "encoder",
+        "bert",
+        "AutoModelForSequenceClassification",
+        id2label={number: name for name, number in numbers.items()},
+        label2id=numbers,
+    )
+    config = read_json("base/config.json")
+    config.pop("id2label")
+    Path("base/config.json").write_text(json.dumps(config))
+    rows = [{"text": sentence(n), "label": names[n % len(names)]} for n in range(24)]
+    write_rows(Path("rows.jsonl"), rows)
+    train("task=sequence_classification")
+    files_agree("id2label")
+    head_is_kept()
+    assert list(read_json("exported/config.json")["id2label"].values()) == list(reversed(names))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [["kind", "bad", "rude"], ["BAD", "Kind", "rude"], ["kind", "bad"], ["x", "y", "z"]],
+    ids=["the same", "another case", "a subset", "others"],
+)
+def test_columns_of_labels_are_those_of_the_head(
+    columns: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rule of lists of labels holds for a column of 0 and 1 for each label."""
+    names = ["bad", "rude", "kind"]
+    save(
+        "encoder",
+        "bert",
+        "AutoModelForSequenceClassification",
+        id2label=dict(enumerate(names)),
+        label2id={name: number for number, name in enumerate(names)},
+        problem_type="multi_label_classification",
+    )
+    rows = [
+        {"text": sentence(n), **{name: (n + place) % 2 for place, name in enumerate(columns)}}
+        for n in range(24)
+    ]
+    write_rows(Path("rows.jsonl"), rows)
+    several = "task.problem_type=multi_label_classification"
+    column_names = f"data.label_columns=[{','.join(columns)}]"
+    train("task=sequence_classification", several, column_names, "data.eval=rows.jsonl")
+    said = " ".join(capsys.readouterr().out.split())
+    if columns[0] == "x":
+        assert "the model's head tells bad, rude, kind apart, and data.label_columns has x" in said
+    else:
+        files_agree()
+        head_is_kept()
+        assert ("labels are those of the model's head" in said) == (columns[0] == "BAD")
+        assert ("that no row has, and stay: rude" in said) == (len(columns) == 2)
+    assert optrun("evaluate", "run") == 0
+
+
+def test_two_columns_for_one_class_of_the_head_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    classifier(problem_type="multi_label_classification")
+    rows = [{"text": sentence(n), "Neutral": n % 2, "neutral": 1 - n % 2} for n in range(24)]
+    write_rows(Path("rows.jsonl"), rows)
+    words = ["model=pretrained", "model.path=base", "data=files", "data.train=rows.jsonl"]
+    several = "task.problem_type=multi_label_classification"
+    both = "data.label_columns=[Neutral,neutral]"
+    assert optrun(*words, "task=sequence_classification", several, both) == 2
+    assert "the same class of the model" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("most", [3, 2], ids=["all stars", "a subset of the stars"])
+def test_numbers_are_those_that_classes_count(most: int) -> None:
+    """1 is "1 star", although it is the class of number 0."""
+    names = ["1 star", "2 stars", "3 stars"]
+    save(
+        "encoder",
+        "bert",
+        "AutoModelForSequenceClassification",
+        id2label=dict(enumerate(names)),
+        label2id={name: number for number, name in enumerate(names)},
+    )
+    rows = [{"text": sentence(n), "label": n % most + 1} for n in range(24)]
+    write_rows(Path("rows.jsonl"), rows)
+    words = ["task=sequence_classification", "data.eval=rows.jsonl"]
+    train(*words)
+    files_agree()
+    head_is_kept()
+    first = records(Path("run"))[0]["eval/accuracy"]
+    spelt = [{"text": row["text"], "label": names[int(row["label"]) - 1]} for row in rows]
+    write_rows(Path("rows.jsonl"), spelt)
+    train(*words, run="again")
+    assert records(Path("again"))[0]["eval/accuracy"] == first
 
 
 def test_labels_of_words_are_those_of_the_head() -> None:
