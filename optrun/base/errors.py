@@ -185,16 +185,17 @@ def printable(text: str) -> str:
 
 
 def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str]:
-    """List the candidates a person may have meant, best first.
+    """List the candidates whose spelling is near a name, the nearest first.
 
     Args:
-        name: What was typed.
-        candidates: What is valid.
+        name: A mistyped name.
+        candidates: The valid names.
         limit: How many to return at most.
 
     Returns:
-        Candidates whose spelling is close; for a name without a dot a dotted candidate also counts
-        by its last piece, so that `max_steps` finds `training.max_steps`.
+        Candidates whose likeness is at least 0.6, and at most 0.1 below the best. For a name
+        without a dot the last part of a dotted candidate counts, so that `max_steps` finds
+        `training.max_steps`.
 
     Example:
         >>> nearest("lam", ["lamb", "adamw"])
@@ -204,27 +205,24 @@ def nearest(name: str, candidates: Iterable[str], *, limit: int = 3) -> list[str
         >>> nearest("dev.csv", ["train.csv"])
         []
     """
-    pool = sorted(set(candidates))
+    scores = {candidate: _likeness(name, candidate) for candidate in candidates}
+    # A candidate far behind the best was not meant.
+    least = max([0.6, *(score - 0.1 for score in scores.values())])
+    close = sorted(candidate for candidate, score in scores.items() if score >= least)
+    return sorted(close, key=lambda candidate: -scores[candidate])[:limit]
 
-    def likeness(candidate: str) -> float:
-        full_ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
-        if (
-            "." in name
-        ):  # two dotted names that share their end share a key of many groups, or a file's ending
-            return full_ratio
-        last = difflib.SequenceMatcher(
-            None, name.lower(), candidate.rsplit(".", 1)[-1].lower()
-        ).ratio()
-        return max(full_ratio, 0.98 * last)
 
-    scored = sorted(
-        ((likeness(candidate), candidate) for candidate in pool),
-        key=lambda pair: (-pair[0], pair[1]),
-    )
-    floor = (
-        max(0.6, scored[0][0] - 0.1) if scored else 1.0
-    )  # a candidate far behind the best was not meant
-    return [candidate for score, candidate in scored if score >= floor][:limit]
+def _likeness(name: str, candidate: str) -> float:
+    """Compute how alike a name and a candidate are, from 0 to 1, whatever their case.
+
+    The last part of a dotted candidate counts, too, unless the name has a dot: two dotted names
+    with the same end share a key of many groups, or the ending of a file.
+    """
+    ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
+    if "." in name:
+        return ratio
+    end = candidate.rpartition(".")[2].lower()
+    return max(ratio, 0.98 * difflib.SequenceMatcher(None, name.lower(), end).ratio())
 
 
 def refuse_format(where: object, version: object, known: int) -> None:

@@ -14,18 +14,18 @@ from optrun.data.source import Source, Split, cut
 
 
 def load_source(config: DataConfig, *, seed: int, documents: bool) -> Source:
-    """Read the rows, and cut evaluation rows from them where the source has none.
+    """Read the rows, and hold back evaluation rows if the source has none.
 
-    The reader of a choice is the function of its row: `reader(config, *, documents) -> Source`.
+    The reader is the function registered for the choice: `reader(config, *, documents) -> Source`.
 
     Args:
         config: The data choice.
-        seed: Cuts an evaluation split where there is none.
-        documents: True where rows will be joined: a text file is then one row, else each of its
-            lines is.
+        seed: Picks the rows that are held back.
+        documents: The task joins rows: a text file is one row, not a row for each of its lines.
 
     Raises:
-        ConfigError: No such file or dataset, an empty one, a format that cannot be read.
+        ConfigError: No such file or dataset, an empty one, a format that cannot be read; the reader
+            of a plugin returns something else.
     """
     if isinstance(config, MixtureConfig):
         return _mixed(config, seed=seed, documents=documents)

@@ -127,9 +127,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
             raise ConfigError(
                 f"data.text_column is needed: {split.key} has no column called prompt."
             )
-        return _chat_columns_of_layout(
-            split, ChatLayout.prompt_completion, (text or "prompt", target), column_names
-        )
+        return _columns_of(split, ChatLayout.prompt_completion, (text or "prompt", target))
     key = "data.messages_column"
     if turns is None:
         key = "data.text_column"
@@ -137,7 +135,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
     if turns is not None:
         layout = layout_key if layout_key is ChatLayout.sharegpt else ChatLayout.messages
         _expect_layout(layout_key, layout, f"{key}={turns}")
-        return _chat_columns_of_layout(split, layout, (turns,), column_names)
+        return _columns_of(split, layout, (turns,))
     fitting = [layout for layout, names in _COLUMNS.items() if set(names) <= set(column_names)]
     if layout_key is not None:
         if layout_key not in fitting:
@@ -164,7 +162,7 @@ def chat_columns(source: Source, split: Split, layout_key: ChatLayout | None) ->
             f"{split.key} has the columns of several layouts: {layouts_in_words}. Say which:"
             " task.layout=NAME."
         )
-    return _chat_columns_of_layout(split, fitting[0], _COLUMNS[fitting[0]], column_names)
+    return _columns_of(split, fitting[0], _COLUMNS[fitting[0]])
 
 
 def _refuse_beside_turns(source: Source) -> None:
@@ -186,13 +184,12 @@ def _expect_layout(layout_key: ChatLayout | None, found: ChatLayout, key: str) -
         )
 
 
-def _chat_columns_of_layout(
-    split: Split, layout: ChatLayout, names: tuple[str, ...], column_names: Sequence[str]
-) -> ChatColumns:
+def _columns_of(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> ChatColumns:
+    """Add the columns that a layout may have beside the needed ones, and mark all as read."""
     more = tuple(
         name
         for name in (*_MORE.get(layout, ()), _TOOLS, _KWARGS)
-        if name in column_names and name not in names
+        if name in split.rows.column_names and name not in names
     )
     split.columns_read.update((*names, *more))
     return ChatColumns(layout, names, more)
@@ -264,14 +261,14 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
         usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
         prompts &= key != "messages_column" and name not in usual
         layout = ChatLayout.prompt_completion if prompts else ChatLayout.messages
-        return _chat_columns_of_layout(split, layout, (name,), column_names)
+        return _columns_of(split, layout, (name,))
     fitting = [
         layout
         for layout, names in _COLUMNS.items()
         if names[0] in column_names and layout_key in (None, layout)
     ]
     if len(fitting) == 1:
-        return _chat_columns_of_layout(split, fitting[0], _COLUMNS[fitting[0]][:1], column_names)
+        return _columns_of(split, fitting[0], _COLUMNS[fitting[0]][:1])
     first_columns = ", ".join(
         names[0] for layout, names in _COLUMNS.items() if layout in (fitting or _COLUMNS)
     )
@@ -375,20 +372,19 @@ def chat_of(
     refuse_unread(cells)
     if layout is ChatLayout.prompt_completion:
         prompt, completion = values
+        name = columns.names[1]
         if isinstance(prompt, str) or isinstance(completion, str):
             if cells.get("system"):
                 raise Unreadable(
                     "has a column system beside a prompt that is a text, and no template writes"
                     " both. Write prompt and completion as lists of turns, or join the texts."
                 )
-            return _read_plain(prompt, completion, row)
+            return _read_plain(prompt, completion, name, row)
         turns = _read_turns(prompt, roles, "prompt")
-        answer = _read_turns(completion, roles, "completion")
+        answer = _read_turns(completion, roles, name)
         if not answer:
-            raise Unreadable(
-                "has an empty completion: nothing to learn from it. Leave such rows out."
-            )
-        _expect_answers(answer, "completion")
+            raise Unreadable(f"has an empty {name}: nothing to learn from it. Leave such rows out.")
+        _expect_answers(answer, name)
         turns = _with_system(turns, cells)
         return Chat([*turns, *answer], len(turns), tools, row)
     if layout is ChatLayout.alpaca:
@@ -438,18 +434,18 @@ def _with_system(turns: list[Message], cells: Cells) -> list[Message]:
     return [{"role": "system", "content": system}, *turns]
 
 
-def _read_plain(prompt: object, completion: object, row: int | None) -> Plain:
-    texts = []
-    for name, value in (("prompt", prompt), ("completion", completion)):
+def _read_plain(prompt: object, completion: object, name: str, row: int | None) -> Plain:
+    """Read two texts, of which the prompt may be missing; `name` is that of the completion."""
+    for part_name, value in (("prompt", prompt), (name, completion)):
         if not isinstance(value, str | None):
             raise Unreadable(
-                f"has a text and a list of turns: its {name} is {cell_repr(value)}. Write both"
+                f"has a text and a list of turns: its {part_name} is {cell_repr(value)}. Write both"
                 " alike."
             )
-        texts.append(value or "")
-    if not texts[1].strip():
-        raise Unreadable("has an empty completion: nothing to learn from it. Leave such rows out.")
-    return Plain(texts[0], texts[1], row)
+    completion = str(completion or "")
+    if not completion.strip():
+        raise Unreadable(f"has an empty {name}: nothing to learn from it. Leave such rows out.")
+    return Plain(str(prompt or ""), completion, row)
 
 
 def _read_alpaca(

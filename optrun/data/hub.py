@@ -136,7 +136,7 @@ def _load_saved(config: HubConfig, folder: Path) -> Mapping[str, Dataset]:
 
 
 def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -> DatasetBuilder:
-    """Make the builder of a dataset, with the files of each split."""
+    """Make the builder of a dataset, a hub name or a local folder; it knows each split's files."""
     import datasets
 
     name = str(path.resolve()) if isinstance(path, Path) else path
@@ -144,10 +144,11 @@ def _builder(config: HubConfig, path: Path | str, revision: str | None = None) -
 
 
 def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
-    """Map each split to its csv or JSON files without declared types.
+    """Map each split to its csv or JSON files, if nothing declares the types of their columns.
 
-    `datasets` makes numbers, dates and truth values of such texts; here they stay texts. None: the
-    readers of `datasets` read them, as declared by the card, by parquet, or by an option of theirs.
+    `datasets` makes numbers, dates and truth values of such texts; our readers leave them as they
+    are. None: the readers of `datasets` are to be used, since the files are of other formats, the
+    card declares types, or it sets an option of its reader.
     """
     from datasets.packaged_modules.csv.csv import Csv
     from datasets.packaged_modules.json.json import Json
@@ -168,6 +169,8 @@ def _text_files(builder: DatasetBuilder) -> dict[str, list[Path]] | None:
 
 def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
     """Fetch csv or JSON files of the hub with their card into its client's cache.
+
+    missing: What `hub.why_cache_only` returned; if it is not None, nothing is fetched.
 
     Returns:
         Their folder; None: the dataset has other files, or none of these was fetched before and the
@@ -198,7 +201,7 @@ def _fetch_texts(config: HubConfig, missing: str | None) -> Path | None:
 
 
 def commit_of(config: HubConfig) -> str:
-    """Find the sha of the commit of the configured revision.
+    """Ask the hub for the sha of the commit of `data.revision`, by default of its main branch.
 
     Raises:
         ConfigError: A local folder; the hub does not answer, or has no such dataset or revision.
@@ -248,36 +251,37 @@ def _load_stream(config: HubConfig) -> Source:
 
 
 def _find_split_files(config: HubConfig, commit: str) -> dict[str, list[HubFile]]:
-    """Find the files of each split, by their names or the card, as `datasets` does."""
+    """Find the files of each split, by their names or the card, as `datasets` does.
+
+    Raises:
+        ConfigError: The hub does not answer; a file of another repository.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     address = f"hf://datasets/{config.path}@{commit}/"
+    files: dict[str, list[HubFile]] = {}
     with user_data_errors(_key_and_value(config), partial(hub.why_not_fetched, config.path, None)):
         with silence_datasets():
             builder = _builder(config, config.path, commit)
-        splits: dict[str, list[str]] = {}
+        tree = HfApi().list_repo_tree(
+            config.path, recursive=True, revision=commit, repo_type="dataset"
+        )
+        entries = {entry.path: entry for entry in tree if isinstance(entry, RepoFile)}
         for split, urls in (builder.config.data_files or {}).items():
             for url in map(str, urls):
-                if not url.startswith(address):
+                entry = entries.get(url.removeprefix(address))
+                if entry is None:
                     raise ConfigError(
                         f"{_KEY}={config.path}: {url} is not in its repository, so it has no"
                         " revision."
                     )
-                splits.setdefault(str(split), []).append(url.removeprefix(address))
-        paths = sorted(set(chain.from_iterable(splits.values())))
-        hub_files: dict[str, HubFile] = {}
-        for begin in range(0, len(paths), 500):
-            some = paths[begin : begin + 500]
-            for entry in HfApi().get_paths_info(
-                config.path, some, revision=commit, repo_type="dataset"
-            ):
-                assert isinstance(entry, RepoFile)
                 sha = f"sha1:{entry.blob_id}"
                 if entry.lfs is not None:
                     sha = f"sha256:{entry.lfs.sha256}"
-                hub_files[entry.path] = HubFile(config.path, commit, entry.path, entry.size, sha)
-        return {split: [hub_files[path] for path in paths] for split, paths in splits.items()}
+                file = HubFile(config.path, commit, entry.path, entry.size, sha)
+                files.setdefault(str(split), []).append(file)
+    return files
 
 
 def _read_eval_split(split: str, files: list[HubFile]) -> Split:

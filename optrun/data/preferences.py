@@ -28,7 +28,6 @@ CHOSEN, REJECTED, PROMPT, TOOLS = "chosen", "rejected", "prompt", "tools"
 Pair = tuple[Chat | Plain, Chat | Plain]
 """The preferred answer and the other one, each behind its prompt."""
 SYSTEM = "system"
-_SIDE = ChatColumns(ChatLayout.prompt_completion, ("prompt", "completion"), (TOOLS, SYSTEM))
 
 
 @dataclass(frozen=True)
@@ -94,36 +93,52 @@ def preferences(
 def pair_of(cells: Cells, columns: PairColumns, roles: frozenset[str], row: int | None) -> Pair:
     """Read one row as the chosen and the rejected side, each a prompt and its answer.
 
-    If there is no prompt, or it is a text beside answers in turns, the common beginning of both
-    answers is the prompt: turns, or characters of texts, as in TRL's `extract_prompt`.
+    If there is no column of prompts, or the prompt is a text beside answers in turns, the common
+    beginning of both answers is the prompt: turns, or characters of texts, as in TRL's
+    `extract_prompt`.
+
+    Args:
+        cells: The values of the row by column.
+        columns: The columns of the split.
+        roles: Roles that a turn may have.
+        row: The number of the row, from 0; None: it is of a stream.
 
     Raises:
         Unreadable: It is no pair.
     """
     prompt = None if columns.prompt is None else cells[columns.prompt]
-    answers = [
-        answer for answer in (cells[CHOSEN], cells[REJECTED]) if isinstance(answer, str | list)
-    ]
-    if len({type(answer) for answer in answers}) != 1 or len(answers) != 2:
-        kinds = " and ".join(type(cells[name]).__name__ for name in (CHOSEN, REJECTED))
-        raise Unreadable(
-            f"has {kinds} as {CHOSEN} and {REJECTED}, where two texts or two lists of turns are"
-            " expected."
-        )
-    if columns.prompt is None or (isinstance(prompt, str) and isinstance(answers[0], list)):
-        at = _common_prefix_length(*answers)
-        prompt, answers = answers[0][:at], [answer[at:] for answer in answers]
-        if not prompt and not isinstance(prompt, str):
+    chosen = cells[CHOSEN]
+    rejected = cells[REJECTED]
+    if isinstance(chosen, list) and isinstance(rejected, list):
+        is_shared = columns.prompt is None or isinstance(prompt, str)
+        if is_shared and _common_prefix_length(chosen, rejected) == 0:
             raise Unreadable(f"has no prompt: {CHOSEN} and {REJECTED} share no first turn.")
-    sides = []
-    for name, answer in zip((CHOSEN, REJECTED), answers, strict=True):
-        more = {name: cells.get(name) for name in columns.more}
-        values = {"prompt": prompt, "completion": answer, **more}
-        try:
-            sides.append(chat_of(values, _SIDE, roles, row))
-        except Unreadable as error:
-            raise Unreadable(str(error).replace("completion", f"{name} answer")) from None
-    return sides[0], sides[1]
+    elif isinstance(chosen, str) and isinstance(rejected, str):
+        is_shared = columns.prompt is None
+    else:
+        raise Unreadable(
+            f"has {type(chosen).__name__} and {type(rejected).__name__} as {CHOSEN} and {REJECTED},"
+            " where two texts or two lists of turns are expected."
+        )
+    if is_shared:
+        length = _common_prefix_length(chosen, rejected)
+        prompt = chosen[:length]
+        chosen = chosen[length:]
+        rejected = rejected[length:]
+    more = {name: cells.get(name) for name in columns.more}
+    return (
+        _read_side(prompt, chosen, CHOSEN, more, roles, row),
+        _read_side(prompt, rejected, REJECTED, more, roles, row),
+    )
+
+
+def _read_side(
+    prompt: object, answer: object, name: str, more: Cells, roles: frozenset[str], row: int | None
+) -> Chat | Plain:
+    """Read a prompt with one of its answers; `name` is the column of the answer."""
+    names = (PROMPT, f"{name} answer")
+    columns = ChatColumns(ChatLayout.prompt_completion, names, (TOOLS, SYSTEM))
+    return chat_of({PROMPT: prompt, names[1]: answer, **more}, columns, roles, row)
 
 
 def preference_texts(source: Source) -> Iterator[str]:
@@ -138,13 +153,14 @@ def preference_texts(source: Source) -> Iterator[str]:
 
 
 def _common_prefix_length(chosen: Sequence[object], rejected: Sequence[object]) -> int:
-    """Count the turns or characters of the common beginning; each answer keeps at least one."""
-    least = min(len(chosen), len(rejected))
-    shared = max(least - 1, 0)
-    for number in range(least):
-        if chosen[number] != rejected[number]:
-            shared = number
-            break
+    """Count the turns or characters of the common beginning; each answer keeps at least one.
+
+    A space at the end of the beginning belongs to the answers, as in TRL.
+    """
+    shared = 0
+    limit = min(len(chosen), len(rejected)) - 1
+    while shared < limit and chosen[shared] == rejected[shared]:
+        shared += 1
     if shared and chosen[shared - 1] == " ":
         return shared - 1
     return shared

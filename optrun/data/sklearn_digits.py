@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig, DigitsConfig
 from optrun.data.images import need_pillow
@@ -30,11 +28,8 @@ def load_sklearn_digits(config: DigitsConfig, *, documents: bool) -> Source:
         ) from error
     library = need_pillow()
     digits = load_digits()
-    images = []
-    for pixels in digits.images:  # shades from 0 to 16
-        file = io.BytesIO()
-        library.fromarray((pixels * (255 / 16)).round().astype("uint8")).save(file, format="PNG")
-        images.append({"bytes": file.getvalue(), "path": None})
+    shades = (digits.images * (255 / 16)).round().astype("uint8")  # from 0 to 16 there
+    images = [library.fromarray(pixels) for pixels in shades]
     features = datasets.Features(image=datasets.Image(), label=datasets.Value("string"))
     columns = {"image": images, "label": [str(label) for label in digits.target]}
     every = Split(datasets.Dataset.from_dict(columns, features), f"data={config.name}")

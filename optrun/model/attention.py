@@ -120,9 +120,9 @@ def describe_document_masking(model: PreTrainedModel, key: str) -> str:
 
 @contextmanager
 def plain_attention(model: nn.Module) -> Iterator[None]:
-    """Use eager attention in place of flash and flex attention, which not every device has.
+    """Use eager attention in place of flash and flex attention inside this context.
 
-    The configuration is restored at the end.
+    Not every device has these. The configurations are changed, and restored at the end.
 
     Args:
         model: A transformers model; parts of it may have configurations of their own.

@@ -1,9 +1,4 @@
-"""Forward passes over whole batches.
-
-Without what a decoder does for the next token, or for a person who forgot a mask.
-
-`transformers.Trainer` switches the cache off, too.
-"""
+"""Forward passes of training and evaluation, without what generation needs."""
 
 from __future__ import annotations
 
@@ -17,11 +12,11 @@ _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 
 @contextmanager
 def lean_forward(model: nn.Module) -> Iterator[None]:
-    """Let forward passes keep no keys and values, and not look for padding; everything is put back.
+    """Switch off the key-value cache and the check for padding inside this context.
 
-    The look for padding reads ids from the device, which waits for all that was launched there;
-    where something is padded, a batch of optrun's has a mask. `generate` asks for keys and values
-    by itself, whatever the configuration says.
+    The check reads ids from the device, which waits for all kernels launched before; every padded
+    batch of optrun has a mask. `transformers.Trainer` switches the cache off, too. `generate` uses
+    it whatever the configuration says. Configurations and modules are restored at the end.
 
     Args:
         model: A transformers model; parts of it may have configurations of their own, as T5's

@@ -1,4 +1,4 @@
-"""What a vision model wants done to a picture before it sees it."""
+"""The preparation of images for a vision model: size, channels and scale of the pixels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
-from optrun.data import hub_access as hub
 from optrun.model.configuration import scratch_configuration
-from optrun.model.tokenizer import in_one_line
+from optrun.model.tokenizer import in_one_line, load_by_name
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,7 +24,7 @@ _BILINEAR = 2
 
 
 class ScratchPreparation:
-    """Resized to a square by bilinear interpolation, scaled to [-1, 1]; the preparation of ViT.
+    """Prepares images as ViT does: a square by bilinear interpolation, values from -1 to 1.
 
     Args:
         size: Side in pixels.
@@ -41,7 +40,7 @@ class ScratchPreparation:
         return ScratchPreparation(size, self.channels)
 
     def __call__(self, image: Image.Image) -> np.ndarray:
-        """Pixels of a PIL image; shape (channels, size, size), float32."""
+        """Return the values of a PIL image; shape (channels, size, size), float32."""
         from PIL import Image
 
         plain = in_8_bits(image).convert("RGB" if self.channels == 3 else "L")
@@ -71,7 +70,7 @@ class ScratchPreparation:
 
 
 class PretrainedPreparation:
-    """The model's own image processor, on Pillow, whatever else is installed.
+    """Prepares images with the model's own image processor, on Pillow in every installation.
 
     Args:
         processor: A transformers image processor.
@@ -92,7 +91,7 @@ class PretrainedPreparation:
         return PretrainedPreparation(type(self.processor).from_dict(values))
 
     def __call__(self, image: Image.Image) -> np.ndarray:
-        """Pixels of a PIL image; shape (channels, height, width), float32."""
+        """Return the values of a PIL image; shape (channels, height, width), float32."""
         plain = in_8_bits(image).convert("RGB")
         pixels = self.processor(images=plain, return_tensors="np")["pixel_values"][0]
         return np.ascontiguousarray(pixels, dtype=np.float32)
@@ -105,10 +104,11 @@ class PretrainedPreparation:
 def in_8_bits(image: Image.Image) -> Image.Image:
     """Scale the grey values of an image with more than 8 bits to 0 to 255.
 
-    Pillow's own `convert` cuts them off at 255, which makes an image of 16 bits white.
+    Pillow's own `convert` cuts them off at 255, which makes an image of 16 bits white. Other images
+    are returned as they are.
 
     Raises:
-        ConfigError: Values of which nobody knows what is white.
+        ConfigError: The values are not those of 8 or 16 bits, nor fractions from 0 to 1.
     """
     from PIL import Image
 
@@ -158,7 +158,8 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
         config: The model choice.
 
     Raises:
-        ConfigError: A model with weights brings none, or `model.tokenizer` is set.
+        ConfigError: A pretrained model has none, `model.tokenizer` is set, or a configuration from
+            scratch is for images that are not square, or have neither 1 nor 3 channels.
     """
     if config.tokenizer is not None:
         raise ConfigError(f"model.tokenizer={config.tokenizer}: images need none; leave it null.")
@@ -179,17 +180,12 @@ def load_image_preparation(config: ModelConfig) -> ScratchPreparation | Pretrain
     assert isinstance(config, PretrainedConfig)
     from transformers import AutoImageProcessor
 
-    missing = hub.why_cache_only(config.path)
-    try:
-        processor = AutoImageProcessor.from_pretrained(
-            str(Path(config.path).expanduser()),
+    def load(path: str) -> Any:
+        return AutoImageProcessor.from_pretrained(
+            path,
             revision=config.revision,
             trust_remote_code=config.trust_remote_code,
             backend="pil",
         )
-    except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
-        reason = f"no image processor can be loaded from there: {in_one_line(error)}"
-        is_local = Path(config.path).expanduser().is_dir()
-        why = reason if is_local else hub.why_not_fetched(config.path, missing, error)
-        raise ConfigError(f"model.path={config.path}: {why}") from error
-    return PretrainedPreparation(processor)
+
+    return PretrainedPreparation(load_by_name("model.path", config.path, "image processor", load))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
@@ -16,6 +16,7 @@ from optrun.data.cache import cached, digest, versions
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Loaded = TypeVar("Loaded")
 TRAINING_CHARACTERS = 16_000_000
 """A vocabulary is learnt from this much text at most; more changes it little."""
 MIN_FREQUENCY = 2
@@ -51,47 +52,66 @@ _TEMPLATES = {
 
 
 def load_tokenizer(config: ModelConfig, *, words: bool = False) -> PreTrainedTokenizerBase | None:
-    """Load the configured tokenizer.
+    """Load the tokenizer of `model.tokenizer`, else the one of a pretrained model.
 
     Args:
         config: The model choice.
-        words: True where it will be given one word at a time: a byte-level tokenizer, for which
-            `word` and ` word` differ, then reads each as it stands inside a text.
+        words: Prepare it for single words: a byte-level tokenizer, for which `word` and ` word`
+            differ, then puts a space before each text.
 
     Returns:
-        A transformers tokenizer with a padding token; None where one must be trained.
+        A transformers tokenizer; without a padding token of its own it pads with the end token, if
+        it has one. None: one must be trained.
 
     Raises:
-        ConfigError: It cannot be loaded.
+        ConfigError: It cannot be loaded, or has no tokens but special ones.
     """
+    key = "model.tokenizer"
     name = config.tokenizer
     options: dict[str, str | bool | None] = {}
     if name is None and isinstance(config, PretrainedConfig):
+        key = "model.path"
         name = config.path
         options = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
     if name is None:
         return None
     from transformers import AutoTokenizer
 
-    key = "model.tokenizer" if config.tokenizer is not None else "model.path"
-    missing = hub.why_cache_only(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), **options)
+    def load(path: str) -> PreTrainedTokenizerBase:
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
         if words and _begins_without_space(tokenizer):
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(Path(name).expanduser()), add_prefix_space=True, **options
-            )
-    except Exception as error:  # OSError, ValueError, and the hub client's own
-        local = Path(name).expanduser().exists() or not hub.may_be_name(name)
-        reason = f"no tokenizer can be loaded from there: {in_one_line(error)}"
-        raise ConfigError(
-            f"{key}={name}: {reason if local else hub.why_not_fetched(name, missing, error)}"
-        ) from error
+            tokenizer = AutoTokenizer.from_pretrained(path, add_prefix_space=True, **options)
+        return tokenizer
+
+    tokenizer = load_by_name(key, name, "tokenizer", load)
     _refuse_empty(key, name, tokenizer)
     _remember_limits(tokenizer)
     if tokenizer.pad_token_id is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def load_by_name(key: str, name: str, noun: str, load: Callable[[str], Loaded]) -> Loaded:
+    """Load something from a local folder or the hub.
+
+    Args:
+        key: The configuration key of the name, for messages.
+        name: A path, or a name of the hub.
+        noun: What is loaded, for messages.
+        load: Called with the name, in which `~` is expanded.
+
+    Raises:
+        ConfigError: `load` raised anything.
+    """
+    missing = hub.why_cache_only(name)
+    path = Path(name).expanduser()
+    try:
+        return load(str(path))
+    except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
+        reason = f"no {noun} can be loaded from there: {in_one_line(error)}"
+        if not path.exists() and hub.may_be_name(name):
+            reason = hub.why_not_fetched(name, missing, error)
+        raise ConfigError(f"{key}={name}: {reason}") from error
 
 
 def _remember_limits(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -120,17 +140,12 @@ def save_tokenizer(tokenizer: Any, folder: Path) -> None:
 
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Count the embedding rows needed by a tokenizer.
-
-    More than the tokenizer's entries if some ids are left out.
-    """
+    """Count the embedding rows that a tokenizer needs: more than its entries if ids have gaps."""
     return max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=-1))
 
 
 def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuse a tokenizer of special tokens alone.
-
-    Which transformers makes if its files are missing.
+    """Refuse a tokenizer of special tokens alone, as transformers makes it without files.
 
     Raises:
         ConfigError: With the files it looked for.
@@ -174,6 +189,7 @@ def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Tell whether a tokenizer is byte-level and puts no space before a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
@@ -182,7 +198,7 @@ def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Shorten an error of a library to one readable line."""
+    """Write the message of an error in one line of at most 300 characters; if empty, its class."""
     message = " ".join(str(error).split()) or type(error).__name__
     if len(message) <= 300:
         return message
@@ -225,9 +241,9 @@ def train_tokenizer(
 
 
 def _bounded(texts: Iterator[str]) -> Iterator[str]:
-    """Yield texts up to the limit, long ones in pieces.
+    """Yield the first 16 million characters of some texts, in pieces of at most 100,000.
 
-    So that one document does not train as one word list.
+    The trainer would hold the words of a longer piece in memory together.
     """
     characters_left = TRAINING_CHARACTERS
     pieces = chain.from_iterable(
@@ -275,5 +291,6 @@ def _train(texts: Iterator[str], vocab_size: int, kind: str, folder: Path) -> No
 
 
 def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Yield 64 texts at a time; the last batch may have fewer."""
     while batch := list(islice(texts, 64)):
         yield batch
