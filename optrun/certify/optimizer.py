@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any, Protocol
 
@@ -107,7 +107,7 @@ class Verdict:
 
     choice: str
     family: str | None
-    """Our choice (`lamb`, `adamax`, `adamw`) in whose options the difference is expressed."""
+    """The choice with dialects (`lamb`, `adamax`, `adamw`) that the comparison is about, if any."""
     dialect: str
     reference: str
     """The other optimizer: a package with its version, a formula, or a class of the user."""
@@ -292,8 +292,8 @@ def certify(
     Args:
         config: Our optimizer, as `build_optimizer` takes it.
         groups: Parameter groups of the model, from `build_param_groups`.
-        choice: The choice of our optimizer. If it has no dialects, a difference is expressed in
-            options of the choice that has `dialect`.
+        choice: The choice of our optimizer. If it has no dialects, such as a class of the user, no
+            options are tried that make the two equal.
         dialect: A dialect of `choice`, or the name of a registered optimizer.
         lr: Base learning rate.
         options: Keywords of our optimizer, if its choice has dialects.
@@ -324,15 +324,10 @@ def certify(
     verdict = Verdict(
         choice, family, dialect, title, steps, len(shapes), len(groups), largest, parting
     )
-    if parting is None or family is None:
+    if parting is None or choice not in DIALECTS:
         return verdict
     watch("looking for the term")
-    our_options: Mapping[str, object] | None = options
-    if choice not in DIALECTS:
-        our_options = _fit_options(comparison, family, config, groups, options)
-    if our_options is None:
-        return verdict
-    changes = find_closing_options(comparison, family, dialect, our_options)
+    changes = find_closing_options(comparison, choice, dialect, options)
     if changes is not None:
         verdict.terms = list(dict.fromkeys(TERMS.get(key, key) for key in changes))
         verdict.overrides = [
@@ -350,32 +345,6 @@ def weights_after_steps(
     for grads, hyperparameters_of_step in zip(problem.grads, hyperparameters, strict=True):
         optimizer.step(grads, hyperparameters_of_step)
         yield {name: weight.clone() for name, weight in optimizer.weights.items()}
-
-
-def _fit_options(
-    comparison: Comparison,
-    family: str,
-    config: object,
-    groups: Groups,
-    options: Mapping[str, object],
-) -> dict[str, object] | None:
-    """Find options with which `family` makes the steps of the user's class `config`.
-
-    None: no options that were tried do.
-    """
-    users = Ours(config, groups, comparison.problem, comparison.lr)
-    steps = weights_after_steps(users, comparison.problem, comparison.hyperparameters)
-    to_users = replace(comparison, reference=list(steps))
-    shared = {key: options[key] for key in ("betas", "eps", "weight_decay") if key in options}
-    candidates = [
-        {**defaults_of(family), **dialect_options(family, name, **shared)}
-        for name in (None, *DIALECTS[family])
-    ]
-    nearest = max(candidates, key=lambda candidate: to_users.agreement(family, candidate))
-    changes = _change_one_by_one(to_users, family, nearest)
-    if changes is None:
-        return None
-    return {**nearest, **changes}
 
 
 def family_of(dialect: str) -> str | None:

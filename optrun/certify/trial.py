@@ -263,7 +263,9 @@ class Trials:
             self._refuse_wrong_start(run, before, resumes)
             _refuse_damage(run)
             kills -= 1
-            self._add_kill(Kill(phase, _phase_of_kill(run, before), committed(run), victim))
+            kill = Kill(phase, _phase_of_kill(run, before), committed(run), victim)
+            self.kills.append(kill)
+            self.watch(kill)
 
     def _choose_phase(self) -> str:
         """Draw the phase to kill in: most often a save, where most can go wrong."""
@@ -277,10 +279,6 @@ class Trials:
         if child.code == 0:
             return None
         return victim
-
-    def _add_kill(self, kill: Kill) -> None:
-        self.kills.append(kill)
-        self.watch(kill)
 
     def _wait_for_moment(self, phase: str, run: RunDir, child: Child) -> None:
         """Wait for a random moment within a phase; returns early if the run ends."""

@@ -148,11 +148,12 @@ def describe(verdict: Verdict) -> list[str]:
         f" {parting.ours:.12g} here, {parting.reference:.12g} there"
     )
     if verdict.overrides:
-        if verdict.choice == verdict.family:
-            heading = "equal with"
-        else:
-            heading = f"there, in words of optimizer={verdict.family}"
-        lines += [f"by: {', '.join(verdict.terms)}", f"{heading}: {' '.join(verdict.overrides)}"]
+        lines += [f"by: {', '.join(verdict.terms)}", f"equal with: {' '.join(verdict.overrides)}"]
+    elif verdict.family not in (None, verdict.choice):
+        lines.append(
+            "the option that closes the gap: optrun certify optimizer"
+            f" optimizer={verdict.family} dialect={verdict.choice}"
+        )
     else:
         lines.append("by a term that no option tried here closes")
     return lines

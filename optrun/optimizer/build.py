@@ -22,7 +22,7 @@ from optrun.optimizer.base import NO_KEYWORDS, NamedOptimizer
 from optrun.optimizer.classes import class_of, is_builtin
 from optrun.optimizer.composite import Composite
 from optrun.optimizer.groups import name_param_pairs, refuse_flat_pieces
-from optrun.optimizer.other_libraries import build_plain, build_pytorch_optimizer, library_class
+from optrun.optimizer.other_libraries import build_foreign, build_pytorch_optimizer, library_class
 from optrun.optimizer.round_trip import Build, build_checked
 from optrun.param_groups.roles import LORA, is_lora
 
@@ -37,6 +37,8 @@ _IF_IT_DOES = (
     "If its step goes element by element, or takes whole tensors by optrun.plugin.on_whole and"
     " norms, set TAKES_SHARDS = True in its class."
 )
+
+_HINT = "Fix it, or choose another optimizer."
 
 HIDDEN_ROLES = frozenset({"matrix"})
 """Roles of parameters that Muon takes, if they are 2-D.
@@ -161,8 +163,9 @@ def build_optimizer(
                 **config.kwargs,
             )
         cls = class_of(choice)
+        labels = {"key": f"optimizer={choice}", "owner": cls.__name__, "hint": _HINT}
         if not issubclass(cls, NamedOptimizer):
-            return build_plain(choice, cls, param_groups, lr=lr, **keywords)
+            return build_foreign(cls, param_groups, keywords, lr=lr, **labels)
         groups, members = divide_groups(choice, keywords, param_groups)
         build: Build = partial(Composite, lr=lr, members=members)
         if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
@@ -171,11 +174,11 @@ def build_optimizer(
             constructor: Callable[..., NamedOptimizer] = cls
             build = partial(constructor, lr=lr, **keywords)
         names = {*members, *(group.get("optimizer", choice) for group in groups)}
-        if all(is_builtin(name) for name in names if class_of(name)):
+        for name in names:
+            class_of(name)  # refuses an unknown one
+        if all(map(is_builtin, names)):
             return build(groups)
-        hint = "Fix it, or choose another optimizer."
-        key = f"optimizer={choice}"
-        return build_checked(build, groups, key=key, owner=cls.__name__, hint=hint)
+        return build_checked(build, groups, **labels)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:

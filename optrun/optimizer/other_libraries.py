@@ -138,7 +138,7 @@ def build_pytorch_optimizer(
     groups = [{**group, **group.get("kwargs", {})} for group in param_groups]
     for group in groups:
         group.pop("kwargs", None)
-    return _build_foreign(
+    return build_foreign(
         cls,
         groups,
         options,
@@ -149,40 +149,7 @@ def build_pytorch_optimizer(
     )
 
 
-def build_plain(
-    choice: str,
-    cls: type[Optimizer],
-    param_groups: Sequence[Group],
-    *,
-    lr: float,
-    **options: object,
-) -> Optimizer:
-    """Build a plugin's optimizer whose class is no `NamedOptimizer`.
-
-    Args:
-        choice: Name under which it is registered.
-        cls: Its class, which takes parameters, `lr` and the options.
-        param_groups: Group dicts with (name, parameter) pairs.
-        lr: Base learning rate.
-        **options: Fields of its schema.
-
-    Raises:
-        ConfigError: As `build_checked`; or a group names another optimizer, or has an option that
-            the class takes for all parameters alike.
-        TypeError: An option that the class does not take.
-    """
-    return _build_foreign(
-        cls,
-        param_groups,
-        options,
-        lr=lr,
-        key=f"optimizer={choice}",
-        owner=cls.__name__,
-        hint="Fix it, or choose another optimizer.",
-    )
-
-
-def _build_foreign(
+def build_foreign(
     cls: Any,
     param_groups: Sequence[Group],
     options: Options,
@@ -194,8 +161,21 @@ def _build_foreign(
 ) -> Optimizer:
     """Build an optimizer that is no `NamedOptimizer`, and check a round trip of its state.
 
-    One with other weights for evaluation is switched to those it trains. For `key`, `owner` and
-    `hint` see `build_checked`; for the errors, `build_plain`.
+    One with other weights for evaluation is switched to those it trains.
+
+    Args:
+        cls: Its class, which takes parameters, `lr` and the options.
+        param_groups: Group dicts with (name, parameter) pairs.
+        options: Other keywords; a `weight_decay` of 0 is left out if the class has none.
+        lr: Base learning rate.
+        key: See `build_checked`, as for `owner` and `hint`.
+        owner: Name of the class in messages.
+        hint: Last sentence of a message.
+
+    Raises:
+        ConfigError: As `build_checked`; or a group names another optimizer, or has an option that
+            the class takes for all parameters alike.
+        TypeError: An option that the class does not take.
     """
     keywords = _named_keywords(cls)
     options = _without_zero_decay(options, keywords)

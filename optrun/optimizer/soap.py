@@ -52,13 +52,6 @@ def _single_tensor_soap(batch: Batch) -> None:
                 exp_avg_sq.copy_(exp_avg_sq.index_select(int(dim), order))
 
 
-def _dims(param: Tensor, longest: int, vectors: bool) -> list[int]:
-    """List the dimensions of a tensor with a preconditioner."""
-    if param.numel() == 0 or (param.dim() < 2 and not vectors):
-        return []
-    return [dim for dim, side in enumerate(param.shape) if side <= longest]
-
-
 def project(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
     """Project a tensor to other coordinates, a new one: each dimension by its basis.
 
@@ -243,7 +236,12 @@ class Soap(BatchOptimizer):
         }
 
     def _preconditioned(self, param: Tensor, group: Group) -> list[int]:
-        return _dims(param, group["max_precondition_dim"], group["precondition_1d"])
+        """List the dimensions of a parameter that have a preconditioner."""
+        if param.numel() == 0 or (param.dim() < 2 and not group["precondition_1d"]):
+            return []
+        return [
+            dim for dim, side in enumerate(param.shape) if side <= group["max_precondition_dim"]
+        ]
 
     def state_keys(self, param: Tensor, group: Group) -> set[str]:
         """List state keys as `NamedOptimizer`, with bases only for preconditioned tensors."""

@@ -126,7 +126,7 @@ def load_named_state(
         _refuse_nonnumeric_counters(group, values)
     averaged = averaged_params(optimizer)
     trained = {
-        name: _training_weights(name, param, tensors, unused)
+        name: _unpack({"tensor": [f"{name}/{TRAINED}", list(param.shape)]}, tensors, unused)
         for name, param in params.items()
         if param in averaged
     }
@@ -228,20 +228,6 @@ def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
         and key not in keywords
         and not key.startswith("_")
     }
-
-
-def _training_weights(
-    name: str, param: Tensor, tensors: Mapping[str, Tensor], unused: set[str]
-) -> Tensor:
-    """Return the saved training weights of a parameter; its key is removed from `unused`.
-
-    Raises:
-        ValueError: There are none, or they have another shape.
-    """
-    key = f"{name}/{TRAINED}"
-    packed = {"tensor": [key, list(param.shape)]}
-    value: Tensor = _unpack(packed, tensors, unused)
-    return value
 
 
 def _load_counters(

@@ -5,7 +5,6 @@ Each trainable parameter is in exactly one group, with its layer, its role and t
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ from optrun.config.schema.param_groups import (
     ParamGroupsConfig,
     StandardConfig,
 )
+from optrun.config.schema.ranges import number, optional
 from optrun.param_groups.layer_map import (
     STARTED,
     Layer,
@@ -45,6 +45,8 @@ from optrun.param_groups.rules import assign_rules, group_options
 
 ModelOrParameters: TypeAlias = nn.Module | Iterable[tuple[str, Tensor]]
 """A model, whose module types are then known, or (name, parameter) pairs."""
+
+_check_number = optional(number("a number or None"))
 
 UNDECAYED = (BIAS, NORM, VECTOR)
 """Roles without weight decay under `standard`; `decay_embeddings` decides on embeddings."""
@@ -104,8 +106,8 @@ def build_param_groups(
         norm ['1.weight'] 0.0
     """
     config = choice("param_groups", SCHEMAS, config_or_name, options)
-    _refuse_no_number("lr", lr)
-    _refuse_no_number("weight_decay", weight_decay)
+    _check_number("lr", lr)
+    _check_number("weight_decay", weight_decay)
     source = _read(model_or_named_parameters)
     roles = source.roles
     started_groups = _started_groups(started, source.params)
@@ -195,12 +197,6 @@ def _note_kept_layers(layer_of: Mapping[str, Layer]) -> list[str]:
         f"param_groups=layerwise: {', '.join(kept_params[:4])}{more} stay in the layer that this"
         " run was started with; a new run puts them into another one, see optrun explain"
     ]
-
-
-def _refuse_no_number(key: str, value: object) -> None:
-    """Raise a TypeError for a value that is neither None nor a real number; True is none."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-        raise TypeError(f"{key}={value!r}: expected a number or None, got {type(value).__name__}.")
 
 
 @dataclass(frozen=True)

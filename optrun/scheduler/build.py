@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from functools import partial
 
 from torch.optim import Optimizer
@@ -12,6 +11,7 @@ from optrun.base.options import ParamGroup
 from optrun.config import registry
 from optrun.config.choice import choice
 from optrun.config.kind import kind_of
+from optrun.config.schema.ranges import at_least
 from optrun.config.schema.scheduler import (
     SCHEMAS,
     FloorConfig,
@@ -62,7 +62,12 @@ def build_scheduler(
         >>> lrs
         [0.0, 0.05, 0.1, 0.05]
     """
-    _check_arguments(optimizer, num_training_steps)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer={optimizer!r}: expected a torch optimizer, got {type(optimizer).__name__}. "
+            "It comes first: build_scheduler(optimizer, name, num_training_steps=...)."
+        )
+    at_least(1)("num_training_steps", num_training_steps)
     if callable(config_or_name) and not isinstance(config_or_name, str):
         if options:
             raise TypeError(
@@ -82,25 +87,6 @@ def build_scheduler(
         plateau=_plateau(config, lr),
         warn_without_metric_at=max(num_training_steps // 2, 1) if by_hand else None,
     )
-
-
-def _check_arguments(optimizer: object, num_training_steps: object) -> None:
-    """Refuse arguments of the wrong type, and fewer than one step."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer={optimizer!r}: expected a torch optimizer, got {type(optimizer).__name__}. "
-            "It comes first: build_scheduler(optimizer, name, num_training_steps=...)."
-        )
-    if isinstance(num_training_steps, bool) or not isinstance(num_training_steps, numbers.Integral):
-        kind = type(num_training_steps).__name__
-        raise TypeError(
-            f"num_training_steps={num_training_steps!r}: expected a whole number, 1 or more, got"
-            f" {kind}."
-        )
-    if int(num_training_steps) < 1:
-        raise ValueError(
-            f"num_training_steps={num_training_steps}: expected a whole number, 1 or more."
-        )
 
 
 def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) -> Curve:

@@ -180,13 +180,9 @@ def noam(global_step: int, *, num_warmup_steps: float, d_model: int | None = Non
         >>> [round(noam(step, num_warmup_steps=4, d_model=64), 6) for step in (0, 1, 4, 16)]
         [0.0, 0.015625, 0.0625, 0.03125]
     """
+    relative = inverse_sqrt(global_step, num_warmup_steps)
     if d_model is None:
-        return inverse_sqrt(global_step, num_warmup_steps)
-    if num_warmup_steps <= 0:
-        raise ValueError(
-            f"num_warmup_steps={num_warmup_steps}: expected a number above 0; the curve needs a"
-            " warm-up."
-        )
+        return relative
     if global_step == 0:
         return 0.0
     return float(d_model**-0.5 * min(global_step**-0.5, global_step * num_warmup_steps**-1.5))

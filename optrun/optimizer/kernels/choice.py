@@ -165,8 +165,3 @@ def _choice_of_environment(device: str) -> str:
             f" {why_not(device)}."
         )
     return choice
-
-
-def why_not_compiled() -> str:
-    """Say why there is no compiled kernel; empty if there is one."""
-    return library.library().missing

@@ -15,7 +15,8 @@ from optrun.base.options import Group
 from optrun.base.plain import PlainMapping
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batch_optimizer import BatchOptimizer
-from optrun.optimizer.kernels.choice import VARIABLE, why_not_compiled
+from optrun.optimizer.kernels.choice import VARIABLE
+from optrun.optimizer.kernels.library import library
 from optrun.optimizer.kernels.triton.availability import why_not
 
 
@@ -98,7 +99,7 @@ def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> s
     if device == "cpu":
         fastest = "compiled"
         fallback = "loop"
-        reason = why_not_compiled()
+        reason = library().missing
     else:
         fastest = "Triton"
         fallback = "foreach"

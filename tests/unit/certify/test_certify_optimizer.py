@@ -183,7 +183,7 @@ def test_a_class_of_the_users_on_either_side(
         ):
             assert fact in said
         assert optrun(*line, "optimizer=mine", "dialect=timm") == 1
-        assert "weight decay" in capsys.readouterr().out
+        assert "certify optimizer optimizer=lamb dialect=mine" in capsys.readouterr().out
     finally:
         for name in list(plugins.LOADED):
             plugins.forget(name)
