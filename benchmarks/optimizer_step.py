@@ -45,7 +45,8 @@ from optrun.optimizer import (
     Mars,
     ScheduleFreeAdamW,
 )
-from optrun.optimizer.kernels.choice import NAMES, VARIABLE, why_not_compiled
+from optrun.optimizer.kernels.choice import NAMES, VARIABLE
+from optrun.optimizer.kernels.library import library
 from optrun.optimizer.kernels.report import kernel_of
 
 LR = 1e-9
@@ -277,8 +278,8 @@ def measure(given: argparse.Namespace) -> str:
         f" {given.rounds} rounds."
     )
     columns = "ratio | middle half | extra memory"
-    if why_not_compiled():
-        head += f" Without the compiled kernel: {why_not_compiled()}."
+    if library().missing:
+        head += f" Without the compiled kernel: {library().missing}."
     if not gpu:
         rows = [f"| a step of | CPU: {columns} |", "| --- | --- | --- | --- |"]
         rows += [f"| {name} | {ratios} |" for name, ratios in cpu.items()]

@@ -23,24 +23,27 @@ _ORDER_KEYS = ("batches_digest", "samples", "tokens")
 
 @dataclass
 class Section:
-    """The result for one kind of state, such as weights."""
+    """The result of a comparison for one kind of state, such as weights."""
 
     name: str
     count: int
-    """How many tensors, values or lines were compared."""
+    """Number of tensors or values that were compared."""
     digest: str
-    """The first 16 hex digits of a sha256 over all of them, in the undisturbed run."""
+    """First 16 hex digits of a sha256 over all of them, in the undisturbed run."""
     difference: str | None
     """Describes the first that differs; None: the runs are equal."""
 
 
 def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
-    """Compare everything the next step depends on, and everything that was logged.
+    """Compare the checkpoints of two runs at a step, and all that they logged.
 
     Args:
         straight: The undisturbed run.
         other: The run that was killed and resumed.
         step: A step at which both have a checkpoint.
+
+    Returns:
+        One section for each kind of state, differences included.
 
     Raises:
         CheckpointError: A checkpoint is missing or damaged.
@@ -70,7 +73,7 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
 
 
 def _counters(snapshot: Snapshot) -> dict[str, object]:
-    """Select the counters that do not depend on the clock."""
+    """Copy the counters of a checkpoint that do not depend on the clock."""
     train = {key: value for key, value in snapshot.metadata.train.items() if key != "seconds"}
     train["without_end"] = dict(train.get("without_end", {}))
     for counters in (train, train["without_end"]):
@@ -82,7 +85,7 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
 
 
 def _metrics_lines(run: RunDir) -> dict[str, object]:
-    """Return what each metrics line says that does not depend on the clock."""
+    """Map `line 1`, `line 2`, ... to the values of metrics that do not depend on the clock."""
     lines: dict[str, object] = {}
     for number, record in enumerate(read_metrics(run.metrics).records, 1):
         lines[f"line {number}"] = {
@@ -96,6 +99,7 @@ def _metrics_lines(run: RunDir) -> dict[str, object]:
 def _compare_tensors(
     name: str, file: str, one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
 ) -> Section:
+    """Compare named tensors bit by bit; `one` is the undisturbed run, `file` for the message."""
     digests = {key: tensor_digest(tensor) for key, tensor in one.items()}
     difference = _first_tensor_difference(one, two)
     if difference is not None:
@@ -125,15 +129,20 @@ def _first_tensor_difference(
 
 
 def _kind(tensor: torch.Tensor) -> str:
+    """Write dtype and shape: `float32[2, 3]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 def _compare_values(name: str, one: object, two: object) -> Section:
+    """Compare values that JSON can hold; `one` is the undisturbed run."""
     return Section(name, _count(one), _digest(one), first_difference(one, two, name))
 
 
 def first_difference(one: object, two: object, where: str) -> str | None:
-    """Find the first place where two nested values differ, with both values; None: nowhere.
+    """Describe the first difference of two nested values; None if there is none.
+
+    NaN equals NaN. `one` is called the undisturbed run, `two` the resumed one. A value is cut to 40
+    characters.
 
     Example:
         >>> first_difference({"a": [1, 2]}, {"a": [1, 3]}, "counters")
@@ -152,6 +161,7 @@ def first_difference(one: object, two: object, where: str) -> str | None:
 def _first_difference_of_mappings(
     one: Mapping[str, object], two: Mapping[str, object], where: str
 ) -> str | None:
+    """Describe the first difference of two mappings, see `first_difference`."""
     for key in {**one, **two}:
         if key not in two:
             return f"{where}.{key}: only in the undisturbed run"
@@ -164,6 +174,7 @@ def _first_difference_of_mappings(
 
 
 def _first_difference_of_lists(one: list[object], two: list[object], where: str) -> str | None:
+    """Describe the first difference of two lists, see `first_difference`."""
     if len(one) != len(two):
         return f"{where}: {len(one)} entries against {len(two)}"
     for index, (left, right) in enumerate(zip(one, two, strict=True)):
@@ -174,7 +185,7 @@ def _first_difference_of_lists(one: list[object], two: list[object], where: str)
 
 
 def _count(value: object) -> int:
-    """Count the values in nested mappings and lists."""
+    """Count the values in nested mappings and lists; any other object is one value."""
     if isinstance(value, Mapping):
         return sum(map(_count, value.values()))
     if isinstance(value, list):
@@ -183,4 +194,5 @@ def _count(value: object) -> int:
 
 
 def _digest(value: object) -> str:
+    """Return the first 16 hex digits of the sha256 of a value as JSON with sorted keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

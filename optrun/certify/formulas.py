@@ -18,11 +18,11 @@ from torch import Tensor
 
 @dataclass
 class Slot:
-    """The state that a formula keeps for one tensor between steps, in float64."""
+    """The state of one tensor between steps, in float64; `m` and `v` start at 0."""
 
     m: Tensor
     v: Tensor
-    had: int = 0
+    grad_count: int = 0
     """Steps in which the tensor had a gradient, the current one included."""
 
 
@@ -37,9 +37,9 @@ class Hyperparameters:
     betas: tuple[float, float]
     eps: float
     step: int
-    """Of the optimizer, from 1."""
+    """Number of the optimizer's step, from 1."""
     decays: bool = True
-    """Whether the caller lets the tensor decay; False also if its coefficient is 0."""
+    """Whether the tensor decays; False, too, if its coefficient is 0."""
     excluded: bool = False
     """Whether a list of names exempts the tensor from layer adaptation."""
 
@@ -53,34 +53,39 @@ and t the step of the bias correction.
 
 
 def _update_moments(g: Tensor, s: Slot, n: Hyperparameters) -> None:
+    """Replace both moments by those after a gradient."""
     b1, b2 = n.betas
     s.m = b1 * s.m + (1 - b1) * g
     s.v = b2 * s.v + (1 - b2) * g * g
 
 
 def _norm(x: Tensor) -> float:
+    """Compute the L2 norm."""
     return math.sqrt(float((x * x).sum()))
 
 
 def _trust_ratio(weight_norm: float, update_norm: float) -> float:
+    """Return weight_norm / update_norm; 1 if one of them is 0."""
     if weight_norm > 0 and update_norm > 0:
         return weight_norm / update_norm
     return 1.0
 
 
 def _adam_update(s: Slot, n: Hyperparameters, t: int) -> Tensor:
+    """Compute Adam's direction from the moments, bias-corrected for step t."""
     b1, b2 = n.betas
     return (s.m / (1 - b1**t)) / (torch.sqrt(s.v / (1 - b2**t)) + n.eps)
 
 
 def _uncorrected_update(s: Slot, n: Hyperparameters) -> Tensor:
+    """Compute Adam's direction from the moments without bias correction."""
     return s.m / (torch.sqrt(s.v) + n.eps)
 
 
 def _adapted(
     w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, t: int, *, adapts: bool = True
 ) -> Tensor:
-    """Return LAMB's weights: Adam's update plus decayed weights, scaled by the trust ratio."""
+    """Take LAMB's step: Adam's direction plus decay, times the trust ratio if `adapts`, else 1."""
     _update_moments(g, s, n)
     u = _adam_update(s, n, t) + n.decay * w
     ratio = _trust_ratio(_norm(w), _norm(u)) if adapts else 1.0
@@ -113,7 +118,7 @@ def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     coeff = 1.0
     if weight_norm > 0 and update_norm > 0:
         coeff = min(max(weight_norm / update_norm, 0.01), 10.0)
-    return w - n.lr * math.sqrt(1 - b2**s.had) / (1 - b1**s.had) * coeff * u
+    return w - n.lr * math.sqrt(1 - b2**s.grad_count) / (1 - b1**s.grad_count) * coeff * u
 
 
 def lamb_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -157,7 +162,7 @@ def lamb_torch_optimizer(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> T
 
 def lamb_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of paddlepaddle 3.3 `Lamb`; a tensor without decay is not adapted."""
-    return _adapted(w, g, s, n, s.had, adapts=n.decay > 0)
+    return _adapted(w, g, s, n, s.grad_count, adapts=n.decay > 0)
 
 
 def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -169,10 +174,11 @@ def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor
 
 
 def _adamax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, size: Tensor) -> Tensor:
+    """Take Adamax's step; `size`: |g|, with eps where the package adds it."""
     b1, b2 = n.betas
     s.m = b1 * s.m + (1 - b1) * g
     s.v = torch.maximum(b2 * s.v, size)
-    return w - n.lr / (1 - b1**s.had) * s.m / s.v
+    return w - n.lr / (1 - b1**s.grad_count) * s.m / s.v
 
 
 def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -195,7 +201,7 @@ def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     g = g + n.decay * w
     s.m = b1 * s.m + (1 - b1) * g
     s.v = torch.maximum(b2 * s.v + n.eps, g.abs())
-    return w - n.lr / (1 - b1**s.had) * s.m / s.v
+    return w - n.lr / (1 - b1**s.grad_count) * s.m / s.v
 
 
 def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -207,7 +213,7 @@ def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     w = w - n.lr * n.decay * w
     s.m = b1 * s.m + (1 - b1) * g
     s.v = torch.maximum(b2 * s.v, g.abs())
-    return w - n.lr * s.m / ((1 - b1**s.had) * (s.v + n.eps))
+    return w - n.lr * s.m / ((1 - b1**s.grad_count) * (s.v + n.eps))
 
 
 def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -216,7 +222,7 @@ def adamw_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     The decay is multiplied with lr.
     """
     _update_moments(g, s, n)
-    return w - n.lr * (_adam_update(s, n, s.had) + n.decay * w)
+    return w - n.lr * (_adam_update(s, n, s.grad_count) + n.decay * w)
 
 
 def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -227,7 +233,7 @@ def adamw_paper(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     _update_moments(g, s, n)
     if not n.peak:  # a tensor that does not train
         return w
-    return w - n.lr / n.peak * (n.peak * _adam_update(s, n, s.had) + n.decay * w)
+    return w - n.lr / n.peak * (n.peak * _adam_update(s, n, s.grad_count) + n.decay * w)
 
 
 FORMULAS: Mapping[str, Mapping[str, Formula]] = {
@@ -262,7 +268,7 @@ class FormulaReference:
     slots: dict[str, Slot] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start with moments of 0."""
+        """Make the state of each tensor, with moments of 0."""
         self.slots = {
             name: Slot(torch.zeros_like(w), torch.zeros_like(w)) for name, w in self.weights.items()
         }
@@ -270,11 +276,11 @@ class FormulaReference:
     def step(
         self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
     ) -> None:
-        """Step every tensor that has a gradient."""
+        """Step every tensor whose gradient is not None; its entry of `weights` is replaced."""
         for name, grad in grads.items():
             if grad is None:
                 continue
             slot = self.slots[name]
-            slot.had += 1
+            slot.grad_count += 1
             weight = self.weights[name]
             self.weights[name] = self.formula(weight, grad, slot, hyperparameters[name])

@@ -1,6 +1,6 @@
 """Compare two optimizers over the same weights, gradients and groups, step by step.
 
-They are equal, or the verdict names the first step that differs and the options that cause it.
+They are equal, or the verdict names the first step that differs and the options that close the gap.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TERMS = {
     "exclude_from_layer_adaptation": "exclusion from adaptation",
     "step_count": "step count",
 }
-"""The term of the update that each option belongs to, for messages."""
+"""Option -> the term of the update that it belongs to, for messages."""
 
 ALTERNATIVES: Mapping[str, Mapping[str, Sequence[object]]] = {
     "lamb": {
@@ -90,15 +90,16 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class Parting:
-    """The first step after which the two optimizers' weights differ."""
+    """The first step after which the weights of the two optimizers differ."""
 
     step: int
     """From 1."""
     tensor: str
     """The tensor with the largest relative difference in that step."""
     ours: float
+    """The entry of that tensor that differs most, by our optimizer."""
     reference: float
-    """Its entry that differs most, on either side."""
+    """The same entry, by the other optimizer."""
 
 
 @dataclass
@@ -157,13 +158,13 @@ class Ours(ParamsSide):
     def hyperparameters(
         self, multiplier: float, step: int, eps: float, betas: tuple[float, float]
     ) -> dict[str, Hyperparameters]:
-        """Read the hyper-parameters of each tensor in one step, for the other optimizer.
+        """Read the hyper-parameters of each tensor in one step, by name.
 
         Args:
-            multiplier: Of the learning rate in this step.
-            step: From 1.
-            eps: For groups without one.
-            betas: For groups without any.
+            multiplier: Factor on the peak learning rate in this step.
+            step: Number of the step, from 1.
+            eps: Used for groups without `eps`.
+            betas: Used for groups without `betas`.
         """
         names = {id(param): name for name, param in self.params.items()}
         decays = getattr(self.optimizer, "decays", lambda _: True)
@@ -185,7 +186,10 @@ class Ours(ParamsSide):
         return hyperparameters
 
     def set_lr(self, hyperparameters: Mapping[str, Hyperparameters]) -> None:
-        """Set the learning rate of each group for a step."""
+        """Set the lr of each group to its peak times the multiplier of the step.
+
+        The multiplier is that of the first tensor with a peak above 0; 1 if there is none.
+        """
         multiplier = 1.0
         for tensor in hyperparameters.values():
             if tensor.peak:
@@ -216,25 +220,29 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> tuple[float, int]:
 
 @dataclass
 class Comparison:
-    """One comparison that can be repeated with other options of our optimizer."""
+    """The steps of the other optimizer, to compare ours with under several options."""
 
     groups: Groups
     lr: float
     problem: Problem
     hyperparameters: list[dict[str, Hyperparameters]]
-    """By tensor, one mapping a step."""
+    """Hyper-parameters by tensor, one mapping a step."""
     reference: list[dict[str, Tensor]]
     """Weights of the other optimizer after each step."""
 
     @property
     def full_agreement(self) -> int:
-        """The `agreement` of equal optimizers."""
+        """The `agreement` of equal optimizers: tensors times steps."""
         return len(self.problem.weights) * len(self.problem.grads)
 
     def find_parting(self, ours: Stepper) -> tuple[Parting | None, float]:
-        """Find the first step whose weights differ; None: there is none.
+        """Find the first step after which a tensor differs by more than `RELATIVE`.
 
-        Also returns the largest relative difference up to that step.
+        Args:
+            ours: Our optimizer, before its first step; it is stepped.
+
+        Returns:
+            That step, or None; and the largest relative difference up to it.
         """
         largest = 0.0
         steps = weights_after_steps(ours, self.problem, self.hyperparameters)
@@ -254,9 +262,11 @@ class Comparison:
         return None, largest
 
     def agreement(self, choice: str, options: Mapping[str, object]) -> int:
-        """Count the steps before the first difference, summed over tensors.
+        """Count the steps before the first difference of each tensor, and sum over tensors.
 
-        -1 for options that are refused.
+        Args:
+            choice: Name of our optimizer.
+            options: Its keywords; -1 is returned if it refuses them.
         """
         try:
             ours = Ours(choice, self.groups, self.problem, self.lr, **options)
@@ -299,10 +309,11 @@ def certify(
         options: Keywords of our optimizer, if its choice has dialects.
         steps: How many steps to compare.
         seed: Draws weights and gradients.
-        watch: Called with what is done next, for progress.
+        watch: Called with a text on what is done next, for progress.
 
     Raises:
-        ConfigError: There is no such dialect and no such optimizer.
+        ConfigError: There is no such dialect and no such optimizer; or the other class cannot be
+            built or fails at a step.
     """
     shapes = {name: tuple(param.shape) for group in groups for name, param in group["params"]}
     problem = make_problem(shapes, steps, seed)
@@ -341,14 +352,14 @@ def weights_after_steps(
     problem: Problem,
     hyperparameters: Sequence[Mapping[str, Hyperparameters]],
 ) -> Iterator[dict[str, Tensor]]:
-    """Run an optimizer through the problem, and yield a copy of its weights after each step."""
+    """Take all steps of the problem, and yield a copy of the weights after each, by name."""
     for grads, hyperparameters_of_step in zip(problem.grads, hyperparameters, strict=True):
         optimizer.step(grads, hyperparameters_of_step)
         yield {name: weight.clone() for name, weight in optimizer.weights.items()}
 
 
 def family_of(dialect: str) -> str | None:
-    """Find our choice with this name or this dialect; None: there is none.
+    """Name the choice with dialects that has this name or this dialect; None if none has.
 
     Example:
         >>> family_of("timm"), family_of("adamax"), family_of("mine")
@@ -366,13 +377,20 @@ def build_reference(
     problem: Problem,
     hyperparameters: Mapping[str, Hyperparameters],
 ) -> tuple[str, Stepper]:
-    """Build the other optimizer, and return its title before it.
+    """Build the optimizer to compare with, and return its title and itself.
 
-    A dialect is the installed package's class, else a formula; any other name is a registered
-    class.
+    For a dialect it is the class of its package; if that is not installed, or unknown here, a
+    formula. Any other name is a registered class.
+
+    Args:
+        family: The choice with dialects, see `family_of`.
+        dialect: Name of the dialect or of the registered optimizer.
+        problem: Gives the weights, which are copied.
+        hyperparameters: Of each tensor in the first step.
 
     Raises:
-        ConfigError: As `certify`.
+        ConfigError: There is no such optimizer, or its class cannot be built with lr, betas, eps
+            and weight_decay.
     """
     weights = {name: weight.clone() for name, weight in problem.weights.items()}
     if family is not None and dialect in DIALECTS[family]:
@@ -403,7 +421,7 @@ def build_reference(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Return the defaults of those options that a dialect or `ALTERNATIVES` may change."""
+    """Map the options that a dialect or `ALTERNATIVES` may change to their defaults."""
     params = [("w", torch.nn.Parameter(torch.ones(1)))]
     optimizer: Any = build_optimizer(choice, [{"params": params}], lr=1.0)
     keys = {*ALTERNATIVES[choice], *chain.from_iterable(DIALECTS[choice].values())}
@@ -418,13 +436,13 @@ def find_closing_options(
     Tries the presets of the dialects first, and reduces the first that fits; then single options.
 
     Args:
-        comparison: Counts the steps that agree.
-        choice: One that has dialects.
-        dialect: Its preset is tried first.
-        options: In force.
+        comparison: The steps of the other optimizer.
+        choice: Our optimizer, one with dialects.
+        dialect: The dialect whose preset is tried first.
+        options: Current options of our optimizer.
 
     Returns:
-        New value by option; None if nothing that was tried makes them equal.
+        New value by option, none of which can be left out; None if nothing makes them equal.
     """
     defaults = defaults_of(choice)
     shared = {key: options[key] for key in ("eps", "weight_decay") if key in options}
@@ -450,15 +468,16 @@ def _makes_equal(
     options: Mapping[str, object],
     changes: Mapping[str, object],
 ) -> bool:
+    """Tell whether our optimizer with changed options agrees in all tensors at all steps."""
     return comparison.agreement(choice, {**options, **changes}) == comparison.full_agreement
 
 
 def _change_one_by_one(
     comparison: Comparison, choice: str, options: Mapping[str, object]
 ) -> dict[str, object] | None:
-    """Change one option after another, always the one that adds the most agreement.
+    """Change one option after another, always the one that adds most agreement.
 
-    None: the optimizers still differ when no further change helps.
+    Returns the new value by option; None if no change helps before the optimizers are equal.
     """
     changes: dict[str, object] = {}
     agreement = comparison.agreement(choice, options)
@@ -481,6 +500,7 @@ def _change_one_by_one(
 
 
 def _yaml_value(value: object) -> str:
+    """Write a value as on the command line: `null`, `true`, `false`, or its text."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return str(value)

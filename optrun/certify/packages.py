@@ -1,4 +1,4 @@
-"""Optimizers of other packages, built as their users build them, where they are installed."""
+"""Build the optimizers of other packages as their users do, if the packages are installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ from optrun.certify.formulas import Hyperparameters
 
 @dataclass(frozen=True)
 class Package:
-    """The optimizer class of a package, and its arguments besides lr, betas, eps, weight decay."""
+    """The optimizer class of a package, and its keywords besides lr, betas, eps, weight_decay.
+
+    Attributes:
+        distribution: Name of the package for pip, whose version is shown.
+        module: Module to import the class from.
+        name: Name of the class.
+        options: Further keywords of the constructor.
+    """
 
     distribution: str
     module: str
@@ -27,7 +34,7 @@ class Package:
     options: Options
 
     def load(self) -> type[Optimizer] | None:
-        """Import the class; None: it, or something that it needs, is not installed."""
+        """Import the class; None if the package is not installed or fails at its import."""
         try:
             cls = getattr(importlib.import_module(self.module), self.name)
         except Exception:  # made for another version of torch, a package may raise anything
@@ -37,7 +44,7 @@ class Package:
 
     @property
     def title(self) -> str:
-        """The package with its version."""
+        """Package, version and class, such as `timm 1.0 Lamb`; the package must be installed."""
         return f"{self.distribution} {importlib.metadata.version(self.distribution)} {self.name}"
 
 
@@ -57,10 +64,12 @@ PACKAGES: Mapping[str, Mapping[str, Package]] = {
 
 
 class ParamsSide:
-    """A torch optimizer over a copy of the weights.
+    """A side of a comparison: a torch optimizer over its own copy of the weights.
+
+    A subclass sets `optimizer`, built over `params`.
 
     Args:
-        weights: Initial weights by name.
+        weights: Initial weights by name, which are copied.
     """
 
     optimizer: Optimizer
@@ -76,14 +85,14 @@ class ParamsSide:
     def step(
         self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
     ) -> None:
-        """Step every tensor that has a gradient."""
+        """Set gradients, which may be None, and learning rates, and step the optimizer."""
         for name, grad in grads.items():
             self.params[name].grad = None if grad is None else grad.clone()
         self.set_lr(hyperparameters)
         self.optimizer.step()
 
     def set_lr(self, hyperparameters: Mapping[str, Hyperparameters]) -> None:
-        """Set the learning rate of each group for a step."""
+        """Set the lr of each group for a step; the groups have one parameter each, in order."""
         for name, group in zip(self.params, self.optimizer.param_groups, strict=True):
             group["lr"] = hyperparameters[name].lr
 

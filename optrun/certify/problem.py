@@ -15,10 +15,11 @@ LARGEST = 8
 """Largest side of a tensor; longer ones are cut, because formulas are compared and not sizes."""
 
 WEIGHT_SCALES = (0.3, 30.0, 1e-4, 0.0)
-"""Ordinary; large and small enough for the bounds on norm and trust ratio; zero at the start."""
+"""Standard deviations of weights, tensor by tensor in turn: ordinary; large and small enough for
+the bounds on norm and trust ratio; zero."""
 
 GRAD_SCALES = (1.0, 1e-3, 1e-6)
-"""At the last one eps is not negligible."""
+"""Standard deviations of gradients, in turn; eps is not negligible beside the last one."""
 
 MISSING = (3, 6)
 """Steps, from 0, at which every fifth tensor has no gradient."""

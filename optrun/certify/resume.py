@@ -19,7 +19,7 @@ _KILLS_PER_RUN = 8
 
 @dataclass
 class Certificate:
-    """Result of a proof: kills, comparisons and their outcome."""
+    """The result of `optrun certify resume`: kills, comparisons and their outcome."""
 
     argv: list[str]
     """Arguments after `optrun`."""
@@ -38,7 +38,7 @@ class Certificate:
 
     @property
     def difference(self) -> str | None:
-        """The failure, or the first difference from the undisturbed run; None: there is none."""
+        """The failure, else the first difference from the undisturbed run; None without any."""
         if self.failure is not None:
             return self.failure
         for section in self.sections:
@@ -48,12 +48,12 @@ class Certificate:
 
     @property
     def fell(self) -> Counter[str]:
-        """Count the kills by where they fell."""
+        """Count the kills by the phase that they fell in, `Kill.fell`."""
         return Counter(kill.fell for kill in self.kills)
 
     @property
     def victims(self) -> Counter[tuple[str, str]]:
-        """Count the kills by what was killed, and where that fell."""
+        """Count the kills by (what was killed, phase)."""
         return Counter((kill.victim, kill.fell) for kill in self.kills)
 
     def to_dict(self) -> dict[str, object]:
@@ -104,7 +104,7 @@ def certify(
         kills: Number of kills over all runs.
         seed: Chooses moments and victims.
         folder: An empty folder for the runs.
-        watch: Called with what is done next, for progress.
+        watch: Called with a text on what is done next, for progress.
 
     Returns:
         The certificate, whether it holds or not.
@@ -167,7 +167,11 @@ def certify(
 
 
 def _estimate_tempo(straight: RunDir, seconds: float) -> Tempo:
-    """Estimate start, step and save times from the undisturbed run's metrics."""
+    """Estimate the seconds of start, step and save from the metrics of the undisturbed run.
+
+    `seconds` is the duration of its process. A start takes 0.05 s at least, a save 0.01 s if none
+    was measured.
+    """
     records = read_metrics(straight.metrics).records
     times = [float(record["time"]) for record in records]
     key = "perf/checkpoint_write_seconds"

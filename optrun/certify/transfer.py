@@ -41,7 +41,7 @@ WIDTH_KEYS = (
     "d_ff",
     "ffn_dim",
 )
-"""Keys of transformers that grow with the width, where no base names others."""
+"""Configuration keys that grow with the width if `parametrization.base` names none."""
 _DEPTH_KEY = re.compile(r"(^|_)layers?$")
 _BATCHES = 2
 
@@ -64,7 +64,7 @@ def certify(
             else depth is not checked.
         seeds: Seeds of the initial weights.
         steps: Optimizer steps of each model, on fixed batches.
-        watch: Called with what is done next, for progress.
+        watch: Called with a text on what is done next, for progress.
 
     Returns:
         One check for the width, then one for the depth.
@@ -113,7 +113,10 @@ def certify(
 
 @dataclass
 class _ModelBuilder:
-    """Builds models of a size and a seed, with everything that trains them."""
+    """Build the model of a size and a seed, with functions to run and to train it.
+
+    Called as `builder(size, seed)`, see `coordinate_check`.
+    """
 
     request: Request
     """The base, under the standard parametrization."""
@@ -149,6 +152,7 @@ class _ModelBuilder:
         )
 
     def __call__(self, size: float, seed: int) -> SizedModel:
+        """Build the model in float64 on the CPU, without dropout; `size`: factor of the base."""
         self.watch(f"{self.along} x{size:g}, seed {seed}")
         config = self.config_of(size, seed)
         model, _, sizes = initial_model(config, self.prepared.spec)
@@ -169,6 +173,7 @@ class _ModelBuilder:
         )
 
     def _repeated_batches(self) -> Iterator[list[dict[str, Tensor]]]:
+        """Yield the micro-batches of each step, repeating the first `_BATCHES` steps."""
         return islice(cycle(self.batches), self.steps)
 
 
@@ -182,6 +187,7 @@ def _scale_values(value: object, factor: int) -> Any:
 
 
 def _to_float64(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the floating-point tensors of a batch to float64."""
     return {
         key: value.double() if value.is_floating_point() else value for key, value in batch.items()
     }

@@ -41,7 +41,7 @@ class Kill:
     fell: str
     """`inside a save`, `inside a deletion`, `in training`, `before the first step`."""
     committed: int
-    """Step of the newest whole checkpoint at that time; -1: there was none."""
+    """Step of the newest complete checkpoint at that time; -1 if there was none."""
     victim: str
     """`the process` or `a rank`."""
 
@@ -95,7 +95,7 @@ class Child:
             os._exit(code)
 
     def ended(self) -> bool:
-        """Tell whether it has ended, and set `code` if it has."""
+        """Tell whether the process has ended, without waiting; sets `code` if it has."""
         if self.code is None:
             process, status = os.waitpid(self.process, os.WNOHANG)
             if process != 0:
@@ -103,7 +103,7 @@ class Child:
         return self.code is not None
 
     def wait(self) -> int:
-        """Wait for its end; return its exit code."""
+        """Wait for the end of the process; return its exit code, negative for a signal."""
         while not self.ended():
             time.sleep(0.005)
         assert self.code is not None
@@ -124,9 +124,7 @@ class Child:
         return ranks
 
     def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
-        """Kill the process or one of its ranks at random, and wait until all have ended.
-
-        The rest is killed after that one.
+        """Kill the process or one of its ranks at random, then all others, and wait for their end.
 
         Args:
             ranks: Process ids of its ranks.
@@ -154,7 +152,7 @@ class Child:
         return "a rank"
 
     def kill(self) -> None:
-        """Send SIGKILL to it and to its workers."""
+        """Send SIGKILL to the process and its group, and wait for its end; nothing if it ended."""
         if not self.ended():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process, signal.SIGKILL)
@@ -163,7 +161,7 @@ class Child:
             self.wait()
 
     def last_lines(self) -> str:
-        """Return the end of its output."""
+        """Return the last 15 lines of its output."""
         return "\n".join(self.log.read_text(errors="replace").strip().splitlines()[-15:])
 
 
@@ -177,7 +175,7 @@ def _is_alive(process: int) -> bool:
 
 @dataclass
 class Tempo:
-    """How long the phases of the undisturbed run take, so that kills can be aimed at each."""
+    """Seconds of each phase of the undisturbed run, to draw moments for kills from."""
 
     start: float
     """Seconds to the first step."""
@@ -200,7 +198,7 @@ def import_all(imported: Path) -> None:
 
 
 class TrialFailed(OptrunError):
-    """A run failed that nobody killed, or a kill left damage behind."""
+    """A run failed without a kill, or a kill left damage behind."""
 
 
 @dataclass
@@ -268,11 +266,14 @@ class Trials:
             self.watch(kill)
 
     def _choose_phase(self) -> str:
-        """Draw the phase to kill in: most often a save, where most can go wrong."""
+        """Draw the phase to kill in: a save in 90 % of the cases, where most can go wrong."""
         return self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
 
     def _kill_unless_ended(self, child: Child) -> str | None:
-        """Kill a process or one of its ranks, and name the victim; None: it had ended well."""
+        """Kill the process or one of its ranks, and name the victim.
+
+        Returns None if the process has ended before, or ends with exit code 0 all the same.
+        """
         if child.ended():
             return None
         victim = child.kill_one(child.ranks(), self.rng)
@@ -281,7 +282,17 @@ class Trials:
         return victim
 
     def _wait_for_moment(self, phase: str, run: RunDir, child: Child) -> None:
-        """Wait for a random moment within a phase; returns early if the run ends."""
+        """Wait for a random moment within a phase, or for the end of the run.
+
+        Args:
+            phase: `start`: some time after now; `training`: within the step after one or two more
+                metrics lines; `save`: some time after one or two more saves have begun.
+            run: Directory of the run.
+            child: Its process.
+
+        Raises:
+            TrialFailed: The run hangs.
+        """
         if phase == "start":
             self._wait_until(child, lambda: False, self.rng.uniform(0, self.tempo.start))
         elif phase == "training":
@@ -319,7 +330,18 @@ class Trials:
             time.sleep(_LOOK)
 
     def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int) -> None:
-        """Refuse a start that did not go on from the newest whole checkpoint."""
+        """Refuse a start that did not go on from the newest complete checkpoint.
+
+        Does nothing if the summary cannot be read, as after a kill before it was written.
+
+        Args:
+            run: Directory of the run.
+            before: Step of that checkpoint; -1 if there was none.
+            resumes: Number of resumes that the summary listed before this start.
+
+        Raises:
+            TrialFailed: It went on from another step.
+        """
         try:
             entries = read_summary(run.summary)["resumes"][resumes:]
         except (OSError, ValueError, KeyError):
@@ -333,13 +355,14 @@ class Trials:
 
 
 def _refuse_damage(run: RunDir) -> None:
+    """Raise TrialFailed if `optrun verify` would find damage in a run."""
     wrong = run_problems(run)
     if wrong:
         raise TrialFailed(f"nothing but the process was harmed, and optrun verify says: {wrong[0]}")
 
 
 def committed(run: RunDir) -> int:
-    """Find the step of the newest whole checkpoint; -1 where there is none."""
+    """Return the step of the newest complete checkpoint; -1 if there is none."""
     folder, _ = latest_whole(run)
     if folder is None:
         return -1
@@ -347,6 +370,7 @@ def committed(run: RunDir) -> int:
 
 
 def _count_resumes(run: RunDir) -> int:
+    """Count the resumes in the summary of a run; 0 if it cannot be read."""
     try:
         return len(read_summary(run.summary)["resumes"])
     except (OSError, ValueError, KeyError):
@@ -354,6 +378,7 @@ def _count_resumes(run: RunDir) -> int:
 
 
 def _count_metrics_lines(run: RunDir) -> int:
+    """Count the lines of the metrics file; 0 if there is none."""
     try:
         return sum(1 for _ in read_lines(run.metrics))
     except FileNotFoundError:
@@ -361,6 +386,7 @@ def _count_metrics_lines(run: RunDir) -> int:
 
 
 def _temporary_folders(run: RunDir) -> list[str]:
+    """List the names of folders of unfinished saves; none without a checkpoint folder."""
     try:
         return [name for name in os.listdir(run.checkpoints) if name.startswith(TEMPORARY)]  # noqa: PTH208
     except FileNotFoundError:

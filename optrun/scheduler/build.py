@@ -38,7 +38,7 @@ def build_scheduler(
         config_or_name: A configuration, the name of a choice, or a function `global_step ->
             multiplier` of your own.
         num_training_steps: Optimizer steps of the whole run.
-        **options: Beside a name: keys of that choice, such as `num_warmup_steps=100`.
+        **options: With a name: keys of that choice, such as `num_warmup_steps=100`.
 
     Returns:
         The scheduler, with the lr for step 0 set; call `step()` after each optimizer step. It is a
@@ -46,7 +46,8 @@ def build_scheduler(
 
     Raises:
         ConfigError: Unknown choice or key, a value out of range, or one that does not fit the run.
-        TypeError: Arguments of another kind, or options beside a configuration or a function.
+        TypeError: An argument has another type, or options are passed with a configuration or a
+            function.
         ValueError: `num_training_steps` below 1, or a group whose lr is a function of the step
             already.
 
@@ -78,14 +79,14 @@ def build_scheduler(
         return Scheduler(optimizer, config_or_name, name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
     lr = _base_lr(optimizer.param_groups)
-    # A configuration comes from a run, whose loop hands in every evaluation.
-    by_hand = isinstance(config_or_name, str)
+    # The loop of a run, which passes a configuration, calls `observe` at every evaluation.
+    is_by_hand = isinstance(config_or_name, str)
     return Scheduler(
         optimizer,
         build_curve(config, num_training_steps=num_training_steps, lr=lr),
         name=config.name,
         plateau=_plateau(config, lr),
-        warn_without_metric_at=max(num_training_steps // 2, 1) if by_hand else None,
+        warn_without_metric_at=max(num_training_steps // 2, 1) if is_by_hand else None,
     )
 
 
@@ -120,7 +121,7 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
 
 
 def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
-    """Warn if the run ends on the climb: the lr that was asked for is never reached; else None.
+    """Write a warning if the warm-up takes all steps, so that lr never peaks; else None.
 
     Example:
         >>> config = choice("scheduler", SCHEMAS, "cosine", {"num_warmup_steps": 10})
@@ -139,13 +140,14 @@ def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
 
 
 def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
-    """Say whether the schedule of a branch goes on or starts anew, and at which step.
+    """Describe whether the schedule of a fork goes on or starts anew, and at which step.
 
     Args:
         name: Name of the schedule.
-        first: Step of the run from which the schedule counts. It starts anew if this is `step`.
-        step: Step at which the branch leaves its trunk.
-        total: Number of steps of the run.
+        first: Step of the run at which the schedule has its step 0. It starts anew if this is
+            `step`.
+        step: Step of the checkpoint that the fork starts from.
+        total: Number of steps of the fork.
 
     Example:
         >>> schedule_in_words("wsd", 0, 100, 150)
@@ -164,20 +166,27 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
 
 
 def _base_lr(groups: list[ParamGroup]) -> float:
-    """Find the peak of a group of scale 1, as far as the groups tell."""
-    peaks = [
-        (
-            float(group["initial_lr" if "initial_lr" in group else "lr"]),
-            group.get("lr_ratio", group.get("lr_scale")) or 0.0,
-        )
-        for group in groups
-    ]
-    scaled = [peak / scale for peak, scale in peaks if scale]
-    return max(scaled or [peak for peak, _ in peaks])
+    """Return the peak lr of a group of scale 1.
+
+    It is the largest peak over scale of the groups with a scale; without any, the largest peak.
+    """
+    peaks = []
+    peaks_at_scale_1 = []
+    for group in groups:
+        peak = float(group["initial_lr"] if "initial_lr" in group else group["lr"])
+        scale = group.get("lr_ratio", group.get("lr_scale"))
+        peaks.append(peak)
+        if scale:
+            peaks_at_scale_1.append(peak / scale)
+    return max(peaks_at_scale_1 or peaks)
 
 
 def _final(config: SchedulerConfig, lr: float) -> float:
-    """Convert `min_lr` to a multiplier."""
+    """Convert `min_lr` to a multiplier of the peak; 0 for a schedule without it.
+
+    Raises:
+        ConfigError: It is above the peak.
+    """
     if not isinstance(config, FloorConfig) or config.min_lr == 0:
         return 0.0
     if config.min_lr > lr:

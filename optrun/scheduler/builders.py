@@ -1,6 +1,6 @@
-"""The curve of each choice from its configuration: body, warm-up and floor put together.
+"""Build the curve of each choice from its configuration, with warm-up and lower bound.
 
-Every builder takes the configuration, and what the curve is fitted to.
+Each builder takes the configuration and a `Span`, the lengths of the run and of its warm-up.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from optrun.scheduler import curves
 from optrun.scheduler.curves import Curve
 
 DEFAULT_RATIO = 0.1
-"""Share of the run where a curve needs a stretch (the climb of inverse_sqrt, the way down of
-wsd) and none is given.
-"""
+"""Share of the run for the warm-up of inverse_sqrt and the decay of wsd if no length is set."""
 
 
 class Span(NamedTuple):
-    """What a curve is fitted to."""
+    """The numbers of optimizer steps that a curve is fitted to, and its lower bound."""
 
     total: int
-    """Optimizer steps of the whole run."""
+    """Steps of the run."""
     climb: int
-    """Those of the warm-up."""
+    """Steps of the warm-up."""
     rest: int
-    """Those behind it; 1 in a run that ends within it, so that the climb has its peak."""
+    """Steps after the warm-up; 1 in a run that ends within it."""
     final: float
     """`min_lr` as a multiplier of the peak."""
 
@@ -53,23 +51,23 @@ def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int
 
 
 _TRIED = 100
-"""Steps at which a registered function is tried."""
+"""Number of intervals of a run at whose ends a registered function is tried."""
 
 
 def constant(_config: SchedulerConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=constant`."""
+    """Build the curve of `scheduler=constant`: the peak after a warm-up."""
     return curves.after_warmup(curves.constant, span.climb)
 
 
 def linear(_config: configs.LinearConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=linear`."""
+    """Build the curve of `scheduler=linear`: a straight line from the peak to `min_lr`."""
     return curves.after_warmup(
         partial(curves.linear, decay_steps=span.rest, final=span.final), span.climb
     )
 
 
 def cosine(config: configs.CosineConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=cosine`."""
+    """Build the curve of `scheduler=cosine`: one or more cosines down to `min_lr`."""
     body = partial(
         curves.cosine,
         decay_steps=config.decay_steps or span.rest,
@@ -83,7 +81,7 @@ def cosine(config: configs.CosineConfig, span: Span) -> Curve:
 
 
 def polynomial(config: configs.PolynomialConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=polynomial`."""
+    """Build the curve of `scheduler=polynomial`: a power of the remaining share of the run."""
     body = partial(
         curves.polynomial,
         decay_steps=config.decay_steps or span.rest,
@@ -95,14 +93,14 @@ def polynomial(config: configs.PolynomialConfig, span: Span) -> Curve:
 
 
 def inverse_sqrt(_config: configs.InverseSqrtConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=inverse_sqrt`."""
+    """Build the curve of `scheduler=inverse_sqrt`: 1/sqrt(step) after its warm-up."""
     return curves.floored(
         partial(curves.inverse_sqrt, num_warmup_steps=span.climb), span.final, since=span.climb
     )
 
 
 def noam(config: configs.NoamConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=noam`."""
+    """Build the curve of `scheduler=noam`: the schedule of the Transformer."""
     return curves.floored(
         partial(curves.noam, num_warmup_steps=span.climb, d_model=config.d_model),
         span.final,
@@ -111,7 +109,10 @@ def noam(config: configs.NoamConfig, span: Span) -> Curve:
 
 
 def wsd(config: configs.WsdConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=wsd`."""
+    """Build the curve of `scheduler=wsd`: warm-up, the peak, then a decay to `min_lr`.
+
+    The decay takes `num_decay_steps`, else `decay_ratio` of the run, else a tenth of it.
+    """
     decay = config.num_decay_steps
     if decay is None:
         decay = math.ceil(
@@ -128,13 +129,20 @@ def wsd(config: configs.WsdConfig, span: Span) -> Curve:
 
 
 def step(config: configs.StepConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=step`."""
+    """Build the curve of `scheduler=step`: a factor every `step_size` steps."""
     body = partial(curves.step, step_size=config.step_size, gamma=config.gamma)
     return curves.after_warmup(curves.floored(body, span.final), span.climb)
 
 
 def multistep(config: configs.MultistepConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=multistep`."""
+    """Build the curve of `scheduler=multistep`: a factor at each milestone.
+
+    Milestones count from the start of the run; None: half and three quarters of the way behind the
+    warm-up.
+
+    Raises:
+        ConfigError: A milestone is within the warm-up.
+    """
     milestones = config.milestones
     if milestones is None:
         milestones = [span.climb + math.ceil(share * span.rest) for share in (0.5, 0.75)]
@@ -146,7 +154,12 @@ def multistep(config: configs.MultistepConfig, span: Span) -> Curve:
 
 
 def piecewise(config: configs.PiecewiseConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=piecewise`."""
+    """Build the curve of `scheduler=piecewise`: a list of multipliers.
+
+    Raises:
+        ConfigError: A boundary is within the warm-up; or there are no boundaries, and fewer values
+            than steps.
+    """
     if config.boundaries is not None:
         _not_in_warmup("scheduler.boundaries", config.boundaries, span.climb)
     elif len(config.values) < span.total:
@@ -164,12 +177,12 @@ def piecewise(config: configs.PiecewiseConfig, span: Span) -> Curve:
 
 
 def exponential(config: configs.ExponentialConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=exponential`."""
+    """Build the curve of `scheduler=exponential`: a constant factor per step."""
     return _over_decay_steps(curves.exponential, config, span)
 
 
 def inverse_time(config: configs.InverseTimeConfig, span: Span) -> Curve:
-    """Build the curve of `scheduler=inverse_time`."""
+    """Build the curve of `scheduler=inverse_time`: 1 / (1 + rate * step)."""
     return _over_decay_steps(curves.inverse_time, config, span)
 
 
@@ -190,6 +203,7 @@ def _over_decay_steps(
 
 
 def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
+    """Raise ConfigError if one of the steps is within a warm-up of `climb` steps."""
     early = [at for at in steps if at < climb]
     if early:
         raise ConfigError(
@@ -198,16 +212,18 @@ def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
 
 
 def registered(function: Callable[..., float], config: SchedulerConfig, span: Span) -> Curve:
-    """Build a registered function's curve, between the warm-up and `min_lr`.
+    """Build the curve of a plugin's function, after a warm-up and bounded by `min_lr`.
+
+    The function is tried at 101 steps of the run, or at each of fewer.
 
     Args:
-        function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps from the end
-            of the warm-up.
-        config: With the fields of its schema.
+        function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps count from
+            the end of the warm-up.
+        config: Configuration of the plugin's schema.
         span: As for every builder.
 
     Raises:
-        ConfigError: It fails, or returns what is no finite number of 0 or more.
+        ConfigError: A trial fails, or does not return a finite number of 0 or more.
     """
     body = partial(function, config=config, decay_steps=span.rest)
     for at in sorted({round(index * (span.rest - 1) / _TRIED) for index in range(_TRIED + 1)}):

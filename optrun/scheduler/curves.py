@@ -19,7 +19,7 @@ Curve: TypeAlias = Callable[[int], float]
 
 
 def constant(global_step: int) -> float:
-    """Keep the peak at every step.
+    """Return 1.0, the peak, at every step.
 
     Example:
         >>> constant(1000)
@@ -42,7 +42,7 @@ def warmup(global_step: int, num_warmup_steps: int) -> float:
 
 
 def linear(global_step: int, *, decay_steps: int, final: float = 0.0) -> float:
-    """Go straight from 1 to `final`.
+    """Decay linearly from 1 to `final`.
 
     Args:
         global_step: Step, from 0.
@@ -180,7 +180,7 @@ def noam(global_step: int, *, num_warmup_steps: float, d_model: int | None = Non
         >>> [round(noam(step, num_warmup_steps=4, d_model=64), 6) for step in (0, 1, 4, 16)]
         [0.0, 0.015625, 0.0625, 0.03125]
     """
-    relative = inverse_sqrt(global_step, num_warmup_steps)
+    relative = inverse_sqrt(global_step, num_warmup_steps)  # refuses a warm-up of 0 steps
     if d_model is None:
         return relative
     if global_step == 0:
@@ -391,16 +391,19 @@ def during_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
 
 
 def _product(global_step: int, *, curves: Sequence[Curve]) -> float:
+    """Return the product of curves at a step, see `product`."""
     return math.prod(curve(global_step) for curve in curves)
 
 
 def _floored(global_step: int, *, curve: Curve, final: float, since: int) -> float:
+    """Return the bounded curve at a step, see `floored`."""
     if global_step >= since:
         return max(curve(global_step), final)
     return curve(global_step)
 
 
 def _after_warmup(global_step: int, *, curve: Curve, num_warmup_steps: int) -> float:
+    """Return the curve with a warm-up before it at a step, see `after_warmup`."""
     if global_step >= num_warmup_steps:
         return curve(global_step - num_warmup_steps)
     return warmup(global_step, num_warmup_steps) * curve(0)
@@ -414,12 +417,16 @@ def _progress(global_step: int, decay_steps: int) -> float:
 
 
 def _turns(global_step: int, decay_steps: int, staircase: bool) -> float:
+    """Return step / decay_steps, rounded down if `staircase`."""
     if staircase:
         return global_step // decay_steps
     return global_step / decay_steps
 
 
 def _passed(global_step: int, boundaries: Sequence[int], boundary: str) -> int:
+    """Count the boundaries up to a step; one at the step itself counts for `paddle` only."""
     if boundary not in ("paddle", "keras"):
         raise ValueError(f"boundary={boundary}: expected paddle or keras.")
-    return sum(global_step >= at if boundary == "paddle" else global_step > at for at in boundaries)
+    if boundary == "paddle":
+        return sum(global_step >= at for at in boundaries)
+    return sum(global_step > at for at in boundaries)

@@ -10,16 +10,23 @@ from optrun.base.options import State, StateDict
 
 @dataclass(kw_only=True)
 class Plateau:
-    """Multiplier that shrinks by `factor` when a metric stops improving.
+    """A multiplier of the lr that shrinks by `factor` when a metric stops improving.
 
-    Two are equal if they are configured alike, whatever they have seen.
+    Two are equal if their options are, whatever metrics they have observed.
 
     Attributes:
-        metric: Name of what is watched.
-        multiplier: Product of the reductions so far; unitless.
-        best: Best value seen; None before the first.
+        mode: `min` or `max`: whether lower or higher is better.
+        factor: Factor of each reduction.
+        patience: Evaluations without improvement before a reduction.
+        threshold: Smallest improvement that counts, absolute or relative by `threshold_mode`.
+        threshold_mode: `abs` or `rel`.
+        cooldown: Evaluations after a reduction that do not count.
+        final: Lower bound of the multiplier.
+        metric: Name of the metric.
+        multiplier: Product of the reductions so far.
+        best: Best value so far; None before the first.
         num_bad: Evaluations in a row without improvement.
-        cooling: Evaluations that are still not counted.
+        cooling: Evaluations of the current cooldown that are left.
 
     Source: torch.optim.lr_scheduler.ReduceLROnPlateau, counted in evaluations.
 
@@ -44,13 +51,10 @@ class Plateau:
     cooling: int = field(default=0, init=False, compare=False)
 
     def observe(self, metric: float) -> float:
-        """Take one evaluation in.
+        """Update the multiplier by the metric of one evaluation, and return it.
 
         Args:
-            metric: The watched value; NaN counts as no improvement.
-
-        Returns:
-            The multiplier from now on.
+            metric: The value of the metric; NaN counts as no improvement.
         """
         if self._improves(metric):
             self.best = metric
@@ -82,7 +86,7 @@ class Plateau:
         return gain > self.threshold
 
     def state_dict(self) -> StateDict:
-        """Return what changes from evaluation to evaluation, and in which direction; JSON-able."""
+        """Return what an evaluation changes, and `mode`, as a dict that JSON can hold."""
         counted = {
             "multiplier": self.multiplier,
             "best": self.best,
@@ -92,7 +96,7 @@ class Plateau:
         return {**counted, "mode": self.mode}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`."""
+        """Continue from `state_dict()`; its `mode` is not read."""
         self.multiplier = float(state["multiplier"])
         self.best = None if state["best"] is None else float(state["best"])
         self.num_bad = int(state["num_bad"])

@@ -1,4 +1,4 @@
-"""The object that carries a curve to the groups of an optimizer."""
+"""A torch LRScheduler that sets the lr of every group by a curve."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Scheduler(LRScheduler):
 
     Attributes:
         name: What drives the learning rate, for messages.
-        plateau: A further multiplier, which a metric reduces; None where none is watched.
+        plateau: A further multiplier, which a metric reduces; None if no metric is watched.
 
     Example:
         >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
@@ -71,7 +71,7 @@ class Scheduler(LRScheduler):
 
     @property
     def metric(self) -> str | None:
-        """Name of the metric that `observe` wants; None where none is watched."""
+        """Name of the metric that `observe` takes; None if no metric is watched."""
         if self.plateau is None:
             return None
         return self.plateau.metric
@@ -83,7 +83,7 @@ class Scheduler(LRScheduler):
 
     @property
     def base_lrs(self) -> list[Any]:
-        """Peak of each group; kept in the groups as `initial_lr`."""
+        """Peak lr of each group, its `initial_lr`."""
         return [group["initial_lr"] for group in self.optimizer.param_groups]
 
     @base_lrs.setter
@@ -95,7 +95,7 @@ class Scheduler(LRScheduler):
         """Set the lr for the next step, after one optimizer step was made.
 
         Args:
-            metric: The watched metric, where it was evaluated at this step; as `observe`.
+            metric: The watched metric, if it was evaluated at this step, see `observe`.
 
         Raises:
             ValueError: A metric for a schedule that watches none.
@@ -108,7 +108,7 @@ class Scheduler(LRScheduler):
         self._update_lr()
 
     def observe(self, metric: float) -> None:
-        """Take an evaluation in, without a step.
+        """Update the plateau by a metric, and set the lr; the step count stays.
 
         Raises:
             ValueError: This schedule watches no metric.
@@ -117,7 +117,7 @@ class Scheduler(LRScheduler):
         self._apply()
 
     def multiplier(self, global_step: int) -> float:
-        """Return what the lr is multiplied by at a step, as far as it is known now."""
+        """Return the factor on the peak lr at a step, with the plateau's reductions so far."""
         reduction = 1.0 if self.plateau is None else self.plateau.multiplier
         return self._curve(global_step) * reduction
 
@@ -132,10 +132,7 @@ class Scheduler(LRScheduler):
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> StateDict:
-        """Return where the schedule stands; JSON-able.
-
-        The curve is configuration and not in it.
-        """
+        """Return the step and the plateau as a dict that JSON can hold; the curve is not in it."""
         last_lr = self.get_last_lr()
         return {
             "name": self.name,
@@ -146,10 +143,10 @@ class Scheduler(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: StateDict) -> None:
-        """Continue from `state_dict()`: the lr follows from the step and the curve given here.
+        """Continue from `state_dict()`; the lr is computed from its step and the current curve.
 
         Raises:
-            ValueError: It is no such state.
+            ValueError: It has no `global_step` or no `plateau`.
         """
         for key in ("global_step", "plateau"):
             if key not in state_dict:
@@ -164,7 +161,7 @@ class Scheduler(LRScheduler):
         self._apply()
 
     def __setstate__(self, state: State) -> None:
-        """Let a copy look at its own optimizer."""
+        """Restore a copy, and register the hook on its optimizer."""
         self.__dict__.update(state)
         self._look_before_steps()
 
@@ -190,22 +187,20 @@ class Scheduler(LRScheduler):
         self.plateau.observe(float(metric))
 
     def _update_lr(self, epoch: int | None = None) -> None:
-        """Set the lr for the next step, or for `epoch`.
-
-        Torch's SequentialLR starts a schedule with 0.
-        """
+        """Set the lr for the next step, or for step `epoch`; torch's SequentialLR passes 0."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._apply()
 
     def _apply(self) -> None:
+        """Set the lr of every group for the current step, groups added since included."""
         self._join_new_groups()
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             _set_lr(group, lr)
 
     def _look_before_steps(self) -> None:
-        """Let no step be made by a group that has not joined.
+        """Register a hook that sets the lr of groups added since before each optimizer step.
 
-        The optimizer keeps no discarded schedule alive.
+        The hook has a weak reference, so that a discarded schedule is freed.
         """
         reference = weakref.ref(self)
 
@@ -217,11 +212,16 @@ class Scheduler(LRScheduler):
         _unwrapped(self.optimizer).register_step_pre_hook(before_step)
 
     def _catch_up(self) -> None:
+        """Set the lr of all groups if the number of groups has changed."""
         if len(self.optimizer.param_groups) != self._group_count:
             self._apply()
 
     def _join_new_groups(self) -> None:
-        """Note the base lr of groups that were added since."""
+        """Set `initial_lr` in groups that were added since.
+
+        Raises:
+            ValueError: Groups were removed, or the lr of one is a function of the step.
+        """
         groups = self.optimizer.param_groups
         if len(groups) < self._group_count:
             raise ValueError(
@@ -235,10 +235,7 @@ class Scheduler(LRScheduler):
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the innermost optimizer.
-
-    Accelerate's `prepare` puts one around it, which has no hooks.
-    """
+    """Return the optimizer inside accelerate's wrapper, which has no hooks; else itself."""
     inner = getattr(optimizer, "optimizer", None)
     if isinstance(inner, Optimizer):
         return inner
@@ -246,7 +243,7 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
 
 
 def _set_lr(group: ParamGroup, lr: float | Tensor) -> None:
-    """Set in place if the optimizer keeps a tensor, as compiled and captured steps want it."""
+    """Set the lr of a group; in place if it is a tensor, for compiled and captured steps."""
     if isinstance(group["lr"], Tensor):
         with torch.no_grad():
             group["lr"].fill_(lr)
