@@ -5,7 +5,6 @@ What can be set, from the schemas and the comments in conf/.
 
 from __future__ import annotations
 
-import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -96,19 +95,9 @@ def _key(key: str) -> str:
 def _table(entries: Iterable[Entry]) -> list[str]:
     lines: list[str] = []
     for entry in entries:
-        lines += _columns(f"{entry.key}={entry.default}", _meaning(entry))
+        meaning = f"{entry.meaning} ({entry.type.replace('`', '')})".strip()
+        lines += _columns(f"{entry.key}={entry.default}", meaning)
     return lines or ["It has no keys."]
-
-
-def _meaning(entry: Entry) -> str:
-    """Add the type to the meaning, unless the meaning lists its values."""
-    type_values = re.findall(r"`(\w+)`", entry.type)
-    is_listed = type_values and all(
-        re.search(rf"\b{word}\b", entry.meaning) for word in type_values
-    )
-    if is_listed:
-        return entry.meaning
-    return f"{entry.meaning} ({entry.type.replace('`', '')})".strip()
 
 
 def _columns(name: str, meaning: str, gap: int = 44) -> list[str]:

@@ -62,10 +62,9 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
         "--hydra-help": args.hydra_help,
         "--cfg": args.cfg,
         "--info": args.info,
+        "-sc": args.shell_completion,
     }
-    several = [
-        option for option, is_given in {**answers, "-sc": args.shell_completion}.items() if is_given
-    ]
+    several = [option for option, value in answers.items() if value]
     if len(several) > 1:
         raise ConfigError(f"{' and '.join(several)} are given together. Ask for them one by one.")
     if args.resolve and not (args.cfg or args.help):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -49,8 +48,7 @@ class VerbArguments:
         """
         text = self.key_values.get(key)
         if text not in (None, "true", "false"):
-            near = did_you_mean(text, ("true", "false"))
-            raise ConfigError(f"optrun {self.verb} {key}={text}: expected true or false. {near}")
+            raise ConfigError(f"optrun {self.verb} {key}={text}: expected true or false.")
         if text is None:
             return None
         return text == "true"
@@ -150,15 +148,7 @@ class VerbParser(argparse.ArgumentParser):
         Raises:
             ConfigError: Always.
         """
-        match = re.match(r"argument (\S+): (.*)", message)
-        if match is None:
-            raise ConfigError(f"{message}.")
-        problem = match[2]
-        if "expected one argument" in problem:
-            problem = "a value is missing"
-        if "ignored explicit" in problem:
-            problem = "takes no value"
-        raise ConfigError(f"{match[1].rpartition('/')[2]}: {problem}.")
+        raise ConfigError(f"{message.removeprefix('argument ')}.")
 
     def parse(self, argv: list[str]) -> VerbArguments | None:
         """Parse the arguments after the verb.

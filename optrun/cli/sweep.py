@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from optrun.report.verdict import SweepVerdict
     from optrun.sweeper.search import Search
 
-_SHOWN_LEFT_OUT = 4
 _SWEEPER = "hydra.sweeper."
 
 
@@ -312,18 +311,16 @@ def _tell_devices(
 
 
 def _tell_left_out(jobs: list[jobs_of.Job], view: View) -> None:
-    """Print the points that were left out because they equal another point.
+    """Print which points were left out because they equal another point.
 
-    `distributed=ddp,fsdp` gives one, for example.
+    `distributed=ddp,fsdp` gives one, for example. One line names them all.
     """
-    doubled = [job for job in jobs if job.left_out]
-    for job in doubled[:_SHOWN_LEFT_OUT]:
+    equal = [f"{point} (the same run as {job.label})" for job in jobs for point in job.left_out]
+    if equal:
         view.note(
-            f"{'; '.join(job.left_out)}: left out: the same run as {job.label}, since no result"
-            " depends on what differs. To run it, too, give it a hydra.sweep.dir of its own."
+            f"left out, since no result depends on what differs: {', '.join(equal)}. To run one,"
+            " too, give it a hydra.sweep.dir of its own."
         )
-    if len(doubled) > _SHOWN_LEFT_OUT:
-        view.note(f"the same of {len(doubled) - _SHOWN_LEFT_OUT} more jobs")
 
 
 def sweeper_options(cfg: DictConfig) -> SweeperConfig:

@@ -180,6 +180,5 @@ def _describe_interpolation(
             near = did_you_mean(match[1], all_keys(cfg))
             if near.startswith("Did"):
                 return f"{reason} {near}"
-            return reason
         return reason
     return f"expected {expected_type(error)}."

@@ -113,9 +113,7 @@ def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, object]) 
 
 def _written(value: object) -> str:
     """Write a default as its YAML would."""
-    if isinstance(value, str):
-        return str(value)
-    return json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _docstring(schema: type[object], key: str) -> str:

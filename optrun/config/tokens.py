@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+OTHER_LENGTH = {
+    "training.max_steps": "training.num_train_epochs",
+    "training.num_train_epochs": "training.max_steps",
+}
+"""Key for the length of a run -> the key that gives way to it."""
+
 
 def key_of(token: str) -> str:
     """Read the key of an override, without the signs before it.

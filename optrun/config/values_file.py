@@ -21,14 +21,8 @@ from optrun.config.groups import GROUPS
 from optrun.config.literal import in_grammar
 from optrun.config.paths import VALUES_FILES
 from optrun.config.safety import trust_refusal
-from optrun.config.tokens import key_of
+from optrun.config.tokens import OTHER_LENGTH, key_of
 from optrun.config.yaml_files import refuse_numerals, unreadable
-
-_EXCLUDES = {
-    "training.max_steps": "training.num_train_epochs",
-    "training.num_train_epochs": "training.max_steps",
-}
-"""A key of the command line -> the key of a file that gives way to it."""
 
 
 def find_values_file(config_name: str) -> Path | None:
@@ -77,7 +71,7 @@ def file_overrides(path: Path, values: Mapping[str, Any], typed: Sequence[str]) 
     VALUES_FILES[path.stem] = path
     refuse_numerals(path, path.stem)
     typed_keys = {key_of(token) for token in typed}
-    given_way = {_EXCLUDES[key] for key in typed_keys & _EXCLUDES.keys()}
+    given_way = {OTHER_LENGTH[key] for key in typed_keys & OTHER_LENGTH.keys()}
     overrides = []
     for key, value in _entries(values):
         if key == "model.trust_remote_code" and value:

@@ -39,17 +39,9 @@ def device_count(config: RunConfig) -> int | None:
 
 
 def idle_note(config: RunConfig) -> str | None:
-    """Say how many accelerators a run in one process leaves idle.
-
-    None where there are none.
-    """
-    kind = config.training.device.partition(":")[0]
-    if isinstance(config.distributed, RanksConfig) or kind not in ("auto", "cuda"):
-        return None
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count < 2:
+    """Say how many GPUs a run in one process leaves idle; None if there is one at most."""
+    count = device_count(config) or 0
+    if isinstance(config.distributed, RanksConfig) or count < 2:
         return None
     return (
         f"1 of {count} GPUs is used (distributed=none); distributed=ddp trains on all of them, "
@@ -146,24 +138,20 @@ def refuse_composed(config: RunConfig, ranks: int | None) -> None:
         )
     if ranks is not None:
         config.training.step_over(ranks)
-    if ranks is not None and isinstance(distributed, FsdpConfig):
-        from optrun.distributed.shard import data_parallel_degrees
+    if not isinstance(distributed, FsdpConfig):
+        return
+    from optrun.distributed.shard import data_parallel_degrees
+    from optrun.optimizer.build import refuse_unshardable
 
+    if ranks is not None:
         data_parallel_degrees(distributed, ranks)
     task = config.task
-    if (
-        isinstance(distributed, FsdpConfig)
-        and isinstance(task, PreferenceConfig)
-        and task.loss_type.has_reference
-    ):
+    if isinstance(task, PreferenceConfig) and task.loss_type.has_reference:
         raise ConfigError(
             "distributed=fsdp: task=preference needs the start model whole, for its reference. Take"
             " distributed=ddp, or a loss without a reference, task.loss_type=orpo or simpo."
         )
-    if isinstance(distributed, FsdpConfig):
-        from optrun.optimizer.build import refuse_unshardable
-
-        refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)
+    refuse_unshardable(config.optimizer, distributed.name, config.param_groups.rules)
 
 
 def refuse_one_process(launched: Launched) -> NoReturn:

@@ -156,27 +156,27 @@ def _reached(summary: Mapping[str, object]) -> str:
 
 
 def _usage(task: TaskCard) -> str:
-    """Write a snippet that loads the model from this folder."""
+    """Write a snippet that loads the model from this folder, an adapter beside its base."""
     variable = "tokenizer" if task.processor == "AutoTokenizer" else "processor"
-    lines = [
-        f"from transformers import {task.auto_class}, {task.processor}",
-        "",
-        'folder = "."  # this folder, or its name on the hub',
-        f"{variable} = {task.processor}.from_pretrained(folder)",
-        f"model = {task.auto_class}.from_pretrained(folder)",
-        *task.usage,
-    ]
+    imports = [f"from transformers import {task.auto_class}, {task.processor}"]
+    load = [f"model = {task.auto_class}.from_pretrained(folder)"]
     if task.base:
         keywords = "".join(f", {key}={item!r}" for key, item in task.arguments.items())
         name = task.base if _HUB_NAME.fullmatch(task.base) else task.base.rpartition("/")[2]
-        lines[0:0] = ["from peft import PeftModel"]
-        lines[5:6] = [
-            (
-                f"base = {task.auto_class}.from_pretrained({name!r}{keywords})  # the weights that"
-                " this adapter stands beside"
-            ),
+        comment = "the weights that this adapter stands beside"
+        imports.insert(0, "from peft import PeftModel")
+        load = [
+            f"base = {task.auto_class}.from_pretrained({name!r}{keywords})  # {comment}",
             "model = PeftModel.from_pretrained(base, folder)",
         ]
+    lines = [
+        *imports,
+        "",
+        'folder = "."  # this folder, or its name on the hub',
+        f"{variable} = {task.processor}.from_pretrained(folder)",
+        *load,
+        *task.usage,
+    ]
     return "\n".join(lines)
 
 

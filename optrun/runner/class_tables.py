@@ -33,22 +33,15 @@ def tables_of(
     Yields:
         Name of the evaluation set (empty if there is only one), and its table.
     """
-    step, sets = (lookup(summary, "classes", key) for key in ("step", "sets"))
-    fits = step == summary.get("global_step") and isinstance(sets, Mapping)
-    for name, values in sets.items() if fits else ():
-        rows = lookup(values, "classes")
-        if (
-            isinstance(rows, list)
-            and 0 < len(rows) <= most
-            and all(isinstance(row, Mapping) and row for row in rows)
-        ):
-            means = values.get("means")
-            yield (
-                str(name),
-                _tabulated(
-                    str(next(iter(rows[0]))), rows, means if isinstance(means, list) else []
-                ),
-            )
+    sets = lookup(summary, "classes", "sets")
+    if not isinstance(sets, Mapping) or lookup(summary, "classes", "step") != summary.get(
+        "global_step"
+    ):
+        return
+    for name, values in sets.items():
+        rows = values["classes"]
+        if 0 < len(rows) <= most:
+            yield str(name), _tabulated(str(next(iter(rows[0]))), rows, values["means"])
 
 
 def figures_table(found: ClassTable) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.base.errors import ConfigError, did_you_mean
@@ -29,9 +28,6 @@ from optrun.training.metrics_log import MetricsLogger, storage_policy
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
 from optrun.training.trackers import Tracker, build_tracker
-
-if TYPE_CHECKING:
-    pass
 
 
 class TrackerCallback(Callback):

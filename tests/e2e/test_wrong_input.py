@@ -112,7 +112,7 @@ COMMAND_LINE = [
     (["-m", "hydra.run.dir=x", "lr=1e-3,2e-3"], ["hydra.run.dir=x", "hydra.sweep.dir"]),
     (["-m", "resume=latest", "lr=1e-3,2e-3"], ["resume goes on with one run"]),
     (["explain", "--jsn"], ["explain --jsn", "Did you mean --json?"]),
-    (["explain", "--json=1"], ["explain --json", "takes no value"]),
+    (["explain", "--json=1"], ["explain --json", "ignored explicit argument '1'"]),
     (["certify", "resume", "--steps", "-3"], ["--steps -3", "a whole number"]),
     (["evaluate"], ["expected optrun evaluate RUN_DIR|CHECKPOINT"]),
     (["evaluate", "nowhere"], ["nowhere", "no such directory"]),

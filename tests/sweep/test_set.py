@@ -98,7 +98,7 @@ def test_a_point_that_is_left_out_is_told_by_name() -> None:
     said = StringIO()
     _tell_left_out(made, View(Console(file=said)))
     assert said.getvalue().count("distributed.data_parallel_shard_degree=3") == 2
-    for fact in ("left out", "same run as", "lr=0.001", "lr=0.002", "hydra.sweep.dir"):
+    for fact in ("left out", "the same run as", "lr=0.001", "lr=0.002", "hydra.sweep.dir"):
         assert fact in said.getvalue()
 
 

@@ -20,18 +20,13 @@ from optrun.config.literal import in_grammar
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.overrides import parse
 from optrun.config.request import DEFAULT_CONFIG
-from optrun.config.tokens import key_of
+from optrun.config.tokens import OTHER_LENGTH, key_of
 from optrun.config.types import in_yaml
 
 OWN = (KEY, "branch_schedule", "resume", "run_name")
 """Keys that belong to one run, and are not taken from its trunk."""
 _GOES_WITH = {"optimizer": ("lr",), "distributed": ("training.nproc_per_node",)}
 """Keys of the trunk that mean nothing any more where another choice of a group takes its place."""
-_EITHER = {
-    "training.max_steps": "training.num_train_epochs",
-    "training.num_train_epochs": "training.max_steps",
-}
-"""Of two lengths of a run one is given."""
 _PLACE = ("seed", "training.per_device_train_batch_size", "training.group_by_length")
 _BATCH = ("training.gradient_accumulation_steps", "training.global_batch_size")
 _HARMLESS = ("task.prompt", "task.sample_tokens", "task.metrics")
@@ -139,7 +134,7 @@ def under(trunk: Sequence[str], values: PlainMapping, typed: Sequence[str]) -> l
                 word for word in trunk_words if not _below(word, (key, *_GOES_WITH.get(key, ())))
             ]
         else:
-            dropped = (key, *((_EITHER[key],) if key in _EITHER else ()))
+            dropped = (key, OTHER_LENGTH.get(key, key))
             trunk_words = [word for word in trunk_words if not _below(word, dropped)]
             if key == "training.num_train_epochs":
                 trunk_words.append("training.max_steps=null")

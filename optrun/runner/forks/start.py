@@ -174,14 +174,7 @@ def _refuse_other_plan(before: Plan, now: Plan, changes: Changes, trunk: Trunk) 
             " start a new run without branch_from."
         )
     if changed_keys:
-        kinds = {
-            "examples": "training examples",
-            "ordering": "order of the examples",
-            "grouped": "grouped by length",
-        }
-        parts = ", ".join(
-            f"{kinds.get(key, key)}: {now[key]} (the trunk: {before[key]})" for key in changed_keys
-        )
+        parts = ", ".join(f"{key}: {now[key]} (the trunk: {before[key]})" for key in changed_keys)
         raise ConfigError(
             f"{changed_values or 'distributed'}: {parts}: a branch takes the steps of its trunk"
             f" {trunk.folder}. Choose training.per_device_train_batch_size and"

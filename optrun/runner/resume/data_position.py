@@ -119,8 +119,8 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     parts = _changed_parts(saved.plan, now.plan)
     if parts and "seed" not in changes and not may_change_data(changes):
         raise ConfigError(
-            f"the data is not what the run was started with: {parts}. Restore it, start a new run,"
-            " or name other rows with another data.train."
+            f"the data is not what the run was started with: {parts} changed. Restore it, start a"
+            " new run, or name other rows with another data.train."
         )
     if saved.tokenizer not in (None, now.tokenizer):
         if differences:
@@ -154,11 +154,10 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
 
 
 def _changed_parts(before: Plan, now: Plan) -> str:
-    """Name the changed files of a stream, or sources of a mixture.
+    """Name the files of a stream, or sources of a mixture, that changed, are new or are gone.
 
-    Empty if nothing changed.
-
-    Files that moved to another folder are matched by name.
+    Empty if there are none, or if a plan has no parts. Files that moved to another folder are
+    matched by name.
     """
     parts_before = before.get("parts")
     parts_now = now.get("parts")
@@ -169,13 +168,8 @@ def _changed_parts(before: Plan, now: Plan) -> str:
             {path.rsplit("/", 1)[-1]: content for path, content in parts.items()}
             for parts in (parts_before, parts_now)
         )
-    changed = [
-        f"{name} changed"
-        for name in parts_before
-        if name in parts_now and parts_before[name] != parts_now[name]
-    ]
-    changed += [f"{name} is gone" for name in parts_before if name not in parts_now]
-    changed += [f"{name} is new" for name in parts_now if name not in parts_before]
+    names = {**parts_before, **parts_now}
+    changed = [name for name in names if parts_before.get(name) != parts_now.get(name)]
     return _some(changed)
 
 

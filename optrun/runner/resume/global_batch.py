@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import plural
 from optrun.config.batch import MICRO
 from optrun.config.request import Request
 from optrun.config.schema.training import MOST_PER_DEVICE, TrainingConfig
@@ -186,8 +187,7 @@ def describe_open_size(request: Request, settled: SettledBatch, ranks: int) -> s
     global_batch = request.config.training.global_batch_size
     if request.config.training.per_device_train_batch_size is not None or micro == MOST_PER_DEVICE:
         return None
-    noun = "rank" if ranks == 1 else "ranks"
-    return f"{MICRO}={micro}: follows from {WHOLE}={global_batch} on {ranks} {noun}"
+    return f"{MICRO}={micro}: follows from {WHOLE}={global_batch} on {plural(ranks, 'rank')}"
 
 
 def requested_changes(changes: Changes, derived: Collection[str]) -> Changes:
