@@ -16,24 +16,28 @@ from optrun.training.signals import SignalHandler
 
 @dataclass(eq=False)
 class Batches:
-    """Fetches the micro-batches of each step, from where the state stands in the data."""
+    """Fetches the micro-batches of each step, from the position of the state in the data."""
 
     setup: TrainingSetup
-    """Its loader, plan and state."""
+    """Has the loader, the plan of examples and the state."""
     signal_handler: SignalHandler
     """Requests by signal."""
     before_fork: Callable[[], None]
-    """Called before the loader's workers are forked: no other thread may hold a lock then."""
+    """Called before the loader's workers are forked, when no other thread may hold a lock."""
     _steps: Generator[list[Batch]] | None = None
     _position: int = 0
-    """Steps of data used before the next one that is fetched."""
+    """Steps of data before the step that is fetched next."""
 
     def fetch(self) -> list[Batch]:
-        """Wait for the next step's batches; nothing is lost if a request to stop ends the wait.
+        """Wait for the micro-batches of the next step.
+
+        The first call starts the loader's workers. A request to stop ends the wait without loss of
+        data.
 
         Raises:
-            Stopped: There was such a request, and this process is the only rank.
-            RuntimeError: A worker is gone.
+            Stopped: There was a request to stop, and this process is the only rank.
+            RuntimeError: A worker was killed.
+            LoaderTimeout: No batch came within `training.dataloader_timeout`.
         """
         setup = self.setup
         world = self.setup.train_step.world
@@ -54,13 +58,13 @@ class Batches:
         return micro_batches
 
     def close(self) -> None:
-        """End the loader's workers; the next fetch begins anew from where the state stands then."""
+        """End the loader's workers; the next `fetch` starts at the position of the state then."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
 
     def naming_workers(self) -> AbstractContextManager[None]:
-        """Name the step and its examples when a worker was killed or does not answer."""
+        """Return a context in which errors of workers name the step and its examples."""
         return failures.of_workers(self._steps_before, self._next_examples)
 
     def _steps_before(self) -> int:
@@ -69,11 +73,13 @@ class Batches:
         return state.global_step + self._next_position() - state.position
 
     def _next_position(self) -> int:
+        """Return the steps of data before the next fetch."""
         if self._steps is None:
             return self.setup.state.position
         return self._position
 
     def _next_examples(self) -> str:
+        """List the numbers of the first 16 examples of the next step, over all ranks."""
         micro_batches = next(self.setup.plan.steps(self._next_position()))
         indices = [index for _, index in chain.from_iterable(micro_batches)]
         text = ", ".join(map(str, indices[:16]))

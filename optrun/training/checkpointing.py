@@ -1,7 +1,4 @@
-"""Checkpoints of a run in progress.
-
-Copied at once, written beside training, retried where the disk refused.
-"""
+"""Save checkpoints during training: copied at once, written in a thread, retried if refused."""
 
 from __future__ import annotations
 
@@ -27,16 +24,16 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 log = logging.getLogger("optrun")
-_LONGEST_WAIT = 1024
-"""Steps between two tries, at most."""
+_MAX_STEPS_BETWEEN_TRIES = 1024
+"""Most optimizer steps between two tries to save a refused checkpoint."""
 
 
 @dataclass(eq=False, kw_only=True)
 class CheckpointManager:
-    """Saves checkpoints and reports the outcome.
+    """Saves checkpoints in a background thread, and reports the outcome.
 
-    One checkpoint is written at a time. When the next is due before the last is written, training
-    waits: nothing queues up, and no checkpoint that was due is left out.
+    One checkpoint is written at a time. If the next one is due before the last one is written,
+    training waits, so that none is left out.
     """
 
     run: RunDir
@@ -44,23 +41,22 @@ class CheckpointManager:
     config: CheckpointConfig
     """When to save and what to keep."""
     setup: TrainingSetup
-    """What is saved, and which checkpoint is best."""
+    """The run, and the ranking of its checkpoints."""
     snapshot: Callable[[RandomStates, bool], Snapshot]
-    """Copies everything, with these random states; what it returns is not used again before the
-    next call. If told True, nothing changes until it is written, and no copy is needed."""
+    """Copies model, optimizer and states, with these random states, into buffers that the next call
+    reuses. With True nothing changes before it is written, and nothing needs to be copied."""
     sync: Callable[[], None]
     """Flushes the metrics; called beside training before a checkpoint commits."""
     note: Callable[[str], None]
-    """Tells the user one line."""
+    """Shows the user one line."""
     deletes_older: bool = True
-    """Whether this rank holds the run's lock, deletes older checkpoints and points at the best."""
+    """Whether this rank deletes older checkpoints and updates `checkpoints/best` and `last`."""
     saving: ProcessGroup | None = None
-    """Ranks that write a sharded checkpoint together; each does the same as the others at the same
-    step."""
+    """Group of the ranks that write a sharded checkpoint together; None: this rank writes alone."""
     clock: Callable[[], float] = time.monotonic
-    """Seconds."""
+    """Returns seconds."""
     on_save: Callable[[Path], None] = lambda checkpoint: None  # noqa: ARG005
-    """Called with each checkpoint that is on the disk."""
+    """Called with the folder of each checkpoint when it is complete."""
     _stall: float = 0.0
     _write_seconds: float | None = None
     _refused: Order | None = None
@@ -69,46 +65,46 @@ class CheckpointManager:
     _submitted: int | None = None
 
     def __post_init__(self) -> None:
-        """Create the background writer."""
+        """Create the background writer, which starts its thread with the first save."""
         self.state = self.setup.state
         self.ranking = self.setup.ranking
         self.keep_scheduled = self.setup.config.on_nonfinite is OnNonfinite.rollback
-        """Whether the newest checkpoint at a multiple of `save_steps` stays whatever else is kept.
-        """
+        """Whether the newest scheduled checkpoint is never deleted: a rollback returns to it."""
         older = retention.Retention(self.run, self.config.keep_last) if self.deletes_older else None
         self._writer = AsyncWriter(self.run, older, self.saving)
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is saved at all."""
+        """Whether checkpoints are saved; False for `checkpoint=none`."""
         return self.config.enabled
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is on its way to the disk."""
+        """Whether a checkpoint is being written."""
         return self._writer.busy and not self._writer.ended
 
     def scheduled(self, step: int) -> bool:
-        """Tell whether `save_steps` asks for a checkpoint after this step."""
+        """Tell whether a step is a multiple of `checkpoint.save_steps`; never if that is null."""
         return self.config.save_steps is not None and step % self.config.save_steps == 0
 
     def last_scheduled(self, step: int) -> int:
-        """Find the last scheduled checkpoint up to a step; 0 is the start."""
+        """Return the last scheduled step up to a step; 0 if `checkpoint.save_steps` is null."""
         if self.config.save_steps:
             return step - step % self.config.save_steps
         return 0
 
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:
-        """Take a copy now and write it beside training.
+        """Copy the present state, and start to write it; waits for the save before it.
+
+        A checkpoint that the disk refused before is given up, with a note.
 
         Args:
-            random: Random states to save in place of the present ones.
-            last: No step follows before it is written: nothing needs to be copied, which would take
-                room for it all.
+            random: Random states to save in place of the present ones; None: the present ones.
+            last: Whether no step follows before it is written: then nothing is copied, which would
+                need as much memory again.
 
         Raises:
-            StorageError: The one before could not be saved, and `checkpoint.on_storage_error` says
-                to stop.
+            StorageError: The save before it failed, with `checkpoint.on_storage_error=stop`.
         """
         self.wait()
         with during(Phase.saving):
@@ -125,12 +121,13 @@ class CheckpointManager:
             self._stall += self.clock() - start
 
     def _order(self, snapshot: Snapshot) -> Order:
+        """Build the order to write a snapshot, with the steps whose checkpoints are not deleted."""
         keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
         ranked = self.ranking.best(self.state)
         return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
     def among_best(self) -> bool:
-        """Tell whether the present state is among the best saved ones."""
+        """Tell whether the present step is one of the `keep_best` best of the saved steps."""
         present = self.state.global_step
         saved_steps = {
             present,
@@ -141,19 +138,21 @@ class CheckpointManager:
         return present in ranked[: self.config.keep_best]
 
     def _scheduled_on_disk(self) -> list[int]:
+        """List the scheduled steps with a checkpoint, in the order of `checkpoint_folders`."""
         steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]
         return [step for step in steps if step == 0 or self.scheduled(step)]
 
     def save_now(self, random: RandomStates | None = None) -> None:
-        """Save the present state and return when it is on the disk.
+        """Save the present state, and return when it is on the disk.
 
-        Where it is there already, nothing is done.
+        Does nothing but wait if it was saved already; tries again if the disk refused it.
 
         Args:
-            random: Random states to save in place of the present ones.
+            random: Random states to save in place of the present ones; None: the present ones.
 
         Raises:
-            StorageError: The disk refused, whatever the policy: there is no later.
+            StorageError: The disk refused, also with `checkpoint.on_storage_error=warn`: there may
+                be no later try.
         """
         if self._submitted != self.state.global_step:
             self.save(random, last=True)
@@ -167,16 +166,15 @@ class CheckpointManager:
             self._follow_up(result)
 
     def poll(self, *, together: bool = False) -> None:
-        """Look whether a save has ended; try a refused one again when it is time.
+        """Report a save that has ended, and retry a refused one when its step has come.
 
         Args:
-            together: Several ranks look, and the saves of earlier steps have ended on all of them.
-                One of the present
-                step may have ended on some: it is left for the next look, so that all give the same
-                orders.
+            together: Whether several ranks call this, when saves of earlier steps have ended on all
+                of them. A save of the present step may have ended on some; it waits for the next
+                call, so that all ranks do the same.
 
         Raises:
-            StorageError: It failed, and `checkpoint.on_storage_error` says to stop.
+            StorageError: A save failed, with `checkpoint.on_storage_error=stop`.
         """
         if together and self._submitted == self.state.global_step:
             return
@@ -192,17 +190,17 @@ class CheckpointManager:
             self._refused = None
 
     def wait(self) -> None:
-        """Wait until nothing is being written.
+        """Wait until nothing is being written, and report the save.
 
         Raises:
-            StorageError: As `poll`.
+            StorageError: The save failed, with `checkpoint.on_storage_error=stop`.
         """
         result = self._ended()
         if result is not None:
             self._follow_up(result)
 
     def _ended(self) -> Result | None:
-        """Wait for the save under way; training stands still meanwhile."""
+        """Wait for the save under way, and return its result; None: there is none."""
         start = self.clock()
         with during(Phase.saving):
             result = self._writer.result(wait=True)
@@ -210,16 +208,19 @@ class CheckpointManager:
         return result
 
     def close(self) -> None:
-        """Wait for the last save when the run ends for another reason.
-
-        What went wrong with it is told.
-        """
+        """Wait for the last save at the end of the run; a note says if it failed."""
         result = self._ended()
         if result is not None and result.error is not None:
             self.note(str(result.error))
 
     def _follow_up(self, result: Result) -> None:
-        """Report a finished save; raise its error, note it, or schedule another try."""
+        """Report a finished save: call `on_save`, or raise its error, note it, or plan a retry.
+
+        The time between tries doubles with each failure, from 1 to 1024 steps.
+
+        Raises:
+            BaseException: The error of the save, unless the policy is to go on.
+        """
         step = result.order.snapshot.global_step
         error: BaseException | None = result.error
         if error is None:
@@ -240,7 +241,7 @@ class CheckpointManager:
             or self.config.on_storage_error is OnStorageError.stop
         ):
             raise error
-        wait = min(2**self._failures, _LONGEST_WAIT)
+        wait = min(2**self._failures, _MAX_STEPS_BETWEEN_TRIES)
         self._failures += 1
         self._refused = result.order
         self._retry_at = self.state.global_step + wait
@@ -252,7 +253,11 @@ class CheckpointManager:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the cost of saving since the last call, as metrics."""
+        """Return the seconds that saves took of training and in all since the last call.
+
+        Their names are `perf/checkpoint_stall_seconds` and `perf/checkpoint_write_seconds`; what
+        did not happen is left out.
+        """
         values = {}
         if self._stall:
             values["perf/checkpoint_stall_seconds"] = self._stall
@@ -264,19 +269,19 @@ class CheckpointManager:
 
 
 class Bystander(CheckpointManager):
-    """Stands in for the manager on a rank that does not write checkpoints.
+    """A manager that writes nothing, for ranks on which another rank writes.
 
-    It keeps to the other's order of events.
+    It remembers which steps are saved, so that `save_now` and `among_best` decide as on that rank.
     """
 
     writing = False
 
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:  # noqa: ARG002
-        """Note that this step is saved."""
+        """Remember that the present step is saved."""
         self._submitted = self.state.global_step
 
     def save_now(self, random: RandomStates | None = None) -> None:
-        """Note that this step is saved."""
+        """Remember that the present step is saved."""
         self.save(random)
 
     def poll(self, *, together: bool = False) -> None:

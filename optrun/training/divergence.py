@@ -20,37 +20,41 @@ from optrun.training.step import StepResult
 
 @dataclass(eq=False)
 class Divergence:
-    """Judges each step."""
+    """Decides what happens after a step with a NaN or infinite loss or gradient norm."""
 
     setup: TrainingSetup
-    """What took it."""
+    """The run; `judge` and `roll_back` change its state."""
     run: RunDir
-    """Where a report goes."""
+    """Its directory gets the report of such a step."""
     checkpoints: CheckpointManager
-    """Saves the last good state before an end."""
+    """Saves the last good state before the run ends."""
     restore: Callable[[int], TrainState]
     """Puts model, optimizer, random states and callbacks back to a step, and returns the
     counters from there.
     """
     note: Callable[[str], None]
-    """Tells the user one line."""
+    """Shows the user one line."""
 
     def judge(
         self, result: StepResult, micro_batches: list[Batch], before: RandomStates | None
     ) -> NonfiniteStep | None:
-        """Decide whether the step counts.
+        """Decide whether a step counts; all ranks must call this.
+
+        A skipped step counts: the gradients are dropped and the schedule moves on. Changes
+        `skipped_steps` and `skipped_in_a_row` of the state.
 
         Args:
-            result: Of the step.
-            micro_batches: Of the step.
-            before: Random states from before it; None: the step does not depend on them.
+            result: Numbers of the step.
+            micro_batches: Micro-batches of this rank.
+            before: Random states from before the step, for the checkpoint that is saved if the run
+                ends; None: the step does not depend on them.
 
         Returns:
-            None where it counts, perhaps with its update left out; what was found where training
-            has to go back.
+            None if the step counts; the description of the step if `roll_back` must follow.
 
         Raises:
-            NonFiniteError: The policy is to stop, or it happened too often.
+            NonFiniteError: `training.on_nonfinite=stop`, or too many skips in a row or rollbacks.
+                The state before the step is saved first.
         """
         state = self.setup.state
         train_step = self.setup.train_step
@@ -102,10 +106,11 @@ class Divergence:
         )
 
     def _report(self, nonfinite_step: NonfiniteStep, micro_batches: list[Batch]) -> str:
-        """Write it for whoever looks at the step later, and say where.
+        """Write a report and the batch of the step to the disk, on rank 0 alone.
 
-        A disk that refuses it is told, no more: what is done about the step, and the good state,
-        count for more.
+        Returns:
+            A sentence on where they are; empty on other ranks. If the disk refuses, a note says
+            why: the policy and the save of the good state matter more.
         """
         if not self.setup.train_step.world.is_main:
             return ""
@@ -117,29 +122,27 @@ class Divergence:
         return f"The batch and a report are in {folder}."
 
     def roll_back(self, nonfinite_step: NonfiniteStep) -> str:
-        """Go back to the last scheduled checkpoint, with the data moved past the bad step.
+        """Restore the last scheduled checkpoint, and pass over the data up to the bad step.
 
-        Overwrites weights, optimizer and training state; the seconds of training and the number of
-        rollbacks go on. `judge` has checked `max_rollbacks`. The checkpoint and the data depend
-        on the configuration and the step alone: a run that was stopped and resumed in between
-        takes the same way.
+        Overwrites weights, optimizer, random states and training state; `seconds`, `rollbacks` and
+        the passed steps of data go on. Which checkpoint it is depends on the configuration and the
+        step alone, so that a run that was stopped and resumed in between does the same.
 
         Returns:
-            The message that says so.
+            The message for the user.
         """
         state = self.setup.state
-        bad = self.setup.state.global_step
-        back = self.restore(self.checkpoints.last_scheduled(bad))
-        back.go_on()
-        passed = state.passed_steps + bad - back.global_step + 1
-        rollbacks = state.rollbacks + 1
-        seconds = state.seconds
-        vars(state).update(vars(back))
-        state.passed_steps = passed
-        state.rollbacks = rollbacks
-        state.seconds = seconds
+        steps_done = state.global_step
+        restored = self.restore(self.checkpoints.last_scheduled(steps_done))
+        restored.go_on()
+        # The data of the undone steps and of the bad step are not used again.
+        passed = steps_done - restored.global_step + 1
+        restored.passed_steps = state.passed_steps + passed
+        restored.rollbacks = state.rollbacks + 1
+        restored.seconds = state.seconds
+        vars(state).update(vars(restored))
         return (
-            f"step {bad + 1}: {nonfinite_step.message} Went back to step {state.global_step};"
-            f" {bad - state.global_step + 1} steps of data are passed over ({rollbacks} of at most"
-            f" {self.setup.config.max_rollbacks})."
+            f"step {steps_done + 1}: {nonfinite_step.message} Went back to step"
+            f" {state.global_step}; {passed} steps of data are passed over ({state.rollbacks} of at"
+            f" most {self.setup.config.max_rollbacks})."
         )

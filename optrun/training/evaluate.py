@@ -33,31 +33,32 @@ def evaluate_sets(
     keep: Callable[[str, Any], object] | None = None,
     forward: Callable[[Any, Batch], Any] = plain_forward,
 ) -> dict[str, float]:
-    """Run a model over every evaluation set; its mode is put back.
+    """Compute the metrics of a model on every evaluation set; its mode is put back.
 
-    Several ranks share the batches of a set, each example counted once. Where the metrics of a task
-    cannot be merged, every rank runs over all of them.
+    Ranks share the batches of a set, each example counted once. If the metrics of a task cannot be
+    merged, every rank runs over all batches.
 
     Args:
-        model: Called with a batch's tensors by name.
-        loaders: The sets by name; that of a single one is empty.
+        model: Called with a batch's tensors by name; set to evaluation mode meanwhile.
+        loaders: Loader of each set by name; the name of a single set is empty.
         batch_size: Examples of a batch.
-        metrics: Makes empty metrics.
-        watch: Stands between the batches of a set and the model; told how many batches there were
-            before, and how many there are in all.
-        precision: Of the forward pass, and where the model is.
+        metrics: Constructs empty metrics.
+        watch: Wraps the batches of a set; called with the batches, the number of batches of earlier
+            sets, and the number of batches of all sets, on this rank.
+        precision: Device of the model, and autocast of the forward pass.
         world: The ranks.
-        keep: Told the name of each set and the metrics of it, which know more than their values;
-            None: nobody asks.
+        keep: Called with the name and the metrics of each set when it is done; None: not called.
         forward: Runs the model over a batch.
 
     Returns:
-        `eval/METRIC`, or `eval/SET/METRIC`, to values.
+        Values by `eval/METRIC`, or `eval/SET/METRIC` for named sets.
 
     Raises:
-        OptrunError: Memory does not suffice, or a metric is no number.
+        OptrunError: Out of memory, or a metric is no number.
     """
-    rank, ranks = (world.rank, world.size) if getattr(metrics(), "mergeable", False) else (0, 1)
+    rank, ranks = 0, 1
+    if getattr(metrics(), "mergeable", False):
+        rank, ranks = world.rank, world.size
     counts = {name: -(-len(loader.examples) // batch_size) for name, loader in loaders.items()}
     shares = {name: share_of(count, rank, ranks) for name, count in counts.items()}
     total = sum(map(len, shares.values()))
@@ -68,9 +69,8 @@ def evaluate_sets(
     try:
         for name, loader in loaders.items():
             accumulator = metrics()
-            counted = sum(
-                number < counts[name] for number in shares[name]
-            )  # those after them run as other ranks do
+            # A rank with one batch less than others runs one more, which is not counted.
+            counted = sum(number < counts[name] for number in shares[name])
             batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
             with torch.no_grad():
                 for number, batch in enumerate(batches):
@@ -96,10 +96,10 @@ def evaluate_sets(
 
 
 def _numbers(values: PlainMapping, prefix: str) -> Mapping[str, float]:
-    """Check that every metric is a number.
+    """Return metrics of a task, and refuse a value that is no number, such as a bool or a tensor.
 
     Raises:
-        OptrunError: One is none.
+        OptrunError: With the name, after the prefix, and the value.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -111,21 +111,21 @@ def _numbers(values: PlainMapping, prefix: str) -> Mapping[str, float]:
 
 @dataclass(eq=False)
 class Evaluator:
-    """Evaluates the model as it stands."""
+    """Evaluates the model of a run."""
 
     setup: TrainingSetup
-    """Model and evaluation split."""
+    """Has the model and the evaluation sets."""
     signal_handler: SignalHandler
-    """Requests by signal."""
+    """Requests by signal, which end an evaluation."""
     progress: Callable[[int, int], None]
-    """Told how many batches of how many are done."""
+    """Called with the number of batches that are done, and of all; (0, 0) at the end."""
     keep: Callable[[str, Any], object] | None = None
     """As for `evaluate_sets`."""
 
     def due(self, step: int) -> bool:
-        """Tell whether an evaluation is due after a step.
+        """Tell whether an evaluation is due after a step; never without evaluation rows.
 
-        Every `training.eval_steps`, or at an epoch's end.
+        It is due every `training.eval_steps`, or if that is null at the end of an epoch.
         """
         setup = self.setup
         state = self.setup.state
@@ -136,19 +136,20 @@ class Evaluator:
         return (step + state.data_shift) % setup.plan.steps_per_epoch == 0
 
     def __call__(self, *, trained: bool = True) -> dict[str, float]:
-        """Evaluate; random states are left as they were.
+        """Evaluate the model on all sets; random states are put back.
 
         Args:
-            trained: False before the first step: the model runs as it is, not compiled, so that
-                training compiles what it would have compiled without; figures of classes are not
-                kept.
+            trained: False before the first step: the model runs uncompiled, so that training
+                compiles what it would compile without this evaluation, and `keep` is not called.
 
         Returns:
-            Names with prefix to values; nothing where there are no evaluation rows
+            Values by name, such as `eval/loss`; empty without evaluation rows
             (`data.eval_fraction=0`).
 
         Raises:
-            Stopped: There was a request to stop before the end.
+            Stopped: A signal asked for the end, on any rank.
+            OptrunError: The metric that ranks checkpoints is not among the values; or as
+                `evaluate_sets`.
         """
         setup = self.setup
         train_step = self.setup.train_step
@@ -199,10 +200,10 @@ class Evaluator:
             yield batch
 
     def _stop_if_asked(self) -> None:
-        """End the evaluation on all ranks where one of them was asked to stop.
+        """End the evaluation on all ranks if a signal asked one of them to stop.
 
         Raises:
-            Stopped: With the number of the signal.
+            Stopped: With the number of that signal.
         """
         signals = self.setup.train_step.world.all_gather(
             [float(self.signal_handler.stop_signal or 0)]

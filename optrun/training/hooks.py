@@ -1,4 +1,4 @@
-"""Calls every component of the loop at every hook, and keeps their states."""
+"""Call the components of the training loop at each hook, and save and restore their states."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from optrun.training.step import StepResult
 
 
 class Hooks:
-    """The components of the loop, in the order of their calls.
+    """Calls optrun's components and then the user's callbacks, in this order.
 
-    On several ranks the components that write, and the user's, belong to rank 0 alone; the loop
-    lets the other ranks know what they ask for.
+    On several ranks components that write, and callbacks, exist on rank 0 alone; the loop sends
+    their requests to the other ranks.
 
     Args:
-        training: What every hook is given.
-        components: optrun's own; what they raise ends the run as it is.
-        callbacks: The user's, by configuration key. What they raise ends the run with a message
-            that names them; they leave random states and the model's mode as they found them.
-        may_request: Whether a rank has callbacks of the user's, which may ask for a save or an end;
-            None: this one.
+        training: The context that is passed to every hook.
+        components: optrun's own. Their errors are raised unchanged.
+        callbacks: The user's, by configuration key. Their errors become an OptrunError that names
+            them; random states and the model's mode are put back after each of their hooks.
+        may_request: Whether callbacks exist on any rank, which may request a save or a stop; None:
+            whether they exist on this rank.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Hooks:
         self.callbacks = callbacks
         self.may_request = bool(callbacks) if may_request is None else may_request
         self.failure: BaseException | None = None
-        """The first that one of them raised in a step: the others hear of the step, and it ends
-        with the run saved."""
+        """The first error of a hook in a step. The other hooks of the step are still called; then
+        the loop raises it, with the run saved."""
         self._final_state: dict[str, object] | None = None
         every = [*((component.key, component) for component in components), *callbacks.items()]
         self._stateful: list[tuple[str, Any]] = [
@@ -57,55 +57,58 @@ class Hooks:
         }
 
     def reason_to_wait(self) -> str | None:
-        """Name the component that needs the numbers of each step at once, if any."""
+        """Name the first component whose `on_step` needs the loss before the next step begins.
+
+        None: all components with `on_step` may be called late (`hears_late`).
+        """
         for key, component in self._having["on_step"]:
             if not getattr(component, "hears_late", False):
                 return f"{key or type(component).__name__}: on_step is told of each step"
         return None
 
     def on_train_begin(self) -> None:
-        """Call the hooks before the first step of this start."""
+        """Call `on_train_begin`; with callbacks the folder `extra` is created first."""
         if self.callbacks:
             with storing(self.training.extra_dir):
                 self.training.extra_dir.mkdir(exist_ok=True)
         self._call("on_train_begin")
 
     def on_step(self, result: StepResult) -> None:
-        """Call the hooks after each step."""
+        """Call `on_step`; an error of a callback is stored in `failure`."""
         self.training.step_finished = False
         self._call("on_step", result, deferred=True)
 
     def on_evaluate(self, metrics: Mapping[str, float]) -> None:
-        """Call the hooks after each evaluation."""
+        """Call `on_evaluate`; an error of a callback is stored in `failure`."""
         self._call("on_evaluate", metrics, deferred=True)
 
     def on_log(self, record: PlainMapping, due: PlainMapping) -> None:
-        """Call the hooks with each line of metrics.
+        """Call `on_log`; an error of a callback is stored in `failure`.
 
         Args:
-            record: The line.
-            due: What callbacks hear of it: without what the end of the run alone has added to it.
+            record: The line of metrics.
+            due: The line for callbacks, without metrics that only the end of the run asked for.
         """
         self.training.step_finished = True
         self._call("on_log", record, of_callbacks=due, deferred=True)
 
     def on_save(self, checkpoint: Path) -> None:
-        """Call the hooks after each checkpoint."""
+        """Call `on_save` with a complete checkpoint."""
         self._call("on_save", checkpoint)
 
     def on_rollback(self) -> None:
-        """Call the hooks after training went back."""
+        """Call `on_rollback` after training went back to a checkpoint."""
         self.training.step_finished = True
         self._call("on_rollback")
 
     def on_train_end(self, status: str) -> None:
-        """Call the hooks at the end, however it came.
+        """Call `on_train_end` of every component, also if another one raises.
 
-        Each component hears of it, also if another one raises.
+        After an error the remaining components get the status `failed`.
 
         Raises:
-            Exception: The first, where the run ended well; else it is told, and what ended the run
-                is what counts.
+            Exception: The first error, if the run had finished. If it had not, errors are noted:
+                what ended the run matters more.
         """
         ended_well = status == "finished"
         errors = list[Exception]()
@@ -122,7 +125,11 @@ class Hooks:
             self.training.note(f"warning: {failure}")
 
     def begin_final(self) -> None:
-        """Begin the end of the run. Its extra evaluations do not count if the run is prolonged."""
+        """Freeze the states of components before evaluations that only the end of the run asks for.
+
+        `state_dict` returns the frozen states from then on, so that a prolonged run continues as if
+        it had not ended. Later calls do nothing.
+        """
         if not self.training.final:
             self._final_state = self.state_dict()
             self.training.final = True
@@ -131,10 +138,10 @@ class Hooks:
     # ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, object]:
-        """Return the states of components by configuration key, as JSON holds them.
+        """Return the states of components by configuration key, for JSON.
 
         Raises:
-            OptrunError: A callback's state is none that JSON can hold.
+            OptrunError: The state of a callback cannot be written as JSON and read back unchanged.
         """
         if self._final_state is not None:
             return self._final_state
@@ -147,7 +154,12 @@ class Hooks:
         return states
 
     def load_state_dict(self, states: Mapping[str, object], stop: StopRequest | None) -> None:
-        """Put the states of a checkpoint back; a component without one there keeps its own."""
+        """Load the states of a checkpoint; a component without one keeps its present state.
+
+        Args:
+            states: By configuration key; keys without a component are ignored.
+            stop: The stop request of the checkpoint; it replaces the present one.
+        """
         self.training.stop = stop
         for key, component in self._stateful:
             if key in states:
@@ -164,23 +176,19 @@ class Hooks:
 
         Args:
             hook: Its name.
-            *args: What the components are given.
-            of_callbacks: What the user's are given instead; None: the same.
-            deferred: An error of others' code waits until the step is done. What a disk or a number
-                ends, ends now.
+            *args: Arguments after the context.
+            of_callbacks: Argument for the user's callbacks in place of these; None: the same.
+            deferred: Whether an error is stored in `failure` until the step is done, unless it is
+                an OptrunError or OSError of optrun's own components.
 
         Raises:
-            OptrunError: Of optrun's own components; without `deferred` also of the user's.
+            Exception: An error that is not deferred.
         """
         for key, component in self._having[hook]:
             is_ours = key not in self.callbacks
+            hook_args = args if is_ours or of_callbacks is None else (of_callbacks,)
             try:
-                self._one(
-                    key,
-                    component,
-                    hook,
-                    *(args if is_ours or of_callbacks is None else (of_callbacks,)),
-                )
+                self._one(key, component, hook, *hook_args)
             except Exception as error:
                 if not deferred or (is_ours and isinstance(error, OptrunError | OSError)):
                     raise
@@ -199,7 +207,7 @@ class Hooks:
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Put random states and the model's mode back after a user's callback."""
+        """Put random states and the model's mode back after the context, also after an error."""
         model = self.training.model
         states = RandomStates(self.training.setup.train_step.device)
         mode = model.training
@@ -212,11 +220,11 @@ class Hooks:
 
     @contextmanager
     def _as(self, key: str, method: str) -> Iterator[None]:
-        """Name a user's component in its errors.
+        """Name a user's callback in its errors; `training.caller` is its key meanwhile.
 
         Raises:
-            OptrunError: In place of any `Exception`, and of SystemExit, which would pass for a good
-                end.
+            OptrunError: In place of any exception of a callback, and of SystemExit, which would
+                look like a good end.
         """
         self.training.caller = key
         try:
@@ -235,19 +243,16 @@ class Hooks:
 
 
 def _has(component: object, hook: str) -> bool:
-    """Tell whether a component does something there.
-
-    What it has of `Callback` alone does nothing.
-    """
+    """Tell whether a component has a hook of its own; those that `Callback` defines are empty."""
     method = getattr(component, hook, None)
     return method is not None and getattr(method, "__func__", None) is not getattr(Callback, hook)
 
 
 def _refuse_other_than_json(value: object, where: str = "its result") -> None:
-    """Refuse values that JSON does not hand back as they were.
+    """Refuse a value that would change if it were written as JSON and read back.
 
     Raises:
-        TypeError: A key that is no text, or a value of another type.
+        TypeError: A key that is no text; a tuple, tensor or other value that JSON lacks.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():

@@ -13,60 +13,51 @@ from optrun.training.state import digest_of_batches
 from optrun.training.step import StepResult
 
 
-class Throughput:
-    """Counts tokens, examples and training time since the last metrics line.
+class Progress:
+    """Counts steps into the state of the run, and tokens, examples and time since the last line.
 
     Args:
-        clock: Seconds, monotonic.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.reset()
-
-    def reset(self) -> None:
-        """Start a new interval."""
-        self.begun = self.clock()
-        self.tokens = 0
-        self.samples = 0
-
-    def add(self, tokens: int, samples: int) -> None:
-        """Count a micro-batch."""
-        self.tokens += tokens
-        self.samples += samples
-
-    def leave_out(self, seconds: float) -> None:
-        """Leave out the time of an evaluation or of the copy for a checkpoint."""
-        self.begun += seconds
-
-    def rates(self) -> dict[str, float]:
-        """Compute tokens and samples per second; nothing if there were none."""
-        elapsed = max(self.clock() - self.begun, 1e-9)
-        counted = {"perf/tokens_per_second": self.tokens, "perf/samples_per_second": self.samples}
-        return {name: count / elapsed for name, count in counted.items() if count}
-
-
-class Progress(Throughput):
-    """Counts steps into the state of the run.
-
-    Args:
-        setup: What is trained.
-        clock: As for `Throughput`.
+        setup: The run; its state is changed in place.
+        clock: Returns seconds; monotonic.
     """
 
     def __init__(self, setup: TrainingSetup, clock: Callable[[], float]) -> None:
-        super().__init__(clock)
         self.setup = setup
+        self.clock = clock
         self.begin()
 
     def begin(self) -> None:
-        """Begin to count training time."""
+        """Start to count training time, on top of the seconds of earlier starts of the run."""
         self.reset()
         self._training_begun = self.begun
         self._seconds_before = self.setup.state.seconds
 
+    def reset(self) -> None:
+        """Start a new interval, after a line of metrics."""
+        self.begun = self.clock()
+        self.tokens = 0
+        self.samples = 0
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave the time of an evaluation or a save out of the rates of this interval."""
+        self.begun += seconds
+
+    def rates(self) -> dict[str, float]:
+        """Compute tokens and samples per second of this interval; a count of 0 is left out."""
+        elapsed = max(self.clock() - self.begun, 1e-9)
+        counted = {"perf/tokens_per_second": self.tokens, "perf/samples_per_second": self.samples}
+        return {name: count / elapsed for name, count in counted.items() if count}
+
     def count(self, result: StepResult, facts: Sequence[MicroBatchFacts]) -> None:
-        """Count a step, with the micro-batches of all ranks."""
+        """Count a step into the state of the run.
+
+        The loss, norm, measures and sums by source of a step with non-finite numbers are left out;
+        its tokens count.
+
+        Args:
+            result: Numbers of the step.
+            facts: Of each micro-batch of the step, over all ranks in their order.
+        """
         state = self.setup.state
         task = self.setup.task
         state.global_step += 1
@@ -76,7 +67,8 @@ class Progress(Throughput):
         for fact in facts:
             state.tokens += fact.tokens
             state.samples += fact.samples
-            self.add(fact.tokens, fact.samples)
+            self.tokens += fact.tokens
+            self.samples += fact.samples
         if result.finite:
             state.window_loss += result.loss * result.weight
             state.window_weight += result.weight
@@ -92,7 +84,7 @@ class Progress(Throughput):
         state.seconds = self._seconds_before + self.clock() - self._training_begun
 
     def metrics(self) -> dict[str, float]:
-        """Compute the metrics of training since the last line."""
+        """Compute the metrics of training since the last line; there must have been a target."""
         state = self.setup.state
         values = {
             "train/loss": state.window_loss / state.window_weight,
@@ -114,10 +106,11 @@ class Progress(Throughput):
 
 
 def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
-    """Return `train/lr`, the largest of all groups, and `lr/<layer>` if layers have different ones.
+    """Return `train/lr`, the largest lr of all groups, and `lr/LAYER` if layers differ.
 
     Args:
-        groups: Parameter groups, with `lr` and, where they were divided by layer, `layer`.
+        groups: Parameter groups with `lr` and, if they are divided by layer, `layer`. A layer with
+            several groups has the largest lr of them.
 
     Example:
         >>> learning_rates([{"lr": 0.1, "layer": "head"}, {"lr": 0.05, "layer": "block 3"}])
@@ -145,7 +138,12 @@ def _metric_of_layer(layer: str) -> str:
 
 
 def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:
-    """Compute the loss of each source of a mixture, and its share of the examples."""
+    """Compute `train/loss/SOURCE` and `train/share/SOURCE`, the source's share of the examples.
+
+    Args:
+        window: Sum of losses, targets and examples of each source; a source without a target has no
+            loss.
+    """
     examples = sum(count for _, _, count in window.values())
     losses = {
         f"train/loss/{name}": loss / targets

@@ -1,4 +1,4 @@
-"""The metric that ranks checkpoints, and its better direction."""
+"""Rank evaluations by the metric that decides which checkpoint is best."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ class Ranking:
     """The metric that ranks checkpoints."""
 
     metric: str
-    """With prefix, such as `eval/loss`."""
+    """Name with prefix, such as `eval/loss`."""
     mode: str
     """`min` or `max`."""
 
     def better(self, value: float, other: float) -> bool:
-        """Tell whether a value of the metric beats another."""
+        """Tell whether a value of the metric is better than another; equal values are not."""
         return is_better(value, other, self.mode)
 
     def best(self, state: TrainState) -> list[int]:
-        """List all evaluated steps, best first, as `rank_steps` orders them."""
-        values, losses = (
-            {int(step): value for step, value in by_step.items()}
-            for by_step in (state.ranking, state.ranking_losses)
-        )
+        """List all evaluated steps, best first; equal values are ordered by `rank_steps`."""
+        values = {int(step): value for step, value in state.ranking.items()}
+        losses = {int(step): loss for step, loss in state.ranking_losses.items()}
         return rank_steps(values, losses, self.mode)
 
 
 def best_mode(name: str, ranking: Ranking) -> str:
-    """Choose the better direction of a metric.
+    """Return the better direction of a metric, `min` or `max`.
 
-    That of the ranking metric counts for each evaluation set.
+    That of the ranking also holds for the same metric of other evaluation sets, such as
+    `eval/dev/accuracy` and `eval/test/accuracy`; another metric has its registered one.
     """
     same = name.rpartition("/")[2] == ranking.metric.rpartition("/")[2]
     if same:
@@ -45,19 +44,19 @@ def best_mode(name: str, ranking: Ranking) -> str:
 
 
 def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, float]) -> None:
-    """Take an evaluation into the best values and into the ranking of checkpoints.
+    """Record an evaluation in the best values and in the ranking of checkpoints.
 
     Args:
         state: Changed in place.
-        ranking: Which checkpoint is best.
-        values: What the evaluation of the present step found.
+        ranking: The metric that ranks checkpoints; it is among the values.
+        values: Metrics of the evaluation after the present step, by name.
     """
     step = state.global_step
     for name, value in values.items():
-        beside = loss_beside(name)
         evaluation: Best = {"value": value, "step": step, "tied": 1}
-        if beside in values:
-            evaluation["loss"] = values[beside]
+        loss_name = loss_beside(name)
+        if loss_name in values:
+            evaluation["loss"] = values[loss_name]
         state.best[name] = _better_of(state.best.get(name), evaluation, best_mode(name, ranking))
     state.ranking[str(step)] = values[ranking.metric]
     loss = values.get(loss_beside(ranking.metric))
@@ -66,7 +65,11 @@ def remember_best(state: TrainState, ranking: Ranking, values: Mapping[str, floa
 
 
 def _better_of(best: Best | None, new: Best, mode: str) -> Best:
-    """Choose the better of two evaluations, with how many had its value."""
+    """Return the better of two evaluations of a metric.
+
+    If both have the same value, the one with the lower loss wins, then the later one, and `tied`
+    counts the evaluations with this value. A best that is None or NaN loses.
+    """
     if best is None or math.isnan(best["value"]):
         return new
     both = {best["step"]: best, new["step"]: new}
@@ -79,16 +82,17 @@ def _better_of(best: Best | None, new: Best, mode: str) -> Best:
 
 
 def rank_by(state: TrainState, ranking: Ranking) -> str | None:
-    """Rank checkpoints by one metric in one direction from here on.
+    """Set the metric that ranks checkpoints, at the start of a run or of a resumed run.
 
-    Values of another are forgotten.
+    If a checkpoint was ranked by another metric or direction, its ranking is cleared, and best
+    values in another direction are dropped.
 
     Args:
-        state: Of a checkpoint, or new; changed in place.
-        ranking: From here on.
+        state: State of a new run or of a checkpoint; changed in place.
+        ranking: The new metric and direction.
 
     Returns:
-        A note for the user where something was forgotten.
+        A note for the user if a ranking was cleared, else None.
     """
     before = state.ranked_by
     state.ranked_by = f"{ranking.metric} {ranking.mode}"

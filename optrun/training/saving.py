@@ -1,4 +1,4 @@
-"""When training saves, and how a start of it ends early with everything saved."""
+"""Save when it is due, and end a run early, at a signal or the time budget, with all saved."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from optrun.training.signals import SignalHandler
 
 @dataclass(eq=False)
 class Saving:
-    """Saves if due or asked for, and stops at a signal or at the end of the time budget."""
+    """Saves when it is due or requested, and ends the run at a signal or the time budget."""
 
     setup: TrainingSetup
-    """What is trained."""
+    """The run."""
     training: TrainingContext
-    """What the components ask for, and whom to tell."""
+    """Has the requests of callbacks, and shows notes."""
     checkpoints: CheckpointManager
     signal_handler: SignalHandler
     """Requests by signal."""
     progress: Progress
-    """Has the clock; the time of a save is none of training."""
+    """Has the clock; the time of a save is left out of its rates."""
     started: float
-    """When the run was started, on that clock. The time budget counts from there."""
+    """Start of the run on that clock, from which the time budget counts."""
     settle: Callable[[], object]
-    """Reads the numbers of the last step, and counts it."""
+    """Reads the numbers of the last step, and counts the step."""
 
     def __post_init__(self) -> None:
-        """Note where this start of the run begins."""
+        """Remember the step at which this start of the run begins."""
         self.state = self.setup.state
         self.world = self.setup.train_step.world
         self._first_step = self.state.global_step
 
     def requests(self) -> Requests:
-        """Collect the requests to this rank.
+        """Collect the requests to this rank, and clear its request to save.
 
-        A process alone looks by itself at what it was asked.
+        In one process they are empty: `save_if_due` and `stop_if_asked` read its signals instead.
         """
         if self.world.size == 1:
             return Requests()
@@ -60,7 +60,16 @@ class Saving:
         )
 
     def save_if_due(self, *, last: bool, evaluated: bool) -> None:
-        """Save after a step if that is due or asked for, or if it is among the best."""
+        """Save after a step if it is scheduled or requested, or among the best ones.
+
+        Args:
+            last: Whether it is the last step of this start, which is always saved.
+            evaluated: Whether the step was evaluated, so that it may be among the best.
+
+        Raises:
+            OptrunError: Ranks have different weights.
+            StorageError: As `CheckpointManager.save`.
+        """
         if self.world.size == 1:  # several ranks agreed on it before the step
             self.training.save_requested |= self.signal_handler.take_save_request()
         is_requested = self.training.save_requested
@@ -80,15 +89,16 @@ class Saving:
             self.progress.leave_out(self.progress.clock() - start)
 
     def save_what_is_done(self) -> None:
-        """Save the steps of this start before it ends with an error.
+        """Save the finished steps of this start before the run ends with an error.
 
-        Which is what counts whatever becomes of this.
+        Does nothing on several ranks, without a finished step, or in the middle of an update. A
+        note says what was saved; an error of the save is noted, too, and not raised.
 
         Raises:
-            NonFiniteError: The last step ends the run.
+            NonFiniteError: The last step turns out to have non-finite numbers.
         """
         if self.world.size > 1:
-            return  # other ranks would have to take part, and do not know
+            return  # other ranks would have to take part, and do not know of the error
         self.settle()
         step = self.state.global_step
         done = self.state.global_step > self._first_step
@@ -104,11 +114,13 @@ class Saving:
             self.training.note(f"step {step} is saved, before the run ends with an error")
 
     def stop_if_asked(self, *, before_step: bool = False) -> None:
-        """End here if a signal or the time budget says so.
+        """End the run if a signal asked for it or the time budget is spent; in one process only.
 
         Args:
-            before_step: Only a signal counts: each start of a run makes at least one step of
-                progress.
+            before_step: Whether only a signal counts, so that each start does at least one step.
+
+        Raises:
+            StoppedEarly: As `stop`.
         """
         if self.world.size > 1:
             return  # several ranks agree on it before the next step's forward passes
@@ -117,18 +129,20 @@ class Saving:
             self.stop(received or -1)
 
     def _time_is_spent(self) -> bool:
+        """Tell whether `training.max_seconds` have passed since the start; never if it is null."""
         budget = self.setup.config.max_seconds
         return budget is not None and self.progress.clock() - self.started >= budget
 
     def stop(self, request: int) -> NoReturn:
-        """Save and end.
+        """Save the last finished step, and end the run; nothing is saved with `checkpoint=none`.
 
         Args:
             request: Number of the signal; -1: the time budget is spent.
 
         Raises:
-            StoppedEarly: Always.
+            StoppedEarly: Always, unless the save fails; with the command that continues the run.
             StorageError: The save was refused.
+            OptrunError: Ranks have different weights.
         """
         self.settle()
         step = self.state.global_step
