@@ -1,11 +1,7 @@
-"""What tasks on conversations share.
-
-The template, the roles it knows, and rows of which nothing is learnt.
-"""
+"""The base class of tasks on conversations: chat template, encoding, rows without a target."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,22 +31,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Sides = TypeVar("Sides", bound=tuple[Chat | Plain, ...])
+"""A row: one conversation, or both of a pair."""
 _READ_KEYS = ("role", "content", "instruction", "input")
-"""Keys of turns that every template reads, or that stand in the content as well."""
+"""Keys of turns that are not checked: every template reads them, or `content` repeats them."""
 _LEARNT_KEYS = ("tool_calls", "reasoning_content", "reasoning", "thinking")
-"""Keys of turns whose text the model would learn to write."""
-_LONGEST_SHOWN = 4000
-"""Characters of a training example that a person reads."""
+"""Keys of turns whose text the model would learn to write, if the template read it."""
+_MAX_SHOWN = 4000
+"""Characters of a training example that are shown."""
 
 
 class ChatTask(Task):
-    """Conversations, written by a template, of which some tokens carry loss.
+    """A task on conversations or plain texts in which some tokens carry loss.
 
     Attributes:
-        template: Writes them; None: the rows are plain texts.
-        known_roles: That a row had, and the template writes.
-        known_keys: Of turns of a row, which were looked for in the template.
-        end: The token that ends an answer; None: the rows are plain texts, or several tokens do.
+        template: The chat template; None: the rows are plain texts.
+        known_roles: Roles that were found in rows, and that the template writes.
+        known_keys: Keys of turns that were found in rows, and checked against the template.
+        end: The token that ends an answer; None: the rows are plain texts, or it is no single
+            token.
     """
 
     shift = True
@@ -61,23 +59,27 @@ class ChatTask(Task):
     end: int | None
 
     def use_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Use `task.chat_template`, else the tokenizer's own template."""
+        """Set `template` to `task.chat_template`, else the tokenizer's own; None without either.
+
+        A configured template is put into the tokenizer. Clears `known_roles` and `known_keys`.
+        """
         self.template = use_template(tokenizer, self.config.chat_template)
         self.known_roles = set()
         self.known_keys = set()
 
     @property
     def roles(self) -> frozenset[str]:
-        """Roles allowed in rows."""
+        """The roles that rows may have."""
         if self.template is None:
             return ROLES
         return self.template.roles
 
     def check_alike(self, split: Split, rows: Iterable[Sides]) -> Iterator[Sides]:
-        """Yield rows, checking that all are of one kind with roles known to the template.
+        """Yield rows unchanged, and check each: its kind, and the roles and keys of its turns.
 
         Raises:
-            ConfigError: The first row of another kind; a role of which nothing is written.
+            ConfigError: A row of another kind than the first one (chats or plain texts); a role
+                that the template does not write; a key that it does not read.
         """
         first: Chat | Plain | None = None
         for number, row in enumerate(rows):
@@ -99,13 +101,13 @@ class ChatTask(Task):
         rows: Callable[[], Iterator[Chat | Plain]],
         *what: str,
     ) -> Examples:
-        """Encode rows to ids and targets, once for the same rows, tokenizer, template and settings.
+        """Encode rows to `input_ids` and `targets`; cached.
 
         Args:
-            part: The rows: named in messages, and a part of the cache key.
+            part: The split that the rows are from, for messages and the cache key.
             tokenizer: Of the model.
-            rows: Yields the rows anew at each call.
-            what: Settings that change what `rows` yields, for the cache key.
+            rows: Yields the rows anew at each call; not called if they are cached.
+            what: Everything else that decides what `rows` yields, for the cache key.
         """
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
         content_key = key_of(part.content, *what)
@@ -120,12 +122,12 @@ class ChatTask(Task):
         )
 
     def require_template(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Fall back to chatml if neither the configuration nor the tokenizer has a template.
+        """Set `template` to chatml if there is none, with a note.
 
-        Only for a tokenizer with the tokens of chatml, as those that optrun trains.
+        Only if the tokenizer has the tokens of chatml, as those have that optrun trains.
 
         Raises:
-            ConfigError: The tokenizer lacks these tokens.
+            ConfigError: There is no template, and the tokenizer lacks these tokens.
         """
         if self.template is not None:
             return
@@ -137,9 +139,10 @@ class ChatTask(Task):
         )
 
     def settle_ends(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the token behind an answer, and make it the tokenizer's end of text.
+        """Set `end` to the token behind an answer, and make it the tokenizer's `eos_token`.
 
-        The tokenizer's own end stays if its own template is in use, or writes it.
+        `eos_token` stays if the template is the tokenizer's own, or writes `eos_token` itself. A
+        note names a change.
 
         Raises:
             ConfigError: The template writes nothing behind an answer.
@@ -168,7 +171,7 @@ class ChatTask(Task):
         )
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Let `generate` of the trained model stop at the end of an answer."""
+        """Add the token that ends an answer to `generation_config.eos_token_id`, with a note."""
         generation: Any = getattr(model, "generation_config", None)
         if self.end is None or generation is None:
             return
@@ -184,14 +187,15 @@ class ChatTask(Task):
         )
 
     def note_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Note unknown control tokens of the template, and today's date in it."""
+        """Warn about control tokens that the tokenizer lacks, and about today's date in a text."""
         template = self.template
         if template is None:
             return
-        if strange := template.unknown_tokens():
+        unknown = template.unknown_tokens()
+        if unknown:
             other_names = ", ".join(name for name in NAMES if name not in ("chatml", "llama3"))
             self.notes.append(
-                f"warning: {template.origin}: {', '.join(strange)}: no tokens of this tokenizer,"
+                f"warning: {template.origin}: {', '.join(unknown)}: no tokens of this tokenizer,"
                 f" which takes them apart; {other_names} end a turn with its own"
                 f" {tokenizer.eos_token}"
             )
@@ -201,10 +205,14 @@ class ChatTask(Task):
             )
 
     def expect_known_keys(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a turn with trained content under a key that the template does not read.
+        """Check that the template reads each key of a row's turns.
 
-        Other keys that it does not read get one note each. Reads each key in the first turn with
-        it.
+        Each key is checked in the first turn that has a value for it. A note names a key that is
+        not read.
+
+        Raises:
+            ConfigError: A key such as `tool_calls` or `reasoning_content` is not read, whose text
+                the model would have to learn.
         """
         for number, turn in enumerate(row.turns, 1):
             for key, value in turn.items():
@@ -222,9 +230,12 @@ class ChatTask(Task):
                 self.notes.append(f"{template.origin} does not read {key} of the turns")
 
     def expect_known_roles(self, split: Split, row: Chat, template: ChatTemplate) -> None:
-        """Refuse a role whose turns the template does not write.
+        """Check that the template writes each role of a row, and reads each key of its turns.
 
-        Each role is tried once, in the first row with it.
+        Each role is checked in the first row that has it.
+
+        Raises:
+            ConfigError: The template does not write the role, does not read a key, or fails.
         """
         self.expect_known_keys(split, row, template)
         for role in dict.fromkeys(turn["role"] for turn in row.turns):
@@ -248,127 +259,130 @@ class ChatTask(Task):
         split: Split,
         rows_of: Callable[[], Sequence[int]] | None = None,
     ) -> list[Examples | Selected]:
-        """Refuse, or leave out, rows without a target on one of their sides.
+        """Refuse examples without a target, or drop those that truncation left without one.
 
         Args:
-            sides: The same rows, each with targets of its own.
+            sides: Encoded examples: one side, or for pairs the chosen and the rejected answers. A
+                pair needs a target on both sides.
             split: The rows.
-            rows_of: Lists the row of each example; None: each is one of its own.
+            rows_of: Lists the row of each example, for messages; None: one example for each row.
+
+        Returns:
+            The sides, without the examples that were dropped; a note says how many.
 
         Raises:
-            ConfigError: With the first of them, how many there are, and how long they are.
+            ConfigError: An uncut example has no target; a truncated one has none and
+                `task.overlong_rows=refuse`; or no example is left.
         """
-        every = []
 
-        def number(example: int) -> int:
-            return split.number(example if rows_of is None else rows_of()[example])
+        def where(example: int) -> str:
+            row = example if rows_of is None else rows_of()[example]
+            return f"row {split.number(row)}"
 
+        count = len(sides[0])
+        without_target = []
+        uncut_lengths = []
         for side in sides:
-            without_target = _rows_without_targets(side)
-            every.append(without_target)
+            examples = _rows_without_targets(side)
             assert side.lost is not None
-            bare = without_target[side.lost[without_target] == 0]
-            if not len(bare):
-                continue
-            row = int(bare[0])
-            why = reason_for_no_target(int(side.lengths[row]))
-            raise ConfigError(
-                f"{split.key}: row {number(row)} has no token to learn: {why}."
-                f"{_count_similar_rows(len(bare), len(side))} Leave such rows out."
-            )
-        empty = np.unique(np.concatenate(every))
+            uncut = examples[side.lost[examples] == 0]
+            if len(uncut):
+                reason = reason_for_no_target(int(side.lengths[uncut[0]]))
+                raise ConfigError(
+                    f"{split.key}: {where(int(uncut[0]))} has no token to learn:"
+                    f" {reason}.{_count_similar(len(uncut), count)} Leave such rows out."
+                )
+            without_target.append(examples)
+            uncut_lengths.append(side.lengths + side.lost)
+        empty = np.unique(np.concatenate(without_target))
         if not len(empty):
             return list(sides)
-        row = int(empty[0])
-        rows = len(sides[0])
-        full_lengths = np.max(
-            [side.lengths[empty] + side.lost[empty] for side in sides if side.lost is not None],
-            axis=0,
-        )
         if self.config.overlong_rows is OverlongRows.refuse:
-            if len(empty) > 1:
-                longest = f" The longest has {int(full_lengths.max()):,} tokens."
-            else:
-                longest = ""
-            who = f"row {number(row)} of {split.key}"
+            tokens = max(full_lengths[int(empty[0])] for full_lengths in uncut_lengths)
             raise self.overlong(
-                who, int(full_lengths[0]), f"{_count_similar_rows(len(empty), rows)}{longest}"
+                f"{where(int(empty[0]))} of {split.key}",
+                int(tokens),
+                _count_similar(len(empty), count),
             )
-        if len(empty) == rows:
-            raise self.all_overlong(
-                split, f"; the longest row has {int(full_lengths.max()):,} tokens."
-            )
+        if len(empty) == count:
+            raise self.all_overlong(split)
         self.notes.append(
-            f"{len(empty):,} of {rows:,} rows of {split.key} left out:"
+            f"{len(empty):,} of {count:,} rows of {split.key} left out:"
             f" data.max_length={self.max_length} cuts off all that carries loss"
             " (task.overlong_rows=drop)"
         )
-        return [Selected(side, np.delete(np.arange(rows), empty)) for side in sides]
+        return [Selected(side, np.delete(np.arange(count), empty)) for side in sides]
 
     def overlong(self, who: str, tokens: int, more: str = "") -> ConfigError:
-        """Build the error for a row whose prompt leaves no room for an answer."""
+        """Build the error for a row that truncation leaves without a target.
+
+        Args:
+            who: Names the row.
+            tokens: Its length before truncation.
+            more: A sentence on other rows, with a space before it.
+        """
         return ConfigError(
             f"data.max_length={self.max_length}: {who} has {tokens:,} tokens, and all that carry"
             f" loss are cut off: its prompt is longer.{more} Raise data.max_length, or leave such"
             " rows out: task.overlong_rows=drop."
         )
 
-    def all_overlong(self, split: Split, more: str) -> ConfigError:
-        """Build the error for a split without a short enough row."""
+    def all_overlong(self, split: Split) -> ConfigError:
+        """Build the error for a split in which truncation leaves no row with a target."""
         return ConfigError(
             f"data.max_length={self.max_length}: every row of {split.key} has a longer prompt:"
-            f" nothing is left. Raise data.max_length{more}"
+            " nothing is left. Raise data.max_length."
         )
 
 
 def _rows_without_targets(examples: Examples) -> np.ndarray:
-    """List the rows without a target behind their first token.
+    """List the examples without a target behind their first token, in order; cached.
 
     The first token cannot be predicted: no token is before it.
     """
     marks = examples.flat(TARGETS)
     offsets = examples.offsets
     key = key_of("no-targets-1", examples.origin)
-    return cached_arrays("no-targets", key, lambda: {"rows": rows_without_marks(marks, offsets)})[
-        "rows"
-    ]
+    arrays = cached_arrays("no-targets", key, lambda: {"rows": rows_without_marks(marks, offsets)})
+    return arrays["rows"]
 
 
 def row_kind(row: Chat | Plain | None) -> str:
-    """Name the kind of a row for a message."""
+    """Name the kind of a row for a message: texts or turns."""
     if isinstance(row, Plain):
         return "texts"
     return "turns"
 
 
 def reason_for_no_target(tokens: int) -> str:
-    """Explain why no token of an uncut row carries loss."""
+    """Explain why no token of an untruncated row of so many tokens carries loss."""
     if tokens < 2:
         return "too short"
     return "the template writes nothing of its answer"
 
 
-def _count_similar_rows(count: int, rows: int) -> str:
-    """Write how many more rows have the same problem; empty if none has."""
+def _count_similar(count: int, rows: int) -> str:
+    """Write a sentence on the number of rows with the same problem; empty if there is only one."""
     if count == 1:
         return ""
-    return (
-        f" {count - 1:,} more {'is' if count == 2 else 'are'} like it, {count:,} of {rows:,} in"
-        " all."
-    )
+    return f" {count:,} of {rows:,} rows are like it."
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
-    """Write a training example with its targets between « and »."""
-    pieces = []
-    marks = example[TARGETS].copy()
-    marks[0] = 0
-    for target, group in itertools.groupby(
-        zip(marks, example["input_ids"], strict=True), key=lambda pair: pair[0]
+    """Decode a training example with its targets between « and »; at most 4,000 characters.
+
+    The first token is no target: nothing is before it.
+    """
+    is_target = example[TARGETS] != 0
+    is_target[0] = False
+    borders = np.flatnonzero(np.diff(is_target)) + 1
+    texts = []
+    for ids, marks in zip(
+        np.split(example["input_ids"], borders), np.split(is_target, borders), strict=True
     ):
-        text = tokenizer.decode([int(number) for _, number in group])
-        pieces.append(f"«{text}»" if target else text)
-    text = "".join(pieces)
-    if len(text) <= _LONGEST_SHOWN:
-        return text
-    return f"{text[:_LONGEST_SHOWN]} ..."
+        text = tokenizer.decode(ids.tolist())
+        texts.append(f"«{text}»" if marks[0] else text)
+    joined = "".join(texts)
+    if len(joined) <= _MAX_SHOWN:
+        return joined
+    return f"{joined[:_MAX_SHOWN]} ..."

@@ -284,7 +284,7 @@ class Sft(ChatTask):
         first = min(len(examples), _LOOKED_AT)
         count = sum(LEFT_OUT in examples[index] for index in range(first))
         if count == len(examples):
-            raise self.all_overlong(split, ".")
+            raise self.all_overlong(split)
         self.notes.append(
             f"{split.key}: rows of which data.max_length={self.max_length} cuts off all that"
             f" carries loss are left out of their batches, {count:,} of the first {first:,} rows"

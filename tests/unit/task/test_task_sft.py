@@ -303,7 +303,7 @@ def test_rows_without_a_target_are_left_out_where_that_is_asked_for(
     for fact in ("data.max_length=40", "row 2", "task.overlong_rows=drop"):
         assert fact in str(refused.value)
     assert "like it" not in str(refused.value)
-    for others, count in (("1 more is like it, 2 of 4", 1), ("2 more are like it, 3 of 5", 2)):
+    for others, count in (("2 of 4 rows are like it", 1), ("3 of 5 rows are like it", 2)):
         with pytest.raises(ConfigError, match=others):
             make_task(
                 "sft",
