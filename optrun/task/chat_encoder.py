@@ -1,4 +1,4 @@
-"""Chats and plain prompts with completions to token ids, and which of these carry loss."""
+"""Encode chats, and plain prompts with completions, to token ids and targets."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TARGETS = "targets"
 
 @dataclass(frozen=True)
 class ChatEncoder:
-    """Rows to `input_ids` and `targets`.
+    """Encodes rows to `input_ids` and `targets`.
 
     Args:
-        config: Says what carries loss.
-        template: Of conversations; None: the rows are plain texts.
+        config: Its `assistant_only_loss` and `completion_only_loss` say which tokens carry loss.
+        template: The chat template; None: the rows are plain texts.
         split: The rows, for messages.
-        tokenizer: Has the template in use.
-        max_length: Tokens after which rows are cut.
+        tokenizer: The tokenizer, with the template.
+        max_length: Tokens after which rows are truncated.
     """
 
     config: SftConfig | PreferenceConfig
@@ -54,7 +54,7 @@ class ChatEncoder:
     max_length: int
 
     def key(self) -> str:
-        """Digest the tokenizer, the template and the settings."""
+        """Digest everything that decides the tokens of a row: tokenizer, template and settings."""
         config = self.config
         template = self.template
         settings = (
@@ -66,8 +66,21 @@ class ChatEncoder:
         )
 
     def __call__(self, batch: list[Chat | Plain], cut: bool) -> dict[str, list[Any]]:
-        """Encode rows of one kind."""
-        ids, targets = self._plain(batch) if isinstance(batch[0], Plain) else self._chats(batch)
+        """Encode rows, all of them chats or all plain texts.
+
+        Args:
+            batch: The rows.
+            cut: Whether rows are truncated to `max_length`.
+
+        Returns:
+            `input_ids`, and `targets` with 1 for each token that carries loss, else 0.
+
+        Raises:
+            ConfigError: The template cannot write a row, or the tokenizer does not say which
+                characters its tokens are.
+        """
+        encode = self._plain if isinstance(batch[0], Plain) else self._chats
+        ids, targets = encode(batch)
         length = self.max_length if cut else None
         return {
             "input_ids": [row[:length] for row in ids],
@@ -75,6 +88,7 @@ class ChatEncoder:
         }
 
     def _plain(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
+        """Encode prompts with completions, each with one end-of-text token."""
         end = self.tokenizer.eos_token or ""
         rows = [f"{row.prompt}{row.completion.removesuffix(end)}{end}" for row in batch]
         row_ids = prompt_ids(self.tokenizer, rows)
@@ -84,11 +98,15 @@ class ChatEncoder:
         targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if self.config.completion_only_loss is not False:
             prompts = prompt_ids(self.tokenizer, [row.prompt for row in batch])
-            for mask, row, prompt in zip(targets, row_ids, prompts, strict=True):
-                mask[: common_prefix_length(prompt, row)] = 0
+            _mask_prompts(targets, row_ids, prompts)
         return row_ids, targets
 
     def _chats(self, batch: Sequence[Any]) -> tuple[list[list[int]], list[np.ndarray]]:
+        """Encode conversations, written by the template.
+
+        With `assistant_only_loss` the targets are the tokens of answers. If a row is a prompt with
+        a completion, its prompt is masked unless `completion_only_loss` is false.
+        """
         template = self.template
         config = self.config
         assert template is not None
@@ -114,17 +132,25 @@ class ChatEncoder:
             row_ids = self._ids(texts)
             targets = [np.ones(len(row), dtype=np.int64) for row in row_ids]
         if prompts:
-            for mask, row, prompt in zip(targets, row_ids, self._ids(prompts), strict=True):
-                mask[: common_prefix_length(prompt, row)] = 0
+            _mask_prompts(targets, row_ids, self._ids(prompts))
         return row_ids, targets
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
+        """Encode texts that have all their special tokens."""
         return encode_to_inputs(self.tokenizer, texts, None, add_special_tokens=False)["input_ids"]
 
     def _encode_with_spans(
         self, texts: list[str], spans: list[list[Span]]
     ) -> tuple[list[list[int]], list[np.ndarray]]:
-        """Return ids, and 1 for each token with a character inside a span."""
+        """Encode texts; a token with a character inside a span is a target.
+
+        Args:
+            texts: Rendered conversations.
+            spans: Of each text, the spans of its answers in characters.
+
+        Raises:
+            ConfigError: A slow tokenizer, which does not say which characters its tokens are.
+        """
         if not self.tokenizer.is_fast:
             raise ConfigError(
                 f"task.assistant_only_loss=true: {type(self.tokenizer).__name__} does not say where"
@@ -144,18 +170,23 @@ class ChatEncoder:
         return encoding["input_ids"], targets
 
 
+def _mask_prompts(
+    targets: list[np.ndarray], rows: list[list[int]], prompts: list[list[int]]
+) -> None:
+    """Set the targets of each row to 0 as far as its tokens equal those of its prompt."""
+    for mask, row, prompt in zip(targets, rows, prompts, strict=True):
+        mask[: common_prefix_length(prompt, row)] = 0
+
+
 def unwritable_row_error(
     template: ChatTemplate, split: Split, row: Chat, error: TemplateFailed
 ) -> ConfigError:
-    """Build the error for a row outside of the template's reach.
-
-    A row whose answers cannot be found in its text is refused likewise.
-    """
+    """Build the error for a row that a template cannot write, or whose answers cannot be found."""
     return ConfigError(f"{template.origin}: {row_name(split, row)} {error}. {OTHER_TEMPLATE}")
 
 
 def row_name(split: Split, row: Chat | Plain) -> str:
-    """Name a row in a message; the reader of a stream adds file and row itself."""
+    """Name a row in a message; a row of a stream is "this row": its reader adds file and number."""
     if row.row is None:
         return "this row"
     return f"row {split.number(row.row)} of {split.key}"

@@ -1,4 +1,4 @@
-"""Pool a text's tokens to one vector, as the model's folder or the configuration says."""
+"""Pool the hidden states of a text to one vector, in the modes of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from transformers.utils.generic import ModelOutput
 
 KEY = "sentence_embedding"
-"""Of the transformers configuration: how embeddings are made of states."""
+"""Key of the transformers configuration that holds the pooling of a trained model."""
 MODES = {"mean": "mean", "cls": "cls", "last": "lasttoken"}
-"""Ours, and what sentence-transformers calls them."""
+"""Our name of each mode, and that of sentence-transformers."""
 _OLD_KEYS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
@@ -29,55 +29,57 @@ _OLD_KEYS = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
     "pooling_mode_weightedmean_tokens": "weightedmean",
 }
-"""How sentence-transformers wrote the modes before version 6."""
+"""Keys by which sentence-transformers before version 6 wrote the modes."""
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """How a vector is made of states."""
+    """Makes one vector of the hidden states of a text's tokens."""
 
     mode: str
-    """`mean` of all tokens, `cls`, the first one, or `last`."""
+    """`mean` of all tokens, `cls` (the first token) or `last` (the last token)."""
     normalize: bool
-    """Whether it has length 1."""
+    """Whether vectors are scaled to length 1."""
 
     def __call__(self, outputs: ModelOutput, mask: torch.Tensor) -> torch.Tensor:
-        """Compute one vector a text, on whichever side it is padded; in float32 at least.
+        """Compute a vector for each text, padded on either side; float32, or float64 as the states.
 
         Args:
-            outputs: What the model returned; has `last_hidden_state` of shape (texts, longest,
+            outputs: Outputs of the model, with `last_hidden_state` of shape (texts, longest,
                 width).
-            mask: 1 where a token is, shape (texts, longest).
+            mask: 1 for tokens, 0 for padding; shape (texts, longest).
 
         Returns:
             Shape (texts, width).
         """
         states = outputs.last_hidden_state
-        states = states if states.dtype is torch.float64 else states.float()
+        if states.dtype is not torch.float64:
+            states = states.float()
         if self.mode == "mean":
             weights = mask[..., None].to(states.dtype)
             vectors = (states * weights).sum(1) / weights.sum(1)
         else:
             columns = torch.arange(mask.shape[1], device=mask.device)
-            at = (mask * columns).argmax(1) if self.mode == "last" else mask.int().argmax(1)
-            vectors = states[torch.arange(len(states), device=states.device), at]
+            is_last = self.mode == "last"
+            position = (mask * columns).argmax(1) if is_last else mask.int().argmax(1)
+            vectors = states[torch.arange(len(states), device=states.device), position]
         return functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
     def remember(self, config: object) -> None:
-        """Write it into a transformers configuration, a part of every checkpoint."""
+        """Store the pooling in a transformers configuration, which every checkpoint has."""
         setattr(config, KEY, asdict(self))
 
     @classmethod
     def of(cls, config: object) -> Self:
-        """Read it from the configuration of a trained model."""
+        """Read the pooling from the configuration of a trained model."""
         return cls(**getattr(config, KEY))
 
 
 @contextmanager
 def without_pooling(config: object) -> Iterator[None]:
-    """Hide the pooling from a configuration while it is written for others.
+    """Remove the pooling from a configuration inside the context, if it has one.
 
-    Others read the files of sentence-transformers, which say the same.
+    For exports: other programs read it from the files of sentence-transformers.
     """
     pooling = getattr(config, KEY, None)
     if pooling is None:
@@ -93,69 +95,77 @@ def without_pooling(config: object) -> Iterator[None]:
 def folder_pooling(
     path: str, revision: str | None, mode: str | None, normalize: bool | None
 ) -> tuple[Pooling, str]:
-    """Decide how embeddings are made.
-
-    As asked for, else as modules.json of the model says, else normalised means.
+    """Choose the pooling: as configured, else as modules.json of the model, else normalised means.
 
     Args:
         path: Hub name or folder of the model; empty: it is made from scratch.
-        revision: Of the hub.
-        mode: Asked for; None: nothing is.
-        normalize: Likewise.
+        revision: Commit of the model on the hub; None: the newest.
+        mode: `task.pooling`; None: not configured.
+        normalize: `task.normalize`; None: not configured.
 
     Returns:
-        It, and where it is from, in words.
+        The pooling, and where it is from, in words.
 
     Raises:
-        ConfigError: The folder says what does not exist here, and nothing else is asked for.
+        ConfigError: modules.json has a module or a mode that optrun lacks, and the configuration
+            does not replace it.
     """
+    is_configured = mode is not None or normalize is not None
     modules_file = _find_model_file(path, "modules.json", revision)
-    is_asked = mode is not None or normalize is not None
     if modules_file is None or (mode is not None and normalize is not None):
-        return Pooling(mode or "mean", normalize is not False), (
-            "as asked for" if is_asked else "by default"
-        )
+        origin = "as asked for" if is_configured else "by default"
+        return Pooling(mode or "mean", normalize is not False), origin
     modules = [
         module for module in read_json(modules_file, follow=True) if isinstance(module, Mapping)
     ]
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    unsupported = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-    if unsupported or "Pooling" not in kinds:
+    if "Pooling" not in kinds or not set(kinds) <= {"Transformer", "Pooling", "Normalize"}:
         raise ConfigError(
             f"model.path={path}: its modules.json has {', '.join(kinds) or 'no module'}, and"
             " task=embedding trains Transformer, Pooling and Normalize alone. Give task.pooling"
             " and task.normalize to train it with these."
         )
-    inside = str(modules[kinds.index("Pooling")].get("path")).rpartition("/")[2]
-    options = _find_model_file(path, f"{inside}/config.json", revision)
-    read = {} if options is None else read_json(options, follow=True)
-    values = read if isinstance(read, Mapping) else {}
-    folder_modes = values.get("pooling_mode") or [
-        new for old, new in _OLD_KEYS.items() if values.get(old)
-    ]
-    folder_modes = [folder_modes] if isinstance(folder_modes, str) else folder_modes
+    if mode is None:
+        folder = str(modules[kinds.index("Pooling")].get("path")).rpartition("/")[2]
+        mode = _folder_mode(path, folder, revision)
+    if normalize is None:
+        normalize = "Normalize" in kinds
+    origin = "by modules.json of the model"
+    if is_configured:
+        origin = f"as asked for, and {origin}"
+    return Pooling(mode, normalize), origin
+
+
+def _folder_mode(path: str, folder: str, revision: str | None) -> str:
+    """Read the pooling mode of a model from the config.json of its Pooling module.
+
+    Raises:
+        ConfigError: It has no mode, several, or one that optrun lacks.
+    """
+    file = _find_model_file(path, f"{folder}/config.json", revision)
+    options = {} if file is None else read_json(file, follow=True)
+    if not isinstance(options, Mapping):
+        options = {}
+    modes = options.get("pooling_mode")
+    if not modes:
+        modes = [mode for key, mode in _OLD_KEYS.items() if options.get(key)]
+    if isinstance(modes, str):
+        modes = [modes]
     ours = {theirs: our for our, theirs in MODES.items()}
-    if mode is None and (len(folder_modes) != 1 or folder_modes[0] not in ours):
+    if len(modes) != 1 or modes[0] not in ours:
         raise ConfigError(
-            f"model.path={path}: its pooling is {' and '.join(folder_modes) or 'not said'}, and"
+            f"model.path={path}: its pooling is {' and '.join(modes) or 'not said'}, and"
             f" task=embedding has {', '.join(MODES)}. Give task.pooling to train it with one of"
             " these."
         )
-    chosen = Pooling(
-        mode or ours[folder_modes[0]], "Normalize" in kinds if normalize is None else normalize
-    )
-    return (
-        chosen,
-        (
-            "as asked for, and by modules.json of the model"
-            if is_asked
-            else "by modules.json of the model"
-        ),
-    )
+    return ours[modes[0]]
 
 
 def _find_model_file(path: str, name: str, revision: str | None) -> Path | None:
-    """Find a file of a model; None if it has none."""
+    """Find a file of a model in its folder or on the hub; None if it is missing.
+
+    None also without a path, and if the hub cannot be reached.
+    """
     if not path:
         return None
     from transformers.utils import cached_file

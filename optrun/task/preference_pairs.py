@@ -26,18 +26,19 @@ REFERENCE = "reference"
 
 @dataclass
 class PairOutputs:
-    """What a model makes of the answers: `2 * pairs` rows, the chosen before the rejected ones."""
+    """Log-probabilities of answers: `2 * pairs` rows, the chosen before the rejected ones."""
 
     logps: Tensor
-    """Sum over the tokens of each answer, shape (rows,)."""
+    """Log-probability of each answer, summed over its tokens; shape (rows,)."""
     nll: Tensor
-    """Mean of -log p over all tokens of each row, the prompt's too, shape (rows,)."""
+    """Mean negative log-likelihood over the tokens of each row, the prompt included; shape (rows,).
+    """
     loss: Tensor | float | None = None
     aux_loss: Tensor | None = None
-    """Balances the experts of a model; None: it returns no such loss."""
+    """Load-balancing loss of a mixture of experts; None: the model returns none."""
 
     def values(self) -> list[Tensor]:
-        """List the tensors."""
+        """List the tensors, as the outputs of a model do; `loss` is left out."""
         losses = [] if self.aux_loss is None else [self.aux_loss]
         return [self.logps, self.nll, *losses]
 
@@ -47,40 +48,35 @@ class PairScores:
     """What a loss is made of; each of shape (pairs,).
 
     Attributes:
-        chosen: w; without a reference the mean log-probability of a token of the chosen answer.
-        rejected: l, likewise.
-        chosen_tokens: Tokens of the chosen answer.
-        rejected_tokens: Likewise.
-        nll: Mean over tokens of -log pi of the prompt with the chosen answer.
+        chosen: Log-ratio of the chosen answer; without a reference model the mean log-probability
+            of its tokens.
+        rejected: The same of the rejected answer.
+        mean_difference: Difference of both, each divided by the tokens of its answer.
+        nll: Mean negative log-likelihood of the tokens of the prompt with the chosen answer.
     """
 
     chosen: Tensor
     rejected: Tensor
-    chosen_tokens: Tensor
-    rejected_tokens: Tensor
+    mean_difference: Tensor
     nll: Tensor
-
-    @property
-    def mean_difference(self) -> Tensor:
-        """Difference of the log-ratios by token."""
-        return self.chosen / self.chosen_tokens - self.rejected / self.rejected_tokens
 
 
 def pair_batch(examples: list[Example], padding: int) -> Batch:
-    """Pad pairs to `input_ids`, `attention_mask` and `labels`, chosen rows first.
+    """Pad pairs to `input_ids`, `attention_mask` and `labels`, all chosen rows first.
 
-    Their shape is (2 * pairs, longest). Labels stand on the answers, which begin where the tokens
-    of the prompt and those of one of the two wholes diverge.
+    Their shape is (2 * pairs, longest). Both rows of a pair have labels from the same position on:
+    the earlier of the first targets of both. With reference log-probabilities also `reference`,
+    shape (pairs, 2), float32.
     """
-    rows = [example[name] for name in ("input_ids", "rejected_ids") for example in examples]
-    begins = [
-        min(int(example_pair[TARGETS].argmax()), int(example_pair["rejected_targets"].argmax()))
-        for example_pair in examples
-    ] * 2
-    labels = [
-        np.where(np.arange(len(row)) < begin, IGNORED, row)
-        for row, begin in zip(rows, begins, strict=True)
-    ]
+    rows = [example["input_ids"] for example in examples]
+    rows += [example["rejected_ids"] for example in examples]
+    begins = []
+    for example in examples:
+        begin = int(example[TARGETS].argmax())
+        begins.append(min(begin, int(example["rejected_targets"].argmax())))
+    labels = []
+    for row, begin in zip(rows, begins * 2, strict=True):
+        labels.append(np.where(np.arange(len(row)) < begin, IGNORED, row))
     batch = {
         **pad_inputs([{"input_ids": row} for row in rows], padding),
         "labels": pad(labels, IGNORED),
@@ -93,7 +89,14 @@ def pair_batch(examples: list[Example], padding: int) -> Batch:
 
 
 def _by_answer(losses: Tensor, counted: Tensor, batch: Batch) -> PairOutputs:
-    """Sum losses over the answers, and average them over the counted targets."""
+    """Sum the losses of tokens over the answers, and average them over all counted tokens.
+
+    Args:
+        losses: Negative log-probability of each token, 0 for tokens that do not count; shape
+            (rows, longest - 1).
+        counted: Labels of the tokens that count, else `IGNORED`; same shape.
+        batch: Has the labels of the answers.
+    """
     answers = batch["labels"][:, 1:] != IGNORED
     return PairOutputs(-(losses * answers).sum(1), losses.sum(1) / (counted != IGNORED).sum(1))
 
@@ -101,12 +104,13 @@ def _by_answer(losses: Tensor, counted: Tensor, batch: Batch) -> PairOutputs:
 def chunked_pair_outputs(
     model: Callable[..., ModelOutput], batch: Batch, *, whole: bool
 ) -> PairOutputs:
-    """Compute the same as `pair_outputs` from losses by target.
+    """Compute `pair_outputs` without the logits of all tokens, for `training.chunked_loss`.
 
     Args:
-        model: Called with labels it returns `TargetLosses`.
+        model: Returns `TargetLosses` if it is called with labels.
         batch: Of `pair_batch`.
-        whole: Whether `nll` is wanted, over the prompt too; else it is over the answer.
+        whole: Whether `nll` is over the prompt, too, as ORPO needs; else it is over the answer
+            alone, which costs less.
     """
     ids = batch["input_ids"]
     mask = batch["attention_mask"]
@@ -116,7 +120,7 @@ def chunked_pair_outputs(
 
 
 def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs:
-    """Compute the log-probabilities of both answers in one pass.
+    """Compute the log-probabilities of all answers in one forward pass, in float32 at least.
 
     Args:
         model: Called with `input_ids` and `attention_mask`; returns `logits`.
@@ -136,9 +140,13 @@ def pair_outputs(model: Callable[..., ModelOutput], batch: Batch) -> PairOutputs
 
 
 def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> PairScores:
-    """Compute log-ratios and likelihoods for losses and rewards.
+    """Compute what the losses and rewards of pairs are made of.
 
-    Log-ratios, or without a reference means over tokens.
+    Args:
+        outputs: Log-probabilities by the trained model.
+        batch: Has the labels, and with a reference model its log-probabilities.
+        has_reference: Whether the scores are log-ratios to the reference model; else they are mean
+            log-probabilities of tokens.
     """
     tokens = (batch["labels"] != IGNORED).sum(1)
     if has_reference:
@@ -146,5 +154,6 @@ def pair_scores(outputs: PairOutputs, batch: Batch, *, has_reference: bool) -> P
     else:
         scores = outputs.logps / tokens
     chosen, rejected = scores.chunk(2)
-    first, second = tokens.chunk(2)
-    return PairScores(chosen, rejected, first, second, outputs.nll.chunk(2)[0])
+    chosen_mean, rejected_mean = (scores / tokens).chunk(2)
+    nll, _ = outputs.nll.chunk(2)
+    return PairScores(chosen, rejected, chosen_mean - rejected_mean, nll)
