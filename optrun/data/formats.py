@@ -50,7 +50,7 @@ class Format:
         options: Keys of `ReadOptions` that mean something to such files.
         magic: First bytes of every such file, which tell it if its ending does not; empty: none.
         stream: Opens a file for `data.streaming=true`; None: it cannot be read in the middle.
-        whole: Endings of this format that cannot be read in the middle all the same.
+        unstreamed: Endings of this format whose files cannot be read in the middle all the same.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Format:
     options: tuple[str, ...] = ()
     magic: bytes = b""
     stream: Callable[[str, File, Opening], Shard] | None = None
-    whole: tuple[str, ...] = ()
+    unstreamed: tuple[str, ...] = ()
 
 
 def _read_by_library(kind: str, reading: Reading) -> Dataset:
@@ -140,7 +140,7 @@ FORMATS: dict[str, Format] = {
             _read_json,
             _TEXT,
             stream=Lines.open,
-            whole=(".json",),
+            unstreamed=(".json",),
         ),
         Format(
             "parquet",
@@ -231,7 +231,7 @@ def streamed_format(key: str, file: Path | File) -> Format:
             " Unpack it, or write it as parquet, which is compressed inside."
         )
     streamed = {
-        name: row for name, row in by_ending().items() if row.stream and name not in row.whole
+        name: row for name, row in by_ending().items() if row.stream and name not in row.unstreamed
     }
     if ending not in streamed:
         raise ConfigError(

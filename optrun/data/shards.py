@@ -37,13 +37,12 @@ _WINDOWS = 6
 
 @dataclass
 class Opening:
-    """Shared state of the files of a stream.
+    """State that the files of a stream share.
 
     Attributes:
-        window: Rows that are read near each other: four windows together, each across the border of
-            two groups.
-        groups: Row groups that stay in memory, by file, number and columns.
-        read: Bytes that were read to find rows.
+        window: Rows of a window; the rows of four windows are read near each other.
+        groups: The row groups in memory, by file, number and columns.
+        read: Bytes that were read so far to find where rows begin.
     """
 
     window: int
@@ -58,10 +57,10 @@ class Shard(ABC):
     """One file of a stream.
 
     Attributes:
-        key: The configuration key of the file.
+        key: The configuration key of the file, for messages.
         file: A file on this disk or on the hub.
-        rows: Number of rows, without empty lines.
-        content: Digest of its bytes.
+        rows: The number of rows; blank lines are none.
+        content: Digest of the bytes of the file.
     """
 
     key: str
@@ -71,7 +70,7 @@ class Shard(ABC):
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """List the columns, as far as a look at the first rows tells."""
+        """List the columns: of parquet all of them, else those of the first 100 rows."""
 
     @abstractmethod
     def read(
@@ -84,51 +83,68 @@ class Shard(ABC):
         """Read rows `begin` to `end`.
 
         Args:
-            begin: The first one.
-            end: One past the last.
-            columns: Columns to return, with None in a row that lacks one; None: all as they are.
-            unread: Columns that must be empty, since no file was known to have them.
+            begin: The first row.
+            end: One past the last row.
+            columns: Columns to return, with None in a row that lacks one; None: each row as it is.
+            unread: Columns that rows must not have, since none of the first rows has them.
 
         Raises:
-            ConfigError: A row that is none, or has something in one of `unread`.
-            OptrunError: The file is not the one that was indexed.
+            ConfigError: A row is no JSON object, or has a value in one of `unread`.
+            OptrunError: The file has changed since it was opened.
         """
 
     @abstractmethod
     def parts(self, rows: np.ndarray) -> np.ndarray:
-        """Number the part of the file of each row; a part is read as a whole.
+        """Number the part of the file that each row is in; a part is read as a whole.
 
-        Shape (rows,), int64.
+        Args:
+            rows: Numbers of rows, ascending.
+
+        Returns:
+            Numbers that are equal for rows of one part; shape (rows,), int64.
         """
 
     @abstractmethod
     def sizes(self, borders: np.ndarray, columns: Sequence[str]) -> np.ndarray:
-        """Estimate the bytes between row borders without reading; shape (borders - 1,), int64."""
+        """Estimate the bytes of some columns between row borders, without reading rows.
+
+        Args:
+            borders: Numbers of rows, ascending.
+            columns: The columns; a jsonl file counts all columns.
+
+        Returns:
+            Bytes from each border to the next one; shape (borders - 1,), int64.
+        """
 
     @abstractmethod
     def head(self, count: int, columns: Sequence[str] | None) -> Dataset:
-        """Read the first rows, with the types of their columns."""
+        """Read at most `count` first rows as a table with types; columns=None: all columns."""
 
 
 @dataclass(frozen=True)
 class Lines(Shard):
-    """A jsonl file; `begins` holds the byte offset of each row, and of the end of the last one."""
+    """A jsonl file."""
 
     begins: np.ndarray = field(compare=False, repr=False)
+    """Byte offset of each row, and of the end of the last one; shape (rows + 1,), int64."""
 
     @staticmethod
     def open(key: str, file: File, opening: Opening) -> Lines:
-        """Find where the lines of a file begin; the result is cached."""
+        """Find where the lines of a file begin; read it only if the cache does not know.
+
+        `opening.read` grows by the size of a file that is read.
+        """
         indexed: list[np.ndarray] = []
 
         def read() -> str:
+            """Read the file once for both its digest and the offsets of its rows."""
             opening.read += file.size
             begins, content = find_row_starts(file.chunks())
             indexed.append(begins)
             return content
 
         def find() -> dict[str, np.ndarray]:
-            if not indexed:  # the file was read earlier, or its digest is known without reading
+            if not indexed:  # the digest was known without reading
                 read()
             return {"begins": indexed[0]}
 
@@ -137,7 +153,7 @@ class Lines(Shard):
         return Lines(key, file, len(begins) - 1, content, begins)
 
     def names(self) -> Sequence[str]:
-        """List the keys of the first rows; to parse all rows would take too long."""
+        """List the keys of the first 100 rows, in their order; the result is cached."""
 
         def find() -> list[str]:
             names: dict[str, None] = {}
@@ -164,7 +180,7 @@ class Lines(Shard):
         ):
             row = self._parsed(raw[row_begin:right], number)
             for name in unread:
-                if row.get(name):  # an empty one says as much as none
+                if row.get(name):  # an empty value says as much as none
                     raise ConfigError(
                         f"{self.key}={self.file}: row {number:,} has a column {name}, which none of"
                         f" the first {FIRST_ROWS} rows of any file has, so it would not be read."
@@ -177,6 +193,11 @@ class Lines(Shard):
         return rows
 
     def _parsed(self, raw: bytes, number: int) -> Row:
+        """Parse a line; `number` is that of its row, from 1.
+
+        Raises:
+            ConfigError: It is no JSON object.
+        """
         try:
             row = parse_row(raw)
         except ValueError as error:
@@ -214,6 +235,7 @@ class Groups(Shard):
     columns: tuple[str, ...]
     """All columns."""
     window: int
+    """As that of `Opening`."""
     recent: RecentlyRead[tuple[File, int, tuple[str, ...] | None], pa.Table] = field(
         compare=False, repr=False
     )
@@ -257,6 +279,13 @@ class Groups(Shard):
         return self.columns
 
     def _group(self, number: int, columns: Sequence[str] | None) -> pa.Table:
+        """Read a row group, or take it from the cache; None: all columns.
+
+        The cache grows to the groups of six windows, as many as the largest group in it needs.
+
+        Raises:
+            OptrunError: The file has changed since it was opened.
+        """
         import pyarrow.parquet as reader
 
         def read() -> pa.Table:
@@ -264,10 +293,10 @@ class Groups(Shard):
             with reader.ParquetFile(self.file.opened()) as file:
                 group = file.read_row_group(number, columns=columns, use_threads=False)
             self.file.refuse_changed()
-            # Of the groups in memory: a tiny file beside large ones must not raise the bound for
-            # all of them.
+            # By the largest group in memory: one with few rows must not make room for many large
+            # ones.
             rows = max(group.num_rows, *(table.num_rows for table in self.recent.values()), 1)
-            self.recent.most = _GROUPS + _WINDOWS * self.window // rows
+            self.recent.capacity = _GROUPS + _WINDOWS * self.window // rows
             return group
 
         return self.recent.read(
@@ -322,7 +351,7 @@ class Groups(Shard):
         return spread
 
     def _totals(self, columns: Sequence[str]) -> list[int]:
-        """Count the bytes of the columns in each row group."""
+        """Count the bytes of the columns in each row group, before compression."""
         import pyarrow.parquet as reader
 
         with reader.ParquetFile(self.file.opened()) as file:

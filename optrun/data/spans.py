@@ -1,4 +1,4 @@
-"""Ranges over parts that lie one behind the other, and a memory of the parts read last."""
+"""Ranges over consecutive parts, and a cache of the parts that were read last."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ Part = TypeVar("Part")
 
 
 def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Split a range at the borders of parts.
+    """Split a range at the borders of consecutive parts.
 
     Args:
-        ends: Where each part ends, and the next one begins; in order.
-        begin: Of the range.
-        end: One past its last place; no further than the last part.
+        ends: Where each part ends and the next one begins; ascending. Parts may be empty.
+        begin: First position of the range.
+        end: One past its last position; at most the end of the last part. The range is empty if it
+            is not above `begin`.
 
     Yields:
-        The number of a part, and the range inside of it.
+        The number of a part, and begin and end of the range inside of it.
 
     Example:
         >>> list(spans([3, 3, 10], 1, 5))
@@ -37,21 +38,21 @@ def spans(ends: np.ndarray | Sequence[int], begin: int, end: int) -> Iterator[tu
 
 
 class RecentlyRead(OrderedDict[Key, Part]):
-    """A memory of the parts read last; a dropped one is read again.
+    """A cache of the parts that were read last.
 
     Args:
-        most: How many stay.
+        capacity: How many stay; it may be changed later.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, capacity: int) -> None:
         super().__init__()
-        self.most = most
+        self.capacity = capacity
 
     def read(self, key: Key, read: Callable[[], Part]) -> Part:
-        """Return a part, and drop the least recently used ones."""
+        """Return a part, by `read` if it is not here; then drop the least recently used ones."""
         if key not in self:
             self[key] = read()
-            while len(self) > self.most:
+            while len(self) > self.capacity:
                 self.popitem(last=False)
         self.move_to_end(key)
         return self[key]

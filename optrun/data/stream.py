@@ -1,9 +1,10 @@
-"""Streams: rows of any number of files, read where they lie, a few windows at a time.
+"""Streams: rows of any number of files, read in place, a few windows at a time.
 
-Content and position of an example are functions of its number, so that a run goes on at any step at
-once, with any number of workers and ranks. A task with `READS_STREAMS` in its schema finds a
-`StreamRows` as the rows of the training split. Its `read` returns `StreamedRows`, an example for
-each row, or `StreamedBlocks`, the rows of each window joined and cut.
+A window is a number of consecutive rows of one file. Content and position of an example are
+functions of its number, so that a run continues at any step at once, with any number of workers and
+ranks. A task with `READS_STREAMS` in its schema gets a `StreamRows` as the rows of the training
+split. Its `read` returns `StreamedRows`, an example for each row, or `StreamedBlocks`, the rows of
+each window joined and cut.
 """
 
 from __future__ import annotations
@@ -35,30 +36,28 @@ if TYPE_CHECKING:
 
 _BATCH = 1000
 _SAMPLED = 8
-"""Windows that are tokenised before the first step, to plan how many blocks each of the others has.
-"""
+"""Windows that are tokenised before the first step, to plan the blocks of the others."""
 _MARGIN = 1.02
-"""More tokens for a byte than in the densest of these are planned for."""
+"""Planned tokens per byte, relative to the densest of these windows."""
 _TOGETHER = 4
-"""Windows whose examples are shuffled together, and whose tokens stay in the memory of a process.
-"""
+"""Windows whose examples are shuffled together, and whose tokens a process keeps in memory."""
 _PARTS = 2
 """Parts of files, each read as a whole, whose windows are shuffled together."""
 
 
 @dataclass(eq=False)
 class StreamRows:
-    """Rows with named columns, read when they are needed."""
+    """Rows with named columns, read when they are needed; it reads like a `datasets.Dataset`."""
 
     key: str
-    """The configuration key of the files."""
+    """The configuration key of the files, for messages."""
     shards: Sequence[Shard]
     """The files, in order."""
     window: int
-    """Rows of a window, which ends with its file at the latest."""
+    """Rows of a window; the last window of a file may have fewer."""
     columns: Sequence[str] | None = None
     """Columns that are read; None: all."""
-    whole: StreamRows | None = None
+    unselected: StreamRows | None = None
     """The same rows with all columns; None: these have them."""
 
     def __len__(self) -> int:
@@ -66,12 +65,15 @@ class StreamRows:
 
     @cached_property
     def _ends(self) -> list[int]:
-        """Where the rows of each file end."""
+        """The number of rows up to the end of each file."""
         return list(accumulate(shard.rows for shard in self.shards))
 
     @cached_property
     def head(self) -> Dataset:
-        """The first rows of the first file, with the columns of all files."""
+        """The first 100 rows of the first file, with the columns of all files.
+
+        A column that only later files have is empty, with the type that it has there.
+        """
         first = self.shards[0].head(FIRST_ROWS, self.columns)
         types = {
             name: self.shards[number].head(FIRST_ROWS, [name]).features[name]
@@ -88,8 +90,8 @@ class StreamRows:
     @cached_property
     def _first_with(self) -> dict[str, int]:
         """Map each column to the number of the first file with it."""
-        if self.whole is not None:
-            return self.whole._first_with
+        if self.unselected is not None:
+            return self.unselected._first_with
         first_with: dict[str, int] = {}
         for number, shard in enumerate(self.shards):
             for name in shard.names():
@@ -98,10 +100,12 @@ class StreamRows:
 
     @cached_property
     def _unread(self) -> frozenset[str]:
-        """Further columns to read, unknown to the first rows of all files."""
-        if self.columns is None or isinstance(
-            self.shards[0], Groups
-        ):  # a footer names every column there is
+        """Columns that belong to `columns`, and that none of the first rows of any file has.
+
+        A row with one of them is refused, since it would not be read. Empty for parquet, whose
+        footer names every column.
+        """
+        if self.columns is None or isinstance(self.shards[0], Groups):
             return frozenset()
         return related_columns(
             self.columns, self.shards[0].read(0, 1, self.columns)[0], self._first_with
@@ -109,23 +113,26 @@ class StreamRows:
 
     @property
     def column_names(self) -> list[str]:
-        """Columns of the first rows of the files."""
+        """The columns of the first rows of all files."""
         return list(self.head.column_names)
 
     @property
     def features(self) -> Any:
-        """Their types."""
+        """The types of these columns, as `datasets.Features`."""
         return self.head.features
 
     def select_columns(self, names: Sequence[str]) -> StreamRows:
         """Return the same rows with these columns alone."""
-        return replace(self, columns=list(names), whole=self.whole or self)
+        return replace(self, columns=list(names), unselected=self.unselected or self)
 
     def select(self, indices: Iterable[int]) -> Dataset:
-        """Return some rows as a table in memory, with all columns of the stream.
+        """Return some rows as a table in memory.
 
-        Parquet files say the types of the columns; those of other files are inferred from these
-        rows, and a column that none of them has is empty.
+        The types of its columns are those of `features` for parquet, else they follow from these
+        rows. A column of the stream that none of the rows has is added, empty.
+
+        Args:
+            indices: Numbers of rows, in any order; none: a table without rows.
         """
         from datasets import Dataset
 
@@ -134,15 +141,15 @@ class StreamRows:
         rows = [self.row(int(index)) for index in indices]
         if not rows:
             return self.head.select([])
-        if isinstance(self.shards[0], Groups):  # its footers say the types
+        if isinstance(self.shards[0], Groups):
             cells = {name: [row.get(name) for row in rows] for name in self.column_names}
             return Dataset.from_dict(cells, features=self.features)
         table = table_of(rows)
-        names = set(self.column_names) - set(table.column_names)
-        if not names:
+        lacking = [name for name in self.column_names if name not in table.column_names]
+        if not lacking:
             return table
-        lacking = {name: self.features[name] for name in self.column_names if name in names}
-        return with_empty_columns(table, len(rows), lacking)
+        types = {name: self.features[name] for name in lacking}
+        return with_empty_columns(table, len(rows), types)
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
@@ -156,7 +163,7 @@ class StreamRows:
             yield from rows
 
     def iter(self, batch_size: int) -> Iterator[dict[str, list[Any]]]:
-        """Yield rows in batches."""
+        """Yield the cells of each column, for `batch_size` rows at a time."""
         names = self.columns or self.column_names
         for rows in self._batches(batch_size):
             columns = {}
@@ -165,19 +172,18 @@ class StreamRows:
             yield columns
 
     def _batches(self, size: int) -> Iterator[list[Row]]:
-        return (
-            self.read(begin, min(begin + size, len(self))) for begin in range(0, len(self), size)
-        )
+        for begin in range(0, len(self), size):
+            yield self.read(begin, min(begin + size, len(self)))
 
     def row(self, index: int) -> Row:
         """Return one row."""
         return self.read(index, index + 1)[0]
 
     def read(self, begin: int, end: int) -> list[Row]:
-        """Read rows `begin` to `end`.
+        """Read rows `begin` to `end`, over the borders of files.
 
         Raises:
-            OptrunError: A row that is none; a file that changed meanwhile.
+            OptrunError: As `Shard.read`.
         """
         rows: list[Row] = []
         for number, first, last in spans(self._ends, begin, end):
@@ -191,14 +197,19 @@ class StreamRows:
 
     @cached_property
     def borders(self) -> np.ndarray:
-        """Where each window begins, and where the last one ends; shape (windows + 1,), int64."""
+        """The first row of each window, and the number of rows; shape (windows + 1,), int64."""
         windows = []
         for begin, end in pairwise([0, *self._ends]):
             windows.append(np.arange(begin, end, self.window))
         return np.concatenate([*windows, self._ends[-1:]])
 
     def _windows(self) -> Iterator[tuple[Shard, int, int, np.ndarray]]:
-        """Yield each file with its first window, one past its last, and their borders in it."""
+        """Yield each file with its windows.
+
+        Yields:
+            The file, the number of its first window, one past its last, and the borders of these
+            windows as rows of the file.
+        """
         begins = [0, *self._ends]
         for shard, begin, (first, last) in zip(
             self.shards,
@@ -210,9 +221,9 @@ class StreamRows:
 
     @cached_property
     def parts_of_windows(self) -> np.ndarray:
-        """The first window of each part read as a whole, and the number of windows.
+        """The first window of each part of a file that is read as a whole.
 
-        Shape (parts + 1,), int64.
+        The number of windows is the last value. Shape (parts + 1,), int64.
         """
         begins = np.ones(len(self.borders), dtype=bool)
         for shard, first, last, borders in self._windows():
@@ -221,7 +232,7 @@ class StreamRows:
         return np.flatnonzero(begins)
 
     def window_bytes(self, columns: Sequence[str]) -> np.ndarray:
-        """Estimate the bytes of each window without reading; shape (windows,), int64."""
+        """Estimate the bytes of some columns in each window; shape (windows,), int64."""
         sizes = [shard.sizes(borders, columns) for shard, _, _, borders in self._windows()]
         return np.concatenate(sizes)
 
@@ -230,20 +241,20 @@ class StreamRows:
         return digest("stream", str(self.window), *(shard.content for shard in self.shards))
 
     def parts(self) -> dict[str, str]:
-        """Map each file to the digest of its bytes, for checkpoints."""
+        """Map the name of each file to the digest of its bytes, for checkpoints."""
         return {str(shard.file): shard.content for shard in self.shards}
 
 
 def open_stream(
     key: str, files: Sequence[Path | HubFile], window: int, notes: list[str]
 ) -> StreamRows:
-    """Open files as a stream; where their rows begin is cached.
+    """Open files as a stream; the positions of their rows are cached.
 
     Args:
         key: The configuration key, for messages.
-        files: Files of one format.
+        files: Files of one format, at least one.
         window: Rows of a window.
-        notes: Takes a sentence about the bytes and seconds that it cost.
+        notes: Gets a sentence about bytes and seconds, if a file had to be read.
 
     Raises:
         ConfigError: A format that cannot be read in the middle; files of several formats; one
@@ -274,11 +285,11 @@ def open_stream(
 
 
 class WindowOrder:
-    """The order of one epoch: windows permuted, and every four of them shuffled together.
+    """The order of the examples of one epoch.
 
-    The windows of a part of a file that is read as a whole stay near each other: parts are
-    permuted, and the windows of every two that follow one another. A window that is a part of its
-    own has its place by chance alone.
+    1. The parts of files that are read as a whole are permuted.
+    2. The windows of every two consecutive parts are permuted together.
+    3. The examples of every four consecutive windows are permuted together.
 
     Args:
         borders: Where each window begins, and where the last one ends; shape (windows + 1,), int64.
@@ -295,11 +306,14 @@ class WindowOrder:
     def __init__(self, borders: np.ndarray, parts: np.ndarray, *, seed: int, epoch: int) -> None:
         randomness = generator(seed, "parts", epoch)
         order = randomness.permutation(len(parts) - 1)
+        # The windows of the parts in this order.
         sizes = np.diff(parts)[order]
         before = np.cumsum(sizes) - sizes
         windows = np.arange(parts[-1]) + np.repeat(parts[order] - before, sizes)
-        turns = np.repeat(np.arange(len(order)) // _PARTS, sizes)
-        self._windows = windows[np.lexsort((randomness.permutation(len(windows)), turns))]
+        # Sorted by pairs of parts, and by chance within a pair.
+        pairs = np.repeat(np.arange(len(order)) // _PARTS, sizes)
+        self._windows = windows[np.lexsort((randomness.permutation(len(windows)), pairs))]
+        # The number of examples up to the end of every fourth window, and of the last one.
         ends = np.cumsum(np.diff(borders)[self._windows])
         self._ends = np.append(ends[_TOGETHER - 1 : -1 : _TOGETHER], ends[-1])
         self._borders = borders
@@ -320,7 +334,7 @@ class WindowOrder:
         return np.concatenate(examples)
 
     def _inside(self, number: int) -> np.ndarray:
-        """Return the shuffled examples of four windows in a row."""
+        """Return the shuffled examples of the consecutive windows 4 n to 4 n + 3 of the order."""
         windows = self._windows[number * _TOGETHER : (number + 1) * _TOGETHER].tolist()
         examples = np.concatenate(
             [np.arange(*self._borders[window : window + 2]) for window in windows]
@@ -339,7 +353,7 @@ class Windows:
 
     @property
     def name(self) -> str:
-        """The arrangement in words; another arrangement has another name."""
+        """The arrangement in words, by which a resumed run recognises it."""
         return f"{_TOGETHER} far windows of {self.rows.window}"
 
     def __call__(self, seed: int, epoch: int) -> WindowOrder:
@@ -353,14 +367,15 @@ class StreamedRows:
 
     rows: StreamRows
     make: Callable[[Row], Example]
-    """Makes the example of a row, as a pure function; a refusal gets the place of the row."""
+    """Makes the example of a row; a pure function. File and number of the row are added to the
+    ConfigError that it raises."""
     key: str
     """Digest of everything `make` depends on, besides the row."""
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Name to one value a row, such as `labels`; shape (rows,)."""
 
     def __post_init__(self) -> None:
-        """Take the order and the digests of the stream."""
+        """Make the attributes that a loader looks for."""
         self.arrangement = Windows(self.rows, self.rows.borders)
         self.parts = self.rows.parts
         self.labels = self.scalars.get("labels")
@@ -384,27 +399,27 @@ class StreamedRows:
 
 
 Encode = Callable[[list[Row]], Mapping[str, Sequence[np.ndarray]]]
-"""Rows to the ids of each by name, such as `input_ids`; every name has as many of a row."""
+"""Makes the ids of each row by name, such as `input_ids`, all names with equal lengths."""
 
 
 class StreamedBlocks:
     """The rows of each window joined and cut into blocks.
 
-    The number of blocks of a window is planned by its bytes. The tokens of some windows are
-    counted; the others are expected to hold a few more for each byte than the densest of these. The
+    The number of blocks of a window is planned by its bytes. The tokens of eight windows are
+    counted; the others are expected to have 2 % more tokens per byte than the densest of these. The
     tokens of a window are spread evenly over its blocks, so that blocks are a little shorter than
-    they may be. If a window holds more tokens than planned, the rest is lost. If there are few
-    windows, all are counted and nothing is lost.
+    `length`. If a window has more tokens than planned, the rest is lost. Up to eight windows are
+    all counted, and nothing is lost.
 
     Args:
         rows: The stream.
-        encode: Rows to ids; a pure function.
-        length: Tokens of a block, at most.
+        encode: Makes ids of rows; a pure function.
+        length: Largest number of tokens of a block.
         key: Digest of everything `encode` depends on, besides the rows.
-        empty: Name to the id that stands in a block of which no token is left.
+        empty: For each name of ids, the id of the one token of a block without tokens.
 
     Attributes:
-        notes: How blocks were planned.
+        notes: Sentences for the user about the plan; empty if all windows were counted.
     """
 
     def __init__(
@@ -450,6 +465,7 @@ class StreamedBlocks:
         return planned
 
     def _count_tokens(self, window: int) -> int:
+        """Tokenise a window, and count its tokens."""
         return len(next(iter(self._window(window).values())))
 
     def __len__(self) -> int:
@@ -468,7 +484,7 @@ class StreamedBlocks:
         return example
 
     def _window(self, window: int) -> dict[str, np.ndarray]:
-        """Encode the rows of a window to ids by name."""
+        """Encode the rows of a window, or take them from the cache: ids of all rows by name."""
 
         def encoded() -> dict[str, np.ndarray]:
             begin, end = self.rows.borders[window : window + 2].tolist()
