@@ -14,8 +14,9 @@ from optrun.data.folders import (
     BESIDE_DATA,
     HELD_OUT,
     files_of,
+    has_classes,
     held_out_split,
-    is_read,
+    is_saved,
     splits_of,
     suggest_files,
 )
@@ -58,7 +59,7 @@ def unused_splits(name: str, keys: Mapping[str, str]) -> list[str]:
         keys: What `data_keys` returned for it.
     """
     folder = Path(name).expanduser()
-    if not folder.is_dir() or is_read(folder):
+    if not folder.is_dir() or is_saved(folder) or has_classes(folder):
         return []
     splits = splits_of(folder, by_ending())
     return [path for path in splits.values() if path not in keys.values()]
@@ -78,14 +79,22 @@ def _sibling_split(path: Path) -> Path | None:
         return None
     for name in HELD_OUT:
         sibling = path.with_name(path.name[: match.start()] + name + path.name[match.end() :])
-        if sibling.is_file() or (sibling.is_dir() and is_read(sibling)):
+        if sibling.is_file() or (sibling.is_dir() and has_classes(sibling)):
             return sibling
     return None
 
 
 def _folder_keys(folder: Path) -> dict[str, str]:
-    """Find the keys of a folder: as it stands, by its splits, or as files of one format."""
-    if is_read(folder):
+    """Find the keys of a folder.
+
+    It is one of `save_to_disk` or of classes, or has splits, or files of one format.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if is_saved(folder):
+        return {"data": "hub", "data.path": str(folder)}
+    if has_classes(folder):
         return _keys("files", folder, _sibling_split(folder))
     formats = by_ending()
     splits = splits_of(folder, formats)

@@ -13,7 +13,7 @@ from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import content_of, digest, versions
 from optrun.data.encoding import UTF8
-from optrun.data.folders import content_of_folder, is_read, split_name, suggest_files
+from optrun.data.folders import content_of_folder, has_classes, split_name, suggest_files
 from optrun.data.formats import FORMATS, by_ending, check_file, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
@@ -184,7 +184,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
     files_by_path: dict[Path, None] = {}
     for pattern in [paths] if isinstance(paths, str | Path) else paths:
         name = str(Path(pattern).expanduser())
-        if Path(name).is_file() or (Path(name).is_dir() and is_read(Path(name))):
+        if Path(name).is_file() or (Path(name).is_dir() and has_classes(Path(name))):
             matches = [name]
         else:
             # Path.glob takes no pattern that begins at the root.

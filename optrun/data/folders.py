@@ -1,4 +1,4 @@
-"""Folders as data: of `save_to_disk`, or a folder for each class."""
+"""Folders as data: splits, a folder for each class, or what `save_to_disk` wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optrun.base.reading import read_bytes
 from optrun.data.cache import content_of, digest_of
 from optrun.data.content import ELSEWHERE
 from optrun.data.encoding import UTF8, find_encoding, recode_to_utf8
-from optrun.data.reading import Reading, silence_datasets, user_data_errors
+from optrun.data.reading import Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,29 +42,39 @@ def _is_hidden(path: Path, folder: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
-def is_read(folder: Path) -> bool:
-    """Tell whether a folder is data as it stands."""
-    return (folder / "state.json").is_file() or _class_file_endings(folder) is not None
+def is_saved(folder: Path) -> bool:
+    """Tell whether `datasets` wrote a folder by `save_to_disk`; `data=hub` reads these."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
 
 
-def _class_file_endings(folder: Path) -> Collection[str] | None:
-    """Name the endings of class folders; None: the folder has no classes."""
+def has_classes(folder: Path) -> bool:
+    """Tell whether a folder has one folder of texts, or of images, for each class.
+
+    It has two at least, no file beside them, no folder in them, and none of them is called as a
+    split, such as `test`.
+    """
     files = files_of(folder)
     classes = {path.parent for path in files}
     endings = {path.suffix.lower() for path in files}
-    flat = len(classes) > 1 and all(path.parent == folder for path in classes)
-    if not flat or {path.name.lower() for path in classes} & _SPLITS:
-        return None
-    return next((kind for kind in (TEXTS, IMAGES) if endings <= kind), None)
+    if len(classes) < 2 or any(path.parent != folder for path in classes):
+        return False
+    if {path.name.lower() for path in classes} & _SPLITS:
+        return False
+    return endings <= TEXTS or endings <= IMAGES
 
 
 def suggest_files(folder: Path, endings: Collection[str]) -> str:
-    """Suggest files in place of a folder.
+    """Say in a sentence which files, or which key, to give in place of a folder.
 
     Args:
         folder: The folder.
         endings: Endings of files that are read.
     """
+    if is_saved(folder):
+        return (
+            "this is a folder that save_to_disk wrote. Take data=hub"
+            f" data.path={shell.quote(str(folder))}."
+        )
     splits = splits_of(folder, endings)
     if splits:
         keys = []
@@ -118,7 +128,7 @@ def splits_of(folder: Path, endings: Collection[str]) -> dict[str, str]:
     splits: dict[str, str] = {}
     for path in sorted(folder.iterdir()):
         name = split_name(path, folder)
-        if name is not None and path.is_dir() and is_read(path):
+        if name is not None and path.is_dir() and has_classes(path):
             splits.setdefault(name, str(path))
     files = [path for path in files_of(folder) if path.suffix.lower() in endings]
     tables = [path for path in files if path.suffix.lower() not in TEXTS]
@@ -162,25 +172,6 @@ def held_out_split(splits: Mapping[str, str]) -> str | None:
 def content_of_folder(folder: Path) -> str:
     """Digest the names and bytes of all files of a folder."""
     return digest_of(f"{path.relative_to(folder)} {content_of(path)}" for path in files_of(folder))
-
-
-def read_saved(reading: Reading) -> Dataset:
-    """Read folders of `Dataset.save_to_disk`, one table after the other.
-
-    Raises:
-        ConfigError: One cannot be read, or their columns differ in type.
-    """
-    import datasets
-
-    parts = []
-    for folder in reading.files:
-        with (
-            user_data_errors(f"{reading.key}={folder}: cannot be read as save_to_disk wrote it"),
-            silence_datasets(),
-        ):
-            parts.append(datasets.load_from_disk(str(folder)))
-    with user_data_errors(f"{reading.key}: its folders cannot be put together"):
-        return datasets.concatenate_datasets(parts)
 
 
 def read_classes(reading: Reading) -> Dataset:

@@ -23,7 +23,7 @@ from optrun.data.content import (
 )
 from optrun.data.delimited import read_delimited
 from optrun.data.encoding import UTF8
-from optrun.data.folders import read_classes, read_saved
+from optrun.data.folders import read_classes
 from optrun.data.reading import Reading, cache_rows, innermost_error, user_data_errors
 from optrun.data.shards import File, Groups, Lines, Opening, Shard
 from optrun.data.tagged import read_tagged
@@ -160,7 +160,6 @@ FORMATS: dict[str, Format] = {
         ),
         Format("text", (".txt", ".text", ".py", ".md", ".rst"), check_text, _read_texts, _TEXT),
         Format("conll", (".conll", ".iob", ".iob2", ".bio"), check_text, read_tagged, _TEXT),
-        Format("saved", (), _any_content, read_saved),
         Format("classes", (), _any_content, read_classes, _TEXT),
     )
 }
@@ -182,7 +181,7 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
         ConfigError: It is none that is read.
     """
     if path.is_dir():
-        return FORMATS["saved" if (path / "state.json").is_file() else "classes"]
+        return FORMATS["classes"]
     if typed_format is not None:
         names = [name for name, row in FORMATS.items() if row.endings]
         if typed_format not in names:

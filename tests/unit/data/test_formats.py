@@ -643,9 +643,9 @@ FOLDERS: list[tuple[str, Callable[[Path], Path], list[str]]] = [
     ),
     ("one class alone", lambda path: texts(path, "a"), ["**/*.txt"]),
     (
-        "what save_to_disk wrote, splits",
+        "what save_to_disk wrote",
         saved,
-        ["splits", "data.train=mine/train data.eval=mine/test"],
+        ["that save_to_disk wrote", "data=hub data.path=mine"],
     ),
     (
         "nothing that is read",
@@ -692,18 +692,9 @@ def test_a_folder_that_is_not_read(
     assert [fact for fact in facts if fact not in str(refused.value)] == [], refused.value
 
 
-def test_what_save_to_disk_wrote(tmp_path: Path) -> None:
-    assert read(saved(tmp_path / "mine") / "train", {})[0] == ROWS
-
-
-def test_saved_folders_with_different_columns(tmp_path: Path) -> None:
-    from datasets import Dataset
-
-    folders = [str(tmp_path / "first"), str(tmp_path / "second")]
-    for folder, cell in zip(folders, ("a", 1), strict=True):
-        Dataset.from_dict({"text": [cell]}).save_to_disk(folder)
-    with pytest.raises(ConfigError, match=r"data.train: its folders cannot be put together: \w"):
-        read_files("data.train", folders, ReadOptions(), [], documents=False)
+def test_the_keys_of_what_save_to_disk_wrote(tmp_path: Path) -> None:
+    for folder in (saved(tmp_path / "mine"), tmp_path / "mine" / "train"):
+        assert data_keys(str(folder)) == {"data": "hub", "data.path": str(folder)}
 
 
 # What is said
