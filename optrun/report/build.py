@@ -37,7 +37,7 @@ from optrun.report.picture import Picture
 from optrun.report.runs import NOT_STARTED, Run, require_runs
 from optrun.report.statistics import Judgement
 from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
-from optrun.report.table import CSV_MARK, Table, drop_empty_columns, format_metric, to_rich
+from optrun.report.table import CSV_MARK, Table, format_metric, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import INK, SOFTWARE, to_png
 from optrun.report.verdict import SweepVerdict, write_verdict
@@ -260,9 +260,11 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
         title = f"{len(lacking)} of {len(begun_runs)} runs without a result"
         if len(lacking) > _SHOWN:
             title += f", the first {_SHOWN}"
-        findings = report.findings
-        table = tables.runs_table(lacking[:_SHOWN], findings.keys, findings.metric, findings.mode)
-        console.print(to_rich(drop_empty_columns(table), title=title, width=console.width))
+        console.print(Text(f"{title}:", style="bold"))
+        for run in lacking[:_SHOWN]:
+            note = tables.write_note(run) or f"step {run.global_step:,}"
+            console.print(Text(f"  {run.label}: {tables.write_status(run)}, {note}"))
+        console.print()
     for caution in report.warnings:
         console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
     if report.warnings:

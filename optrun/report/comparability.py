@@ -122,19 +122,20 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
     """
     paths = list(dict.fromkeys(values))
     pieces = [path.split("/") if isinstance(path, str) else [] for path in paths]
-    if len(paths) < 2 or min(len(path_pieces) for path_pieces in pieces) < 2:
+    shortest = min(map(len, pieces), default=0)
+    if len(paths) < 2 or shortest < 2:
         return {}
     start = _count_shared(pieces)
-    shortest = min(len(path_pieces) for path_pieces in pieces) - start
     end = 0
-    if shortest == 0:
+    if start == shortest:
         start -= 1  # one of them is a folder of another
     else:
-        end = min(_count_shared([path_pieces[:start:-1] for path_pieces in pieces]), shortest - 1)
-    return {
-        path: "/".join(path_pieces[start : len(path_pieces) - end])
-        for path, path_pieces in zip(paths, pieces, strict=True)
-    }
+        end = _count_shared([path_pieces[::-1] for path_pieces in pieces])
+        end = min(end, shortest - start - 1)
+    short = {}
+    for path, path_pieces in zip(paths, pieces, strict=True):
+        short[path] = "/".join(path_pieces[start : len(path_pieces) - end])
+    return short
 
 
 def _count_shared(paths: Sequence[Sequence[str]]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +10,6 @@ from optrun.report import differences
 from optrun.report.findings import Findings
 from optrun.report.metric_figures import choose_axis, draw_lr_curves, draw_seed_lines, seed_lines
 from optrun.report.picture import Picture, drawn_rows
-from optrun.report.theme import Chart
 from optrun.report.workloads import Comparison
 
 _WITHIN = ("differences", "metric", "lr")
@@ -62,36 +60,28 @@ def pictures(findings: Findings) -> list[Picture]:
     """List the pictures with data in this comparison, the verdict's first."""
     rows = drawn_rows(findings.rows)
     metric = findings.metric
-    mode = findings.mode
+    note = ""
     if len(rows) < len(findings.rows):
         note = f" The best {len(rows)} of {len(findings.rows)} are drawn."
-    else:
-        note = ""
     drawn = verdict_picture(Comparison.of(findings))
-
-    def add(name: str, title: str, caption: str, draw: Callable[[], Chart]) -> None:
-        drawn.append(Picture(name, title, caption + note, draw))
-
     axis = choose_axis(rows)
-    same = " Batch sizes differ, so the axis is the data seen." if axis == "epoch" else ""
-    if lines := seed_lines(rows, metric, axis):
+    lines = seed_lines(rows, metric, axis)
+    if lines:
         caption = (
             "One line for each seed of each best configuration. Where lines of two contenders mix,"
-            f" the seed matters more than the choice.{same}"
+            " the seed matters more than the choice."
         )
-        draw = partial(draw_seed_lines, lines, metric, mode, axis)
-        add("metric", f"{metric} during training", caption, draw)
+        if axis == "epoch":
+            caption += " Batch sizes differ, so the axis is the data seen."
+        draw = partial(draw_seed_lines, lines, metric, findings.mode, axis)
+        drawn.append(Picture("metric", f"{metric} during training", caption + note, draw))
     if any(len(row.lr_curve.tried) > 1 for row in rows):
         caption = (
             "The ring is the best mean over seeds; if it is the first or last of its line, try more"
             " rates. A cross is a diverged run, an arrowhead a value outside the picture."
         )
         draw = partial(draw_lr_curves, rows, findings)
-        add("lr", f"Final {metric} against learning rate", caption, draw)
-    if losses := seed_lines(rows, "train/loss", axis):
-        draw = partial(draw_seed_lines, losses, "train/loss", "min", axis)
-        caption = f"Smoothed. The lowest training loss need not evaluate best.{same}"
-        add("train-loss", "train/loss during training", caption, draw)
+        drawn.append(Picture("lr", f"Final {metric} against learning rate", caption + note, draw))
     return drawn
 
 

@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from optrun.report.configurations import Contender
-from optrun.report.curves import smooth
 from optrun.report.findings import Findings
 from optrun.report.picture import (
     Dot,
@@ -62,7 +61,7 @@ def choose_axis(rows: Sequence[Contender]) -> Axis:
 def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedLine]:
     """List the line of each seed of each contender's best configuration.
 
-    Runs that have not finished count only if none has. A training loss is smoothed.
+    Runs that have not finished count only if none has.
 
     Args:
         rows: The contenders to draw.
@@ -76,8 +75,6 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
             x, y = run.line(metric, axis)
             if len(x) < 2:  # one point is no curve
                 continue
-            if metric.startswith("train/"):
-                y = smooth(y, max(1.0, len(y) / 50))
             indices = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
             has_score = bool(row.configuration.scores)
             lines.append(SeedLine(series, row.name, run.seed, has_score, x[indices], y[indices]))

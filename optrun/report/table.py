@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 
 from rich import box
 from rich.table import Table as RichTable
@@ -35,19 +34,6 @@ class Table:
     rows: list[list[str]] = field(default_factory=list)
     styles: list[str] = field(default_factory=list)
     """One word per row: "best", "better", "worse", "muted" or nothing."""
-
-
-def drop_empty_columns(table: Table) -> Table:
-    """Drop the columns without a value in any row."""
-    filled = []
-    for cells in zip(*table.rows, strict=True):
-        filled.append(any(cell not in ("", NONE) for cell in cells))
-    return Table(
-        list(compress(table.columns, filled)),
-        list(compress(table.numeric, filled)),
-        [list(compress(row, filled)) for row in table.rows],
-        table.styles,
-    )
 
 
 def to_rich(table: Table, *, title: str | None = None, width: int | None = None) -> RichTable:

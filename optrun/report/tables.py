@@ -171,26 +171,34 @@ def runs_table(runs: Sequence[Run], keys: Sequence[str], metric: str, mode: str)
             setting = run.config.get(key)
             cells[key] = _show_setting(key, short_paths[key].get(setting, setting))
         cells["seed"] = NONE if run.seed is None else str(run.seed)
-        cells["status"] = run.status
+        cells["status"] = write_status(run)
         cells["step"] = _step(run)
         cells[f"last {metric}"] = format_metric(run.last(metric))
         cells["best"] = _best(run, metric, mode)
         cells["wall time"] = _total([run.wall_seconds])
         if is_pinned:
             cells["device"] = run.device or NONE
-        cells["note"] = _note(run)
+        cells["note"] = write_note(run)
         style = "" if run.finished else "muted"
         if run.diverged or run.status == "failed":
             style = "worse"
-        if run.diverged and run.status != "failed":
-            cells["status"] = "diverged"
         rows.append(cells)
         styles.append(style)
     return tabulate(rows, styles, left=("run", *keys, "status", "device", "note"))
 
 
-def _note(run: Run) -> str:
-    """Say why a run diverged or ended, what is wrong with its files, or from where it forks."""
+def write_status(run: Run) -> str:
+    """Return the status of a run; `diverged` if it diverged and was not recorded as failed."""
+    if run.diverged and run.status != "failed":
+        return "diverged"
+    return run.status
+
+
+def write_note(run: Run) -> str:
+    """Say why a run diverged or ended, what is wrong with its files, or from where it forks.
+
+    Empty if there is nothing to say.
+    """
     reason = run.diverged or run.message or "; ".join(run.problems)
     fork = Fork.of(run.summary)
     if reason or fork is None:

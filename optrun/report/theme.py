@@ -74,13 +74,12 @@ def style_axes(
     ax: Axes,
     *,
     title: str = "",
-    subtitle: str = "",
     xlabel: str = "",
     ylabel: str = "",
 ) -> None:
     """Style axes quietly.
 
-    A light grid behind the data, no box, title and subtitle on the left above it.
+    A light grid behind the data, no box, the title on the left above it.
     """
     ax.set_facecolor("none")
     ax.spines[["top", "right"]].set_visible(False)
@@ -90,10 +89,7 @@ def style_axes(
     ax.tick_params(colors=MUTED, labelsize=8.5, length=3, color=GRID, which="both")
     ax.tick_params(length=0, which="minor")
     if title:
-        pad = 22 if subtitle else 9
-        ax.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=pad)
-    if subtitle:
-        above(ax, subtitle, 0, 9, fontsize=8.5)
+        ax.set_title(title, loc="left", fontsize=10.5, color=INK, fontweight="bold", pad=9)
     ax.set_xlabel(xlabel, fontsize=9, color=MUTED)
     ax.set_ylabel(ylabel, fontsize=9, color=MUTED)
     ax.margins(x=0.02)

@@ -57,18 +57,15 @@ def refuse_mixed(storage: BaseStorage, where: str, per_optimizer: bool) -> None:
     Raises:
         ConfigError: The storage holds a search of the other kind.
     """
-    names = [
-        name
-        for name in optuna.get_all_study_names(storage)
-        if name == _NAME or name.startswith(f"{_NAME}:")
-    ]
+    names = set(optuna.get_all_study_names(storage))
+    own_spaces = sorted(name for name in names if name.startswith(f"{_NAME}:"))
     if per_optimizer and _NAME in names:
         raise ConfigError(
             f"{where}: this study searched one space for all, and now search.NAME gives optimizers"
             f" their own: {_ELSEWHERE}"
         )
-    if not per_optimizer and any(name != _NAME for name in names):
-        searched = ", ".join(f"search.{name.partition(':')[2]}" for name in names if name != _NAME)
+    if not per_optimizer and own_spaces:
+        searched = ", ".join(name.replace(f"{_NAME}:", "search.") for name in own_spaces)
         raise ConfigError(
             f"{where}: this study searched {searched}, and now one space for all: {_ELSEWHERE}"
         )

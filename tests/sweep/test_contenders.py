@@ -148,7 +148,7 @@ def test_one_more_optimizer_catches_up(tmp_path: Path) -> None:
         "sgd": 2,
     }
     with pytest.raises(
-        ConfigError, match=r"search.adamw, search.sgd, search.lamb, and now one space for all"
+        ConfigError, match=r"search.adamw, search.lamb, search.sgd, and now one space for all"
     ):
         searched(tmp_path, [], "lr=1e-3,1e-2", "optimizer=adamw,sgd")
 

@@ -77,7 +77,7 @@ def test_branches_of_several_trunks_are_tested_over_their_seeds(grove: Path) -> 
     kinds = [warning.kind for warning in find_warnings(findings)]
     assert "trunk" not in kinds
     assert "few-seeds" not in kinds
-    assert {picture.name for picture in pictures(findings)} >= {"metric", "train-loss"}
+    assert "metric" in {picture.name for picture in pictures(findings)}
 
 
 def test_branches_of_one_trunk_share_its_luck(grove: Path) -> None:

@@ -32,7 +32,7 @@ def test_the_page_loads_nothing_and_says_so(made: tuple[Report, str]) -> None:
     assert "@import" not in content
     assert "default-src 'none'" in content
     assert {"iframe", "object", "embed", "link"}.isdisjoint(page.tags)
-    assert page.tags.count("img") == 4
+    assert page.tags.count("img") == 3
     addresses = [word for word in content.split('"') if word.startswith(("http:", "https:"))]
     assert addresses == []
 
