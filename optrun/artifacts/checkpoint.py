@@ -127,7 +127,7 @@ def save_checkpoint(
         _discard(aside, folder, saving)
         raise StorageError(
             f"{folder}: the checkpoint could not be saved: {error.strerror or error}. Older"
-            f" checkpoints are untouched; {_room(run, snapshot)}, then go on with resume={run.path}"
+            f" checkpoints are untouched; {_room(run, snapshot)}, then use resume={run.path}"
         ) from error
     except BaseException:
         _discard(aside, folder, saving)

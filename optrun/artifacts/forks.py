@@ -70,7 +70,7 @@ class Trunk:
         if not self.folder.is_dir():
             raise CheckpointError(
                 f"{KEY}={self.folder}: the trunk's checkpoint is gone: moved, or deleted by"
-                " the retention of a run that goes on (its checkpoint.keep_last). Name one that"
+                " the retention of a run that continues (its checkpoint.keep_last). Name one that"
                 " stays, or the place where it lies now."
             )
         refuse_other_format(self.folder)

@@ -213,7 +213,7 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
     run_path = target.run.path
     if run_dir is not None and run_dir.resolve() != run_path.resolve():
         raise ConfigError(
-            f"{typed} goes on in {run_path}, but hydra.run.dir={run_dir} names"
+            f"{typed} continues in {run_path}, but hydra.run.dir={run_dir} names"
             " another directory. Leave one out."
         )
     return target

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from pathlib import Path
 from typing import NoReturn
 
+from optrun.artifacts.run_dir import RunDir
 from optrun.base import shell
 from optrun.base.errors import ConfigError, nearest
 from optrun.cli.parser import GivenOnce
@@ -107,6 +109,7 @@ _MEANT = {
     "version": "it is optrun --version.",
     "test": "optrun evaluate RUN_DIR gives the metrics of a run, optrun predict its predictions.",
     "compare": "optrun report DIR compares runs.",
+    "resume": "resume=RUN_DIR continues a run, resume=latest the last one.",
     "optrun": "write the program's name only once, at the beginning.",
 }
 """Words that people begin a line with, and what to type."""
@@ -126,8 +129,6 @@ def _refuse_bare(token: str, after: str) -> None:
             raise ConfigError(
                 f"{token!r}: expected key=value. Did you mean optrun -cn {shell.quote(word)}?"
             )
-    if token in _MEANT:
-        raise ConfigError(f"{token!r}: {_MEANT[token]}")
     if token[0] in "\u2012\u2013\u2014\u2212":
         raise ConfigError(
             f"{token!r}: it begins with {token[0]!r}, which is no dash of the keyboard. Type -"
@@ -139,10 +140,12 @@ def _refuse_bare(token: str, after: str) -> None:
         and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from"))
     ):
         raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
-    if os.path.isfile(token):  # noqa: PTH113 - Path raises where a word is too long for a name
-        raise ConfigError(
-            f"{token!r}: expected key=value. Did you mean optrun start {shell.quote(token)}?"
-        )
+    if token in _MEANT:
+        raise ConfigError(f"{token!r}: {_MEANT[token]}")
+    if os.path.exists(token):  # noqa: PTH110 - Path raises where a word is too long for a name
+        meant = "resume=" if RunDir(Path(token)).is_run() else "start "
+        meant += shell.quote(token)
+        raise ConfigError(f"{token!r}: expected key=value. Did you mean optrun {meant}?")
     close = nearest(token, VERBS)
     if close:
         hint = f"Did you mean the command {close[0]}?"

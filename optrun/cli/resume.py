@@ -49,9 +49,9 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
     branch = command_line.override(BRANCH_FROM)
     if value != "auto" and branch is not None and branch.value() is not None:
         raise ConfigError(
-            f"resume={value} and branch_from: resume goes on with a run, in its directory;"
+            f"resume={value} and branch_from: resume continues a run, in its directory;"
             " branch_from begins a new one. Give one of them; with resume=auto a branch begins"
-            " where there is none to go on with."
+            " where there is none to continue with."
         )
     given_dir = _run_dir(command_line)
     target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
@@ -143,7 +143,7 @@ def _changes(command_line: CommandLine) -> CommandLine:
     """
     changes = command_line.without("resume", "hydra.run.dir")
     for token in filter(overrides.is_hydra, changes.overrides):
-        raise ConfigError(f"{token}: has no effect on a run that goes on; leave it out.")
+        raise ConfigError(f"{token}: has no effect on a run that continues; leave it out.")
     return changes
 
 
@@ -162,7 +162,7 @@ def _as_begun(run_trunk: str | None, changes: CommandLine, run: RunDir) -> Comma
     if branch is not None and not _names_trunk(branch.value(), run_trunk):
         raise ConfigError(
             f"{branch.input_line}: the run in {run.path} began from"
-            f" {run_trunk or 'its own step 0'}, and goes on. A branch from elsewhere is a new run,"
+            f" {run_trunk or 'its own step 0'}, and continues. Start a branch from elsewhere"
             " in another directory."
         )
     schedule = changes.override("branch_schedule")
@@ -199,9 +199,8 @@ def _refuse_other_recipe(command_line: CommandLine, run: RunDir, recipe: object)
     """
     if command_line.names_config and recipe not in (None, command_line.config_name):
         raise ConfigError(
-            f"-cn {command_line.config_name}: the run in {run.path} began with {recipe} and goes on"
-            " with the configuration it has. Leave -cn out, and give what should change as"
-            " key=value."
+            f"-cn {command_line.config_name}: the run in {run.path} began with {recipe} and"
+            " keeps its configuration. Leave out -cn, and write what should change as key=value."
         )
 
 

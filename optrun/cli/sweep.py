@@ -258,7 +258,7 @@ def _run(
         verdict = None
         if code != EXIT_STORAGE and driver.board.count("new") < len(driver.board.rows):
             verdict = compare(folder, code)
-        again = f"{again or f'The same command with hydra.sweep.dir={folder}'} goes on."
+        again = f"{again or f'The same command with hydra.sweep.dir={folder}'} continues it."
         end = ""
         if stop.refused:
             end = (
@@ -420,7 +420,7 @@ def _opening(driver: Driver, folder: Path) -> str:
     count = driver.board.count
     counts = (
         (count("finished"), "finished before"),
-        (count("running", "interrupted"), "to go on with"),
+        (count("running", "interrupted"), "to continue with"),
     )
     pieces = [
         f"{driver.board.total} jobs -> {folder}",

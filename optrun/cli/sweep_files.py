@@ -52,7 +52,7 @@ def refuse_changed_files(directory: SweepDir, jobs: Sequence[Job]) -> None:
         replace_text(directory.files, json.dumps(recorded))
     except OSError as error:
         raise StorageError(
-            f"{directory.files}: {error.strerror}. Make room; the same command goes on."
+            f"{directory.files}: {error.strerror}. Make room; the same command continues it."
         ) from error
 
 

@@ -232,7 +232,7 @@ def start_sweep(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Swee
     cfg = store.compose(hydra, command_line.config_name, forks.complete(checked), RunMode.MULTIRUN)
     if cfg.resume is not None or command_line.resume is not None:
         raise ConfigError(
-            "resume goes on with one run; a sweep is taken up by repeating its own command."
+            "resume continues one run; a sweep is taken up by repeating its own command."
         )
     command_line = replace(command_line, overrides=[*checked, *search_tokens])
     outcome = sweep(hydra, command_line, cfg, caller, forks)

@@ -26,7 +26,7 @@ checksums. Changes nothing. Exit code 0: all are intact; 4: a file is damaged, a
 """,
         instead={
             "accept": "Restore the file from a copy, or delete the damaged folder:"
-            " resume=RUN_DIR goes on from an older checkpoint."
+            " resume=RUN_DIR continues from an older checkpoint."
         },
     )
 

@@ -85,7 +85,10 @@ def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
     try:
         merged = OmegaConf.merge(_tree(tuple(chosen.items())), sections)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{where}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(
+            f"{where}: {str(error).splitlines()[0]}. If another version of optrun wrote it, use"
+            " that version (summary.json names it)."
+        ) from error
     assert isinstance(merged, DictConfig)
     return merged
 

@@ -86,7 +86,7 @@ class HubFile:
         except Exception as error:  # the hub's client and whichever HTTP library it is built on
             why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise self._refusal(
-                f"the hub does not give its bytes: {why}. Where the run has saved, resume= goes on"
+                f"the hub does not give its bytes: {why}. If the run has saved, resume= continues"
                 " as soon as the hub answers."
             ) from error
         if len(raw) != end - begin:

@@ -243,7 +243,7 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     if step is None:
         step = last.step
     done = last.done
-    # The first step number is that from which this start goes on.
+    # The first step number is that from which this start continues.
     if last.phase > Phase.preparing and step > last.step:
         done += 1
     line.last = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)

@@ -86,7 +86,7 @@ def distribute(
     if isinstance(config, DdpConfig):
         ids = [device] if device.type == "cuda" else None
         # What a model does not use keeps no gradient, as in one process. And without it torch lays
-        # out its buckets anew after the first step: on more than two ranks a run that goes on would
+        # out its buckets anew after the first step: on more than two ranks a resumed run would
         # sum in another order than before.
         replicated = DistributedDataParallel(model, device_ids=ids, find_unused_parameters=True)
         return replicated, lambda last: nullcontext() if last else replicated.no_sync()

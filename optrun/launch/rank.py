@@ -63,7 +63,7 @@ _GROUPS_SECONDS = 60.0
 The watchdog, which knows more, is to speak before a collective gives up.
 """
 _UNCONFIRMED = (
-    "rank 0 is gone, and did not say whether the last save is whole; resume=auto goes on from the"
+    "rank 0 is gone, and did not say whether the last save is whole; resume=auto continues from the"
     " newest one that is."
 )
 _AGREED_CODES = (EXIT_DONE, EXIT_NONFINITE, EXIT_STOPPED_EARLY)

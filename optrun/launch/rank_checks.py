@@ -179,7 +179,7 @@ def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bo
     if launched.launcher == "torchrun" and restarts != "0" and not resumes:
         raise ConfigError(
             f"torchrun --max-restarts={restarts}: each start would begin a run of its own. Add"
-            " resume=auto and hydra.run.dir=DIR, so that it goes on from the last checkpoint."
+            " resume=auto and hydra.run.dir=DIR, so that it continues from the last checkpoint."
         )
 
 

@@ -87,7 +87,7 @@ def refuse_other_vocabulary(
     if tokenizer is None and snapshot.metadata.tokenizer:
         raise CheckpointError(
             f"{run.tokenizer}: missing: {checkpoint} was trained with a tokenizer, and nobody could"
-            " use its weights without. Restore the folder from a copy, or go on with the run,"
+            " use its weights without. Restore the folder from a copy, or continue the run,"
             f" which writes it anew: resume={run.path}"
         )
     if tokenizer is not None and snapshot.metadata.tokenizer not in (

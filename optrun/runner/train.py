@@ -270,7 +270,7 @@ def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) 
     if start.stop is not None:
         done = (
             f"{start.stop.by} ended training at step {step}: {start.stop.reason}; nothing to train."
-            " It goes on where what it was ended by is changed, such as"
+            " It continues where what it was ended by is changed, such as"
             " training.early_stopping_patience=N."
         )
     for note in (*assembled.notes, done):

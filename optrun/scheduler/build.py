@@ -161,7 +161,7 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
             " (branch_schedule=restart)"
         )
     return (
-        f"{name} goes on at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
+        f"{name} continues at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
     )
 
 

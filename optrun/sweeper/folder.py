@@ -182,7 +182,7 @@ class SweepDir:
         code = summary.get("exit_code")
         message = str(summary.get("message") or "")
         if status == "failed" and summary.get("disk_refused") is True:
-            status = "interrupted"  # cut by a disk that was full: the same line goes on with it
+            status = "interrupted"  # cut by a disk that was full: the same line continues it
         return JobState(
             status=(
                 status

@@ -113,7 +113,7 @@ class Stop:
             else:
                 saved = "every job was saved before"
             show_cursor()
-            sys.stderr.write(f"\nstopped at once: {saved}. The same command goes on.\n")
+            sys.stderr.write(f"\nstopped at once: {saved}. The same command continues it.\n")
             sys.stderr.flush()
             os._exit(128 + number)
         self._signalled = True

@@ -182,7 +182,7 @@ class SweepTask:
             config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
         if stop_at is not None and not config.checkpoint.enabled:
             raise ConfigError(
-                "hydra.sweeper.pruner: trials go on from checkpoints, and checkpoint=none saves"
+                "hydra.sweeper.pruner: trials continue from checkpoints, and checkpoint=none saves"
                 " none."
             )
         last_step = max(

@@ -56,7 +56,7 @@ class Workers:
         """
         if count > len(self._devices):
             raise OptrunError(
-                f"there is no device left to go on with: {', '.join(self._broken)} failed. See"
+                f"there is no device left to continue with: {', '.join(self._broken)} failed. See"
                 f" {self._log}."
             )
         if self._at_work and not self.one_job_each:

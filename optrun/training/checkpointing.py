@@ -247,7 +247,7 @@ class CheckpointManager:
         self._retry_at = self.state.global_step + wait
         newest = retention.latest_whole(self.run)[0]
         self.note(
-            f"warning: {error} Training goes on without it; newest good checkpoint: "
+            f"warning: {error} Training continues without it; newest good checkpoint: "
             f"{newest.name if newest else 'none'}; next try after step {self._retry_at:,}. "
             "checkpoint.on_storage_error=stop would end the run here."
         )

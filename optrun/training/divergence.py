@@ -102,7 +102,7 @@ class Divergence:
         raise NonFiniteError(
             f"step {state.global_step + 1}: {nonfinite_step.message} Nothing was updated."
             f" {reported}{saved} Try a smaller lr, more warm-up, clip=global_norm or"
-            " training.precision=fp32; training.on_nonfinite=skip or rollback goes on."
+            " training.precision=fp32; training.on_nonfinite=skip or rollback continues."
         )
 
     def _report(self, nonfinite_step: NonfiniteStep, micro_batches: list[Batch]) -> str:

@@ -44,7 +44,7 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
             raise OptrunError(
                 f"rank {rank} on {host} has other weights than rank {first} on {first_host} after"
                 f" step {step}; the first tensor is {different[0]}. Nothing is saved of it. Look at"
-                " that machine's memory, device and libraries; the run goes on from the last"
+                " that machine's memory, device and libraries; the run continues from the last"
                 " checkpoint with resume=auto."
             )
 

@@ -234,7 +234,7 @@ class Tolerant:
             self._gone = True
             self._note(
                 f"tracking={self._name} failed ({type(error).__name__}: {error}) and gets nothing"
-                " more; the run goes on, and metrics.jsonl has everything."
+                " more; the run continues, and metrics.jsonl has everything."
             )
 
 

@@ -110,7 +110,7 @@ COMMAND_LINE = [
     (["hydra.sweep.dir=x", "lr=1e-3"], ["hydra.sweep.dir=x", "no effect on a single run", "-m"]),
     (["hydra/sweeper=optuna", "lr=1e-3"], ["hydra/sweeper=optuna", "no effect on a single run"]),
     (["-m", "hydra.run.dir=x", "lr=1e-3,2e-3"], ["hydra.run.dir=x", "hydra.sweep.dir"]),
-    (["-m", "resume=latest", "lr=1e-3,2e-3"], ["resume goes on with one run"]),
+    (["-m", "resume=latest", "lr=1e-3,2e-3"], ["resume continues one run"]),
     (["explain", "--jsn"], ["explain --jsn", "Did you mean --json?"]),
     (["explain", "--json=1"], ["explain --json", "ignored explicit argument '1'"]),
     (["certify", "resume", "--steps", "-3"], ["--steps -3", "a whole number"]),

@@ -317,7 +317,7 @@ def test_another_seed_begins_a_new_epoch(straight: Straight, go: Go, tmp_path: P
     run = straight.cut(tmp_path / "run", 3)
     code, said = go("resume=run", "seed=1")
     assert code == 0
-    assert "training goes on at the start of a new epoch" in said
+    assert "training continues at the start of a new epoch" in said
     assert tensors(run.path, STEPS) != tensors(straight.path, STEPS)
 
 

@@ -99,7 +99,7 @@ def test_a_job_that_fails_is_told(place: Path) -> None:
 
 
 def test_what_is_no_sweep_is_refused(place: Path) -> None:
-    with pytest.raises(ConfigError, match="goes on with one run"):
+    with pytest.raises(ConfigError, match="continues one run"):
         optrun.sweep(["resume=latest"])
     with pytest.raises(ConfigError, match=r"hydra\.run\.dir=x: has no effect on a sweep"):
         optrun.sweep(["lr=1,2", "hydra.run.dir=x"])

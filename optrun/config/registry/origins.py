@@ -124,7 +124,7 @@ def require(recorded: object, where: str) -> list[str]:
                 continue
             if not _allowed[0]:
                 raise ConfigError(
-                    f"{where}: {difference}. Restore what it was, or give {ALLOW} to go on with"
+                    f"{where}: {difference}. Restore what it was, or give {ALLOW} to continue with"
                     " what it is; the run records that."
                 )
             notes.append(f"{difference}; allowed by {ALLOW}")

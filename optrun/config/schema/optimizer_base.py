@@ -79,7 +79,7 @@ def refuse_few_bits(key: str, name: str) -> None:
     if _FEW_BITS.search(name):
         raise ConfigError(
             f"{key}={name}: not offered: the optimizers of bitsandbytes and torchao, with a state"
-            " of few bits or in pages, are not proved here to go on from a checkpoint bit for bit,"
+            " of few bits or in pages, are not proved to continue from a checkpoint bit for bit,"
             " and torchao's state are tensors that a checkpoint cannot hold. Less state than"
             " AdamW's: optimizer=lion, optimizer=adafactor, optimizer=muon or optimizer=sgd."
         )

@@ -259,8 +259,8 @@ def _load(folder: Path, config: RunConfig) -> Snapshot:
         )
         if bad is not None:
             raise CheckpointError(
-                f"{folder}: weight {bad} holds NaN or infinity: whole, but nothing to go on from "
-                "(checkpoint.allow_nonfinite=true would)."
+                f"{folder}: weight {bad} holds NaN or infinity, so it is not used."
+                " checkpoint.allow_nonfinite=true uses it."
             )
     return snapshot
 
@@ -279,7 +279,7 @@ def _refuse_lost_history(run: RunDir, *, saves: bool) -> None:
         traces = [path.name for path in run.checkpoints.iterdir() if not path.name.startswith(".")]
         if traces:
             raise CheckpointError(
-                f"{run.checkpoints}: there were checkpoints, and none is left to go on from (found:"
+                f"{run.checkpoints}: none of its checkpoints is left to continue from (found:"
                 f" {', '.join(sorted(traces)[:5])}). Start a new run in another directory."
             )
     elif saves and run.metrics.is_file() and read_metrics(run.metrics).records:
@@ -301,6 +301,6 @@ def _refuse_finished(run: RunDir) -> None:
         return
     if finished:
         raise ConfigError(
-            f"{run.path}: this run is finished, and it saved nothing to go on from"
+            f"{run.path}: this run is finished, and it saved nothing to continue from"
             " (checkpoint=none). Start a new run in another directory."
         )

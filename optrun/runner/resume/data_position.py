@@ -262,7 +262,7 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
         position = epoch * plan.steps_per_epoch + new_step
         note = (
             f"the plan of the data changed: {seen:,} of {plan.examples:,} examples of epoch"
-            f" {epoch + 1} were seen; training goes on after them in the same order, {left_out:,}"
+            f" {epoch + 1} were seen; training continues after them in the same order, {left_out:,}"
             " are left out of this epoch, none comes twice."
         )
     else:
@@ -276,7 +276,7 @@ def move(before: Plan, state: TrainState, plan: EpochPlan, fingerprint: str) -> 
         if before["ordering"] != plan.ordering:
             orders = f" ({before['ordering']} then, {plan.ordering} now)"
         note = (
-            f"the examples or their order changed{orders}: training goes on at the start of a new"
+            f"the examples or their order changed{orders}: training continues at the start of a new"
             f" epoch; {left_out:,} examples of epoch {epoch + 1} are left out."
         )
     state.data_shift = position - state.global_step - state.passed_steps

@@ -173,7 +173,7 @@ def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int)
     alternatives = " or ".join(f"{WHOLE}={number}" for number in sorted({lower, upper}))
     return (
         f"{WHOLE}={global_batch}: {ranks} ranks cannot share the {global_batch} examples of a step"
-        f" evenly{with_parts}, and a run that goes on keeps its batch. Expected"
+        f" evenly{with_parts}, and a run that continues keeps its batch. Expected"
         f" {expected}another batch from here on: {alternatives}."
     )
 

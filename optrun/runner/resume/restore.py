@@ -241,7 +241,7 @@ def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, objec
     if not differing:
         return None
     return (
-        f"warning: {'; '.join(differing)}: going on works, bit-equality with an uninterrupted run"
+        f"warning: {'; '.join(differing)}: continuing works, bit-equality with an uninterrupted run"
         " is not promised."
     )
 

@@ -98,7 +98,7 @@ def configuration_of(
         raise ConfigError(
             f"{run.config}: {changed_keys}: changed since {folder} was saved, and not on the"
             f" command line. To train with it, give {key}={now} there;"
-            f" to go on as before, {key}={before}."
+            f" to continue as before, {key}={before}."
         )
     return saved_values, None
 

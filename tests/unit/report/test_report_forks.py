@@ -34,7 +34,7 @@ def branch(
     }
     said |= {
         "optimizer_state": "anew: the trunk's is of AdamW",
-        "schedule": "wsd goes on",
+        "schedule": "wsd continues",
         "digest": "d",
     }
     write_run(

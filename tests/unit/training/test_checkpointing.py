@@ -68,7 +68,7 @@ def test_a_save_of_the_present_step_waits_for_the_next_look_of_all_ranks(tmp_pat
     assert manager._writer.busy
     state.global_step = 4
     manager.poll(together=True)
-    assert "Training goes on without it" in said[0]
+    assert "Training continues without it" in said[0]
     assert not manager._writer.busy
 
 
