@@ -128,7 +128,11 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
 
 
 def describe(verdict: Verdict) -> list[str]:
-    """Describe the verdict, one string per line."""
+    """Describe a comparison of two optimizers, one string per line.
+
+    What was compared; then `equal` with the largest difference, or the step and tensor where they
+    part, with the options that would make them equal.
+    """
     lines = [
         f"optimizer={verdict.choice} against {verdict.reference}",
         (

@@ -124,7 +124,13 @@ def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str], R
 
 
 def _show(desk: Desk, paper: Certificate, hidden: list[str]) -> None:
-    """Show the certificate as a table."""
+    """Print the certificate: a table of what was compared, the kills, and the verdict.
+
+    Args:
+        desk: Where it is printed.
+        paper: The certificate.
+        hidden: Attributes of the optimizer that no state dict holds; a yellow line names them.
+    """
     from rich.table import Table
     from rich.text import Text
 

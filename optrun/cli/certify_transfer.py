@@ -116,7 +116,12 @@ def _sizes(key: str, text: str) -> list[int]:
 
 
 def _show(console: Console, check: CoordinateCheck) -> None:
-    """Print the slope of each parameter and measure as a table."""
+    """Print a table of powers: a row for each parameter, a column for each measure.
+
+    Args:
+        console: Where it is printed.
+        check: The coordinate check along width or depth.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from optrun.runner.evaluate import Evaluated
 
 _KEYS = (
-    *("data", "model", "task", "seed"),
+    "data",
+    "model",
+    "task",
+    "seed",
     "training.dataloader_num_workers",
     "training.device",
     "training.per_device_eval_batch_size",
@@ -152,7 +155,10 @@ def open_saved(path: str) -> Iterator[tuple[RunDir, Path, DictConfig]]:
 
 
 def _show(checkpoint: Path, evaluated: Evaluated) -> None:
-    """Print the metrics, and the tables of metrics by class."""
+    """Print the metrics, then figures and confusions of the classes of each evaluation set.
+
+    No confusion matrix for more than 12 classes.
+    """
     from rich.console import Console
     from rich.table import Table
 

@@ -69,7 +69,10 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _trunk(config: RunConfig) -> TrunkState | None:
-    """Read the state of the trunk of a branch; None for a run of its own."""
+    """Read step, schedule and optimizer state of the checkpoint that a branch starts from.
+
+    None for a run without `branch_from`.
+    """
     from optrun.artifacts.checkpoint import open_verified
     from optrun.artifacts.forks import Trunk
     from optrun.artifacts.sharded import StoredTensors

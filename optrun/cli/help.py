@@ -67,7 +67,11 @@ def _choice(group: str, choice: str) -> str:
 
 
 def _key(key: str) -> str:
-    """Explain a key in every choice that has it, since defaults may differ."""
+    """Explain a key once for each default and meaning, with the choices that have these.
+
+    Raises:
+        ConfigError: No choice has the key; the message names the nearest keys or all groups.
+    """
     choices_by_entry: dict[Entry, list[str]] = {}
     every = [(entry, "") for entry in reference.top_level()]
     for group, choices in CHOICES.items():

@@ -59,7 +59,17 @@ def answer(
 
 
 def _complete(hydra: Hydra, config_name: str, tokens: list[str]) -> None:
-    """Install or remove shell completion, or answer its query at a TAB."""
+    """Install or remove shell completion, or print the candidates for a TAB.
+
+    Args:
+        hydra: Composes configurations.
+        config_name: The recipe to compose.
+        tokens: `install=SHELL`, `uninstall=SHELL` or `query=SHELL`; a query reads COMP_LINE and
+            COMP_POINT of the environment.
+
+    Raises:
+        ConfigError: It is none of these, or COMP_LINE is not set.
+    """
     task, _, shell = " ".join(tokens).partition("=")
     if shell not in ("bash", "fish", "zsh") or task not in ("install", "uninstall", "query"):
         raise ConfigError(

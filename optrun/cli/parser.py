@@ -185,7 +185,11 @@ class VerbParser(argparse.ArgumentParser):
         return VerbArguments(self.verb, argv, positional, key_values, overrides, options)
 
     def _options(self, argv: list[str]) -> argparse.Namespace:
-        """Parse the options; an unknown one raises an error with a hint."""
+        """Parse the options; positional arguments and overrides end in `words`.
+
+        Raises:
+            ConfigError: An option is unknown, with a hint, or has an empty value.
+        """
         options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
         if unknown:
             from optrun.config.keys import as_key, word_after

@@ -66,7 +66,11 @@ class Proposal:
     steps: int
 
     def commands(self) -> list[tuple[str, list[str]]]:
-        """List the two commands: a title, and the arguments after `optrun`."""
+        """List the commands of a run and of a comparison: a title, and arguments after `optrun`.
+
+        A run of the comparison has at most 300 steps; the title says how long all of them take, in
+        multiples of the first command.
+        """
         steps = min(self.steps, _FEWEST_STEPS)
         common = without(self.overrides, *_DECIDED_BY_COMPARISON)
         if steps < self.steps:

@@ -100,6 +100,18 @@ def _begin(hydra: Hydra, command_line: CommandLine, run: RunDir, caller: Caller)
 
 
 def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Caller) -> Outcome:
+    """Continue a run from a checkpoint, with its configuration and the typed changes.
+
+    Args:
+        hydra: Composes choices of groups.
+        command_line: The command line, not checked yet.
+        target: The run, and the checkpoint that was named; None: the newest one.
+        caller: The command line or a Python program.
+
+    Raises:
+        ConfigError: A change does not fit, or a plugin of the run is missing.
+        OptrunError: As `execute` raises it.
+    """
     from optrun.runner.resume.checkpoint import ResumePoint
     from optrun.runner.resume.saved_config import configuration_of, plugins_of
 

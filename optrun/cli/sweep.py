@@ -296,7 +296,10 @@ def _devices(options: SweeperConfig, jobs: list[jobs_of.Job], launcher: str) -> 
 def _tell_devices(
     devices: list[str], jobs: list[jobs_of.Job], options: SweeperConfig, view: View
 ) -> None:
-    """Print the devices of the sweep, and a note about idle ones."""
+    """Print the devices of the sweep; nothing without `hydra.sweeper.devices`.
+
+    A search whose `n_jobs` leaves devices idle gets a note.
+    """
     if not devices:
         return
     view.note(f"devices: {', '.join(devices)}")
@@ -416,7 +419,10 @@ def _folder(cfg: DictConfig) -> Path:
 
 
 def _opening(driver: Driver, folder: Path) -> str:
-    """Write the first line of a sweep: its jobs, folder, and earlier results."""
+    """Write the first line of a sweep: its jobs, folder, and earlier results.
+
+    Failed jobs are counted with whether `hydra.sweeper.retry_failed` tries them again.
+    """
     count = driver.board.count
     counts = (
         (count("finished"), "finished before"),

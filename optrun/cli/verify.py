@@ -41,7 +41,14 @@ def run(arguments: VerbArguments) -> int:
 
 
 def _verify(path: str) -> int:
-    """Check one path, print a table of its folders, and return the exit code."""
+    """Check one path, and print a table of its folders; problems go to stderr.
+
+    Returns:
+        0, or 4 if there is a problem.
+
+    Raises:
+        ConfigError: The path is neither a run nor a checkpoint.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

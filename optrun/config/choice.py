@@ -83,7 +83,14 @@ def choice(
 
 
 def _of_its_type(key: str, schema: type[object], name: str, value: object) -> object:
-    """Check the type of a value, as Hydra does for the command line."""
+    """Check the type of a value, as Hydra does for the command line; a text is converted.
+
+    Numbers of NumPy, functions and tensors pass unchanged. Of a list or mapping only the kind is
+    checked; the schema checks the items.
+
+    Raises:
+        TypeError: The value has another type.
+    """
     if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
         return value
     fields = OmegaConf.structured(schema)
@@ -107,7 +114,13 @@ def _of_its_type(key: str, schema: type[object], name: str, value: object) -> ob
 
 
 def _enum_member(key: str, hint: object, value: object) -> object:
-    """Look up the member of an Enum by its name, as Hydra does."""
+    """Look up the member of an Enum by its name, as Hydra does.
+
+    Anything but a text, or a text for a field without an Enum, is returned unchanged.
+
+    Raises:
+        ConfigError: The Enum has no such member; the message lists all.
+    """
     kinds = [
         kind
         for kind in (hint, *get_args(hint))

@@ -88,7 +88,14 @@ def first_line(error: BaseException) -> str:
 
 
 def _missing_file_error(hydra: Hydra, config_name: str, missing: str) -> ConfigError:
-    """Refuse a missing recipe, or a missing entry of a defaults list."""
+    """Build the error for a missing recipe, or a missing entry of a defaults list.
+
+    Args:
+        hydra: Knows the choices.
+        config_name: What was composed.
+        missing: Name of the missing file for Hydra, such as `optimizer/lam`; equal to `config_name`
+            for a recipe.
+    """
     group, _, name = missing.rpartition("/")
     options = hydra.config_loader.get_group_options(group)
     near = did_you_mean(name, [option for option in options if option != name])

@@ -126,7 +126,15 @@ def node_at(root: DictConfig, key: str) -> Any:
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
-    """Build the error for an unknown key, with suggestions."""
+    """Build the error for an unknown key.
+
+    It suggests, in this order: `--plugin` for code; the outer mapping that another choice has; the
+    name of the key here, for a key of another program; the nearest keys.
+
+    Args:
+        base: The composed configuration.
+        key: The unknown dotted key.
+    """
     keys = all_keys(base)
     if key.startswith("hydra."):
         return unknown_hydra_key(keys, key)
@@ -166,7 +174,15 @@ def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> C
 def _not_among(
     base: DictConfig, keys: list[str], head: str, leaf: str, choices_with_key: list[str]
 ) -> ConfigError:
-    """Build the error for a key unknown to the chosen choice of its group."""
+    """Build the error for a key that the chosen choice of its group does not have.
+
+    Args:
+        base: The composed configuration.
+        keys: Every dotted key of it.
+        head: The group, or the dotted mapping, such as `optimizer`.
+        leaf: The unknown name in it.
+        choices_with_key: Other choices of the group that have the key.
+    """
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     siblings = [name for name in siblings if "." not in name]
     elsewhere = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)

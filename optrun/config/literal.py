@@ -81,7 +81,10 @@ def changes_text(piece: str) -> bool:
 
 
 def takes_text(key: str) -> bool:
-    """Tell whether a key takes a text, a list of texts or a path in every choice."""
+    """Tell whether a key takes a text, a list of texts or a path in every choice of its group.
+
+    False for keys inside a mapping, and for a key that no choice has.
+    """
     if key in _TEXTS_OF_HYDRA or _holds_path(key):
         return True
     group, _, name = key.rpartition(".")

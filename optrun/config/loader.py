@@ -49,7 +49,11 @@ class Loader(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        """Compose."""
+        """Compose a configuration; see `ConfigLoaderImpl`.
+
+        The choices of groups are composed once and cached; values are put into a copy. Sweeps are
+        composed by Hydra as a whole.
+        """
         parsed = [parse_token(token) for token in overrides]
         if run_mode is not RunMode.RUN or any(override.is_sweep_override() for override in parsed):
             return super().load_configuration(

@@ -309,6 +309,20 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
 
 
 def _check_value(base: DictConfig, token: str, override: Override, *, sweep: bool) -> str:
+    """Check the key and the type of an override that sets a value.
+
+    Args:
+        base: The composed choices; the value is put into it, so that its type is checked.
+        token: The override as typed.
+        override: The same, parsed.
+        sweep: Whether a list of values is allowed.
+
+    Returns:
+        The override for Hydra, with `++` if its key is in an open mapping.
+
+    Raises:
+        ConfigError: The key does not exist, or a value has the wrong type.
+    """
     key = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
     prefix = open_prefix(base, key)

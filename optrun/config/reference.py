@@ -73,7 +73,11 @@ def head(group: str, choice: str) -> str:
 
 
 def entries(group: str, choice: str) -> list[Entry]:
-    """List the keys of a choice, first from its YAML, then from its schema."""
+    """List the keys of a choice: those of its YAML in its order, then those of its schema alone.
+
+    Meaning and default of a key come from the YAML, else from the docstring and the default of the
+    field. Keys with the name of the choice as their value are left out.
+    """
     schema = CHOICES[group][choice]
     hints = typing.get_type_hints(schema)
     text = "" if choice in complete_choices(group) else _text(f"{group}/{choice}")

@@ -85,7 +85,13 @@ class Repository(ConfigRepository):
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
-    """Build the error for an unreadable file, with its line if known."""
+    """Build the error for a file that cannot be read.
+
+    Args:
+        path: The file.
+        error: Of YAML, of decoding or of the operating system; the message names the line of a
+            syntax error or of a byte that is not UTF-8.
+    """
     line = None
     problem = str(error).splitlines()[0].rstrip(".")
     if isinstance(error, yaml.MarkedYAMLError):

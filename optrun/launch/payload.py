@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 _PATHS = ("checkpoint", "started_from")
 """Of a `ResumePoint`."""
 _SETTLED = (
-    *("resume", "run_name", "training.per_device_train_batch_size"),
-    *("training.gradient_accumulation_steps", "training.global_batch_size"),
+    "resume",
+    "run_name",
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+    "training.global_batch_size",
 )
 """Keys that a run which goes on has otherwise than one that begins; the batch is compared when it
 is settled."""
@@ -55,7 +58,15 @@ class Payload:
         stop_at: int | None = None,
         quiet: bool = False,
     ) -> Self:
-        """Make the payload of a composed request."""
+        """Make the payload of a composed request.
+
+        Args:
+            request: The request; paths become texts.
+            run: Directory of the run; its path becomes absolute.
+            resume: Where to continue; None: from the start.
+            stop_at: Pause after this many optimizer steps.
+            quiet: Whether rank 0 prints nothing.
+        """
         point = None
         if resume is not None:
             paths = {

@@ -185,7 +185,15 @@ def _describe_end(rank: Rank, error: BaseException, code: int) -> RankEnd:
 
 
 def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
-    """Build the process groups and train; the outcome is on rank 0 only."""
+    """Build the process groups and train; every rank must call this.
+
+    Returns:
+        The outcome on rank 0, None on the others.
+
+    Raises:
+        ConfigError: The ranks disagree on the request, or several have one device.
+        OptrunError: Training failed.
+    """
     from optrun.launch.run_here import run_here
     from optrun.runner.train import train
     from optrun.training.display import PlainDisplay
@@ -208,7 +216,11 @@ def _train(rank: Rank, payload: Payload, meeting: Meeting) -> Outcome | None:
 
 
 def _join_groups(config: DistributedConfig, meeting: Meeting) -> World:
-    """Make the groups of the ranks."""
+    """Make the process groups of torch.distributed; every rank must call this.
+
+    `backend=auto` means NCCL for tensors on a GPU if there is one, and gloo for the CPU. A
+    collective waits 60 seconds longer than the longest silence that the watchdog allows.
+    """
     import torch
     import torch.distributed as dist
 
@@ -260,7 +272,10 @@ def _printed_log() -> Iterator[None]:
 
 @contextmanager
 def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> Iterator[None]:
-    """End hanging ranks of this machine and report them, if a launcher started them."""
+    """End hanging ranks of this machine and report how they ended, while the block lasts.
+
+    Does nothing if optrun itself started the ranks: that process watches them.
+    """
     if rank.is_watched or rank.heartbeats is None:
         yield
         return

@@ -184,7 +184,13 @@ def _refuse_keys_of_launcher(typed: set[str], launched: Launched, *, resumes: bo
 
 
 def _refuse_backend(config: RanksConfig, *, on_cuda: bool) -> None:
-    """Refuse a torch.distributed backend that is not available, or NCCL without CUDA."""
+    """Refuse a torch.distributed backend that is not available, or NCCL without CUDA.
+
+    `auto` passes. A backend may be one name, or `DEVICE:NAME` for each of cpu and cuda.
+
+    Raises:
+        ConfigError: The message names the part that is wrong.
+    """
     import torch.distributed as dist
 
     if config.backend == "auto":

@@ -63,6 +63,11 @@ def train_on_ranks(
     ):
 
         def begin(before: list[RankEnd] | None) -> list[str]:
+            """Write the payload of a start, and return the arguments of a rank's process.
+
+            Args:
+                before: How the ranks of the start before ended; None: the first start.
+            """
             nonlocal payload, starts
             starts += 1
             if before is not None:

@@ -467,7 +467,10 @@ def eval_prefixes(task: Task) -> list[str]:
 def build_loaders(
     config: RunConfig, task: Task, device: torch.device
 ) -> tuple[BatchLoader, dict[str, BatchLoader]]:
-    """Build the batch loaders of the training split and of each evaluation set."""
+    """Build the batch loader of the training split, and one for each evaluation set by its name.
+
+    `task.transform` is only called if the task overrides it.
+    """
     changes = (
         getattr(task.transform, "__func__", None) is not Task.transform
     )  # that one changes nothing

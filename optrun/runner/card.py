@@ -16,8 +16,21 @@ from optrun.report.table import Table, format_metric
 from optrun.report.templating import fill_markdown
 
 _HUB_METRICS = {
-    *("accuracy", "f1", "perplexity", "mcc", "matthews_correlation", "pearson", "pearsonr"),
-    *("spearman", "spearmanr", "precision", "recall", "loss", "mse", "mae", "rmse"),
+    "accuracy",
+    "f1",
+    "perplexity",
+    "mcc",
+    "matthews_correlation",
+    "pearson",
+    "pearsonr",
+    "spearman",
+    "spearmanr",
+    "precision",
+    "recall",
+    "loss",
+    "mse",
+    "mae",
+    "rmse",
 }
 _BOOKKEEPING = ("seconds", "runtime", "per_second", "samples", "examples", "tokens", "batches")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -108,7 +121,16 @@ def _metadata(
     task: str,
     facts: TaskCard,
 ) -> str:
-    """Write the YAML metadata for the hub."""
+    """Write the YAML metadata for the hub.
+
+    Args:
+        metrics: Evaluation metrics; those that the hub does not know, NaN and infinity are left
+            out.
+        config: The resolved configuration.
+        heading: Name of the model on the hub.
+        task: Name of the task.
+        facts: The task's part of the card; without a pipeline tag there are no results.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     optimizer = str(lookup(config, "optimizer", "name") or "")

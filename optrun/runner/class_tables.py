@@ -52,7 +52,13 @@ def figures_table(found: ClassTable) -> Table:
 def _tabulated(
     noun: str, rows: Sequence[Mapping[str, object]], means: Sequence[Mapping[str, object]]
 ) -> Table:
-    """Build a table of metrics; `noun` is the key of each row's name."""
+    """Build a table of metrics, means last and muted.
+
+    Args:
+        noun: Key of each row's name, and heading of the first column.
+        rows: Figures of each class; a missing one is shown as a dash.
+        means: Rows of means.
+    """
     table = Table([noun, *_KEYS], [False, True, True, True, True])
     for row in [*rows, *means]:
         *figures, support = (row.get(key) for key in _KEYS)

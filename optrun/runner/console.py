@@ -118,7 +118,15 @@ def shown_path(path: Path) -> str:
 
 
 def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
-    """Print the result table, the sample and the next commands."""
+    """Print the sample, the result table and the next commands of a run that ended well.
+
+    The sample is left out if there is none, and all commands if the run saved no checkpoint.
+
+    Args:
+        console: Where it is printed.
+        outcome: The run and its summary.
+        data: Names the key of evaluation rows, for a run that held none out.
+    """
     summary = outcome.summary
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
@@ -171,7 +179,11 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
 
 
 def _results(console: Console, summary: SummaryValues) -> None:
-    """Print speed, memory and the best and last metrics of a run."""
+    """Print speed, memory, and a table of the best and last metrics of a run.
+
+    Only `train/loss...` and `eval/...` are shown; the main metric is bold. Tables of more than 12
+    classes are left to `optrun evaluate`.
+    """
     perf = summary.get("perf", {})
     rate = perf.get("tokens_per_second") or perf.get("samples_per_second", 0.0)
     unit = "tokens/s" if perf.get("tokens_per_second") else "examples/s"

@@ -118,7 +118,10 @@ def write_adapter(folder: Path, model: PreTrainedModel) -> None:
 
 
 def task_card(config: Mapping[str, object]) -> TaskCard | None:
-    """Return the task's part of the model card; None for an unknown task."""
+    """Return the task's part of the model card.
+
+    None if the configuration names no task, or one that is not registered here.
+    """
     task = config.get("task")
     if not isinstance(task, Mapping) or "name" not in task:
         return None

@@ -105,7 +105,12 @@ class Predictor(ABC):
         return pad_inputs(inputs, self.padding)
 
     def run(self, batch: Batch, call: Callable[..., Any] | None = None, **options: object) -> Any:
-        """Call the model, or `call`, with a batch moved to the device, in the chosen precision.
+        """Call the model, or one of its methods, with a batch in the chosen precision.
+
+        Args:
+            batch: Inputs; moved to the device of the model.
+            call: A method of the model, such as `generate`; None: its forward pass.
+            **options: Further keyword arguments of the call.
 
         Raises:
             OptrunError: Memory did not suffice.
@@ -253,7 +258,12 @@ class WordLabels(Predictor):
         return [self._values(row, shares[at]) for at, row in enumerate(inputs)]
 
     def _values(self, row: Inputs, shares: torch.Tensor) -> Values:
-        """Build the prediction of one row from probabilities of shape (tokens, classes)."""
+        """Build the prediction of one row.
+
+        Args:
+            row: Its `words`, and `word_ids`: the word of each token, None for special tokens.
+            shares: Probabilities, shape (tokens, classes); padding at the end is not read.
+        """
         words = row["words"]
         labels: list[str | None] = [None] * len(words)
         probabilities: list[float | None] = [None] * len(words)

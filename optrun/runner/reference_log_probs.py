@@ -83,7 +83,14 @@ def _logps(
     device: torch.device,
     weights: str,
 ) -> np.ndarray:
-    """Compute log-probabilities, or find them in the cache."""
+    """Compute the log-probabilities of the start model for each pair, or read them from the cache.
+
+    The cache is keyed by weights, pairs, precision, device, batch size, attention and versions. The
+    model runs without its adapter if the adapter keeps the base; its mode is restored.
+
+    Returns:
+        As `Preference.reference` returns them.
+    """
     precision = config.training.precision.value
     size = config.training.per_device_eval_batch_size
     made_by = versions("torch", "transformers")

@@ -34,21 +34,29 @@ from optrun.training.setup import TrainingSetup
 MOST_CONFUSED = 50
 """A confusion matrix of more classes is left to `optrun evaluate`."""
 _TAKEN_UP = (
-    *("started_at", "command", "config_name", "overrides", "resumes", "config_sha256"),
-    *("global_step", "max_steps", "epoch", "wall_seconds", "metrics", "perf"),
-    *(
-        "main_metric",
-        "model",
-        "data",
-        "versions",
-        "hardware",
-        "device",
-        "code",
-        "stopped",
-        "branch",
-        "classes",
-    ),
-    *("generalisation",),
+    "started_at",
+    "command",
+    "config_name",
+    "overrides",
+    "resumes",
+    "config_sha256",
+    "global_step",
+    "max_steps",
+    "epoch",
+    "wall_seconds",
+    "metrics",
+    "perf",
+    "main_metric",
+    "model",
+    "data",
+    "versions",
+    "hardware",
+    "device",
+    "code",
+    "stopped",
+    "branch",
+    "classes",
+    "generalisation",
 )
 
 
@@ -185,7 +193,13 @@ class Summary:
     def resumed(
         self, step: int, changes: Mapping[str, tuple[object, object]], notes: Sequence[str] = ()
     ) -> None:
-        """Record a resume: its step, the changed keys, and the notes for the user."""
+        """Record a resume in the list `resumes`, and write the summary.
+
+        Args:
+            step: Optimizer step of the checkpoint.
+            changes: Changed keys -> value in the checkpoint, value now.
+            notes: What the user was told.
+        """
         self.values["resumes"].append(
             {
                 "at": now(),
@@ -218,7 +232,10 @@ class Summary:
         }
 
     def present(self) -> SummaryValues:
-        """Return the current values of the summary of a run in progress."""
+        """Return the current values of the summary of a run in progress.
+
+        Before `begin` only the time is new. Nothing is written or changed.
+        """
         values = {**self.values, "updated_at": now()}
         if self.setup is None:
             return values

@@ -164,7 +164,23 @@ def _status(summary: Summary, display: Display) -> Iterator[None]:
 
 
 def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None) -> Outcome:
-    """Train from the checkpoint, or the start, to the end."""
+    """Train from a checkpoint, or from step 0, to the end of the run, on every rank.
+
+    Steps: refuse what cannot run; open the checkpoint; prepare data and model; assemble optimizer,
+    schedule and state; loop; generate a sample; publish `model/`. A finished run returns at once.
+
+    Args:
+        run_start: The start of the run.
+        resume: The run and checkpoint to resume; None: from the start, or on other ranks.
+        stop_at: Pause after this many optimizer steps; None: no pause.
+
+    Returns:
+        The outcome; its summary is complete on rank 0 only, and only rank 0 has a sample.
+
+    Raises:
+        StoppedEarly: `stop_at` was reached, a signal arrived, or the time is up.
+        OptrunError: Any other failure.
+    """
     config = run_start.config
     note = run_start.display.note
     summary = run_start.summary
@@ -233,7 +249,12 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
 
 
 def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None) -> Prepared:
-    """Prepare data and model; a stop request ends that at once."""
+    """Prepare data and model.
+
+    Raises:
+        StoppedEarly: A signal arrived meanwhile; nothing waits for the end of the preparation.
+        ConfigError: Data or model do not fit the configuration.
+    """
     beat(Phase.preparing)
     try:
         with run_start.signal_handler.immediate():
@@ -256,7 +277,16 @@ def _prepare(run_start: RunStart, opened: OpenedCheckpoint, revision: str | None
 
 
 def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) -> Outcome:
-    """Return the outcome of a finished run without training; record harmless changes."""
+    """Return the outcome of a run whose steps are all done, without training.
+
+    Args:
+        run_start: The start of the run.
+        assembled: Its setup, and the changes since the last checkpoint, which are harmless.
+        mended: Whether `config.yaml` was damaged, and is to be written again.
+
+    Returns:
+        The outcome without a sample. Rank 0 first notes how to continue, and records the changes.
+    """
     summary = run_start.summary
     setup = assembled.setup
     start = assembled.start
@@ -286,7 +316,12 @@ def _leave_finished(run_start: RunStart, assembled: Assembled, *, mended: bool) 
 def _begin(
     run_start: RunStart, prepared: Prepared, assembled: Assembled, resume: ResumePoint | None
 ) -> None:
-    """Write config and summary before the first step; warn if checkpoints lack room."""
+    """Write everything that precedes the first step, on rank 0.
+
+    `config.yaml`, `tokenizer/`, the summary and the folder of checkpoints; `metrics.jsonl` loses
+    its lines behind the step to continue from. Notes warn of too little room for checkpoints, and
+    of metrics that were deleted.
+    """
     run = run_start.run
     summary = run_start.summary
     setup = assembled.setup

@@ -324,6 +324,12 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
 
 
 def _check(kind: str, name: str, schema: object, where: str) -> None:
+    """Refuse a name or a schema that cannot be registered.
+
+    Raises:
+        ConfigError: The name is no plain identifier, or the schema is no dataclass, does not build
+            on the base of its kind, or has a type that OmegaConf does not know.
+    """
     prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
     plain = (
         isinstance(name, str)

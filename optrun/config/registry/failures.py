@@ -94,7 +94,11 @@ def _description(error: BaseException) -> str:
 
 
 def _files() -> dict[str, tuple[str, list[str]]]:
-    """Map each file of foreign rows to a label and its registered names."""
+    """Map each file of registered foreign classes to a label and its registered names.
+
+    The label is what was typed after `--plugin`, or the path. A file stands under its own path and
+    its resolved one.
+    """
     plugins = sys.modules.get("optrun.config.registry.plugins")
     plugin_names = (
         {record["path"]: record["plugin"] for record in plugins.LOADED.values()}

@@ -124,7 +124,11 @@ def matching(pattern: str, expected: str) -> Check:
 
 
 def several(expected: str, *checks: Check) -> Check:
-    """Make a checker for as many values as there are checkers; it returns a tuple."""
+    """Make a checker for a sequence of as many values as there are checkers.
+
+    It returns a tuple. A text is refused, not read letter by letter; an item of the wrong type
+    raises TypeError, any other fault ValueError.
+    """
 
     def check(name: str, value: object) -> tuple[object, ...]:
         if isinstance(value, str) or not isinstance(value, Sequence):

@@ -143,7 +143,16 @@ class Forks:
                 refuse_ended_fork(str(value), trunk.step, length, f"training.max_steps={length}")
 
     def _trunk(self, value: str) -> _TrunkConfig:
-        """Read the configuration of a pinned trunk, once per trunk."""
+        """Read the configuration of a checkpoint to branch from, as overrides and as values.
+
+        Args:
+            value: `FOLDER@DIGEST`. Each is read once; later calls return the same object.
+
+        Raises:
+            ConfigError: A plugin of that run is not loaded, or no override writes one of its
+                values.
+            CheckpointError: The checkpoint is gone, damaged or has another digest.
+        """
         if value not in self._trunks:
             trunk = Trunk.parse(value)
             assert trunk is not None, "it was pinned"

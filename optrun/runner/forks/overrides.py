@@ -92,7 +92,11 @@ _GONE = object()
 def _differing(
     base: PlainMapping, target: PlainMapping, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each dotted key that differs, with its target value; `_GONE` if it has none."""
+    """Yield each dotted key that differs, with its target value; `_GONE` if the target lacks it.
+
+    Keys in `OWN`, such as `run_name`, do not count. Mappings are compared key by key, unless one of
+    them is empty; NaN equals NaN.
+    """
     for name in dict.fromkeys([*base, *target]):
         key = f"{prefix}{name}"
         if key in OWN or (name == KIND and prefix):

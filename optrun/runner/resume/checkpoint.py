@@ -109,6 +109,11 @@ def open_checkpoint_to_resume(
     with ExitStack() as stack:
 
         def pick() -> tuple[Path | None, Trunk | None, Path | None]:
+            """Pick the checkpoint on rank 0, and write the configuration of a new run.
+
+            Returns:
+                Folder, trunk and starting folder, for the other ranks.
+            """
             nonlocal opened
             for name in clean_leftovers(run_start.run):
                 run_start.display.note(
@@ -250,7 +255,12 @@ def _is_lazy(config: RunConfig) -> bool:
 
 
 def _load(folder: Path, config: RunConfig) -> Snapshot:
-    """Read a checkpoint; refuse non-finite trained weights unless they are allowed."""
+    """Read a checkpoint.
+
+    Raises:
+        CheckpointError: It is damaged, or a trained weight is NaN or infinite and
+            `checkpoint.allow_nonfinite` is false.
+    """
     snapshot = read_checkpoint(folder, lazy=_is_lazy(config))
     if not config.checkpoint.allow_nonfinite:
         trainable = snapshot.metadata.trainable or ()

@@ -30,8 +30,11 @@ _HARMLESS_TRAINING = {
 }
 _BEST = ("checkpoint.metric", "checkpoint.mode")
 _NONFINITE = (
-    *("training.on_nonfinite", "training.max_nonfinite_skips", "training.max_rollbacks"),
-    *("checkpoint.save_steps", "checkpoint.allow_nonfinite"),
+    "training.on_nonfinite",
+    "training.max_nonfinite_skips",
+    "training.max_rollbacks",
+    "checkpoint.save_steps",
+    "checkpoint.allow_nonfinite",
 )
 _LENGTH = {
     "training.max_steps",

@@ -118,7 +118,14 @@ def _asks_for_another_batch(request: Request, saved: CheckpointMetadata, *, bran
 
 
 def _settled(request: Request, micro: int, accumulation: int, count: int) -> SettledBatch:
-    """Put micro-batch size and accumulation into a request; `count` micro-batches make a step."""
+    """Put the sizes of a batch into a request.
+
+    Args:
+        request: Left unchanged.
+        micro: Examples of a micro-batch.
+        accumulation: `training.gradient_accumulation_steps`, micro-batches of each rank.
+        count: Micro-batches of an optimizer step, over all ranks.
+    """
     config = request.config
     training = replace(
         config.training, per_device_train_batch_size=micro, gradient_accumulation_steps=accumulation

@@ -135,7 +135,14 @@ def restore_scaler(snapshot: Snapshot, train_step: TrainStep) -> None:
 
 
 def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Changes) -> None:
-    """Refuse a model of another class, or weights of another dtype."""
+    """Refuse a model of another class, or weights of another dtype.
+
+    Tensors that only one side has are left to `load_model_tensors`.
+
+    Raises:
+        ConfigError: Changed keys below `model` or `task` explain it; the message names them.
+        CheckpointError: No key explains it.
+    """
     before = snapshot.metadata.model_class
     now = model_class(model).__name__
     if before != now:
@@ -231,7 +238,13 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
 
 
 def warn_of_other_environment(metadata: CheckpointMetadata, now: dict[str, object]) -> str | None:
-    """Return a warning if versions or hardware changed since the checkpoint; else None."""
+    """Return a warning if versions or hardware changed since the checkpoint; else None.
+
+    Args:
+        metadata: Metadata of the checkpoint; without an environment only the number of ranks, taken
+            as 1, is compared.
+        now: What `environment` returns for this start.
+    """
     saved = {"ranks": 1, **(metadata.environment or {})}
     differing = [
         f"{key} {saved[key]} then, {value} now"

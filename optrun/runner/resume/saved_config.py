@@ -133,7 +133,13 @@ def _was_written(run: RunDir) -> bool | None:
 
 
 def _read_newest_checkpoint(run: RunDir) -> tuple[Path, dict[str, object]] | None:
-    """Find the newest checkpoint with a readable state, and the configuration in it."""
+    """Find the newest checkpoint with a readable state, and the configuration in it.
+
+    None if there is none. Damaged checkpoints and those of another run are passed over.
+
+    Raises:
+        OtherFormatError: A newer optrun wrote one of the checkpoints.
+    """
     folders = checkpoint_folders(run)
     for folder in folders:
         refuse_other_format(folder)
