@@ -42,11 +42,11 @@ YOUNG_SECONDS = 2.0
 system's clock.
 """
 _LOOK_SECONDS = 0.1
-"""Between two looks at who makes an entry."""
+"""Time between two attempts to take a lock."""
 _SIGN_SECONDS = 1.0
-"""Between two signs of life of who makes an entry."""
+"""Time between two looks at the size of a new entry."""
 _TOLD_SECONDS = 5.0
-"""After so long the user is told whom this process waits for."""
+"""Time after which the user is told which process holds a lock."""
 _discarded: list[str] = []
 _DISK_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
@@ -58,12 +58,12 @@ def cache_dir() -> Path:
 
 
 def digest(*pieces: str | bytes) -> str:
-    """Compute a hexadecimal sha256 over pieces, their borders included."""
+    """Compute a hexadecimal sha256 over pieces: `digest("a", "b")` is not `digest("ab")`."""
     return digest_of(pieces)
 
 
 def key_of(*pieces: str | bytes | None) -> str | None:
-    """Compute the digest of pieces; None if a piece is None, an unknown input."""
+    """Compute the digest of pieces; None: one of them is None, so that the input is unknown."""
     present = [piece for piece in pieces if piece is not None]
     if len(present) < len(pieces):
         return None
@@ -90,7 +90,7 @@ def versions(*packages: str) -> str:
 
 
 def chunks_of_file(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file as they are, a few at a time."""
+    """Yield the bytes of a file, 1 MiB at a time, and give signs of life."""
     with open_file(path, follow=True) as file:
         while chunk := file.read(_CHUNK):
             beat()
@@ -110,7 +110,7 @@ def digest_files(paths: Iterable[Path]) -> str:
 
 
 def checksum(chunks: Iterable[bytes]) -> str:
-    """Compute size and xxh3-128 of the chunks of a file."""
+    """Compute the size of some bytes and their xxh3-128, in one text."""
     total = xxhash.xxh3_128()
     size = 0
     for chunk in chunks:
@@ -126,11 +126,11 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
         kind: Subfolder of the cache, such as "tokens".
         key: Digest of everything the content depends on, with the `versions` of packages that make
             it.
-        make: Fills the folder it is given. It is flushed and renamed to its name only when `make`
-            returned, so that a killed process leaves nothing that a later one would trust. Other
-            processes wait, and use the same files: the ranks of a machine, and those of all
-            machines that share the cache. An entry that is not what it was when it was made is
-            discarded and made anew; `pop_discard_messages` tells.
+        make: Fills the folder whose path it is given. The folder is flushed and gets its name when
+            `make` has returned, so that a killed process leaves nothing that a later one trusts.
+            Other processes that need the entry wait and use the same files, on all machines that
+            share the cache. A damaged entry is discarded and made anew; `pop_discard_messages`
+            says so.
 
     Returns:
         The folder. Where the cache cannot be written, a temporary one that lives as long as the
@@ -149,10 +149,9 @@ def cached(kind: str, key: str, make: Callable[[Path], None]) -> Path:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of an entry; the kernel frees it when its holder ends.
+    """Hold the lock of an entry inside this context; the kernel frees it if the process dies.
 
-    Nothing depends on it but time: where there are no locks, two processes make the same, and the
-    first rename counts.
+    On disks without locks two processes make the same entry, and the first rename counts.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # no locks on this disk, or nothing can be written
@@ -168,7 +167,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _wait_for(lock: int, folder: Path) -> None:
-    """Take a lock; after some seconds the user is told who holds it.
+    """Take a lock; after five seconds of waiting tell the user who holds it.
 
     Raises:
         OSError: There are no locks on this disk.
@@ -220,7 +219,13 @@ def _beat_while_files_grow(folder: Path) -> Iterator[None]:
 
 
 def _read_or_make(folder: Path, key: str, make: Callable[[Path], None]) -> Path:
-    """Return an undamaged entry of the cache, or make it."""
+    """Return the entry of the cache, made if it does not exist or is damaged.
+
+    Where the cache cannot be written, a temporary folder that the process deletes at its end.
+
+    Raises:
+        StorageError: The disk refused while `make` wrote.
+    """
     try:
         if folder.is_dir():
             damage = _describe_damage(folder, key)
@@ -274,11 +279,11 @@ def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = 
 
     Args:
         key: Digest of everything the result depends on, with the `versions` of packages that
-            decide it. With `of`: a name of the result. None: it is computed anew.
-        find: Computes the result, which must be the same after it was written as JSON. If it
-            raises, nothing is kept: a later optrun may read what this one refuses.
-        of: The file that `find` reads. The result holds as long as path, device, inode, size and
-            both times of the file are the same: no program can set back the time of change.
+            decide it. With `of`: a name of the result. None: it is always computed.
+        find: Computes the result, which must survive JSON. If it raises, nothing is kept.
+        of: The file that `find` reads. The result is used as long as path, device, inode, size and
+            both times of the file are the same, and is not kept for a file that changed in the
+            last two seconds.
 
     Raises:
         OSError: There is no such file.
@@ -311,10 +316,7 @@ def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = 
 
 
 def content_of(path: Path) -> str:
-    """Compute a hexadecimal digest of a file's bytes.
-
-    The file is read as long as that is not known.
-    """
+    """Compute a hexadecimal sha256 of a file's bytes; of an unchanged file it is remembered."""
     return cached_result("sha256-1", lambda: digest_files([path]), path)
 
 
@@ -344,12 +346,12 @@ def pop_discard_messages() -> list[str]:
 
 
 def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
-    """Describe the files of a folder, for `_damage`.
+    """Write the JSON text of a seal: the key, and checksum and state of each file.
 
     Args:
         folder: The folder.
-        key: Its key.
-        files: Name of each file to its checksum.
+        key: The key of the entry.
+        files: The checksum of each file by its name.
     """
     states = {name: file_state(folder / name) for name in files}
     return json.dumps({"key": key, "files": files, "states": states}, indent=1) + "\n"
@@ -365,7 +367,11 @@ def file_state(path: Path) -> list[int]:
 
 
 def _describe_damage(folder: Path, key: str) -> str | None:
-    """Describe the change of a folder since it was sealed; None: no change."""
+    """Describe the change of a folder since it was sealed; None: no change.
+
+    Files are read only if their states differ from the seal. If their bytes are the same, as after
+    a copy, the folder is sealed again with the new states.
+    """
     try:
         seal = read_json(folder / _SEAL)
         sealed: dict[str, str] = seal["files"]
@@ -392,7 +398,7 @@ def _describe_damage(folder: Path, key: str) -> str | None:
 
 
 def _discard(folder: Path, damage: str) -> None:
-    """Remove a damaged entry; processes keep its mapped files.
+    """Remove a damaged entry, and keep a message; processes that have mapped its files keep them.
 
     Raises:
         OSError: It cannot be removed.
@@ -407,6 +413,7 @@ def _discard(folder: Path, damage: str) -> None:
 
 
 def _make_temporary_folder() -> Path:
+    """Make a folder that is deleted when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="optrun-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -58,15 +58,20 @@ class Chat:
 
     turns: list[Message]
     given: int | None
-    """Number of turns of the prompt; None: the row does not say."""
+    """The number of first turns that are the prompt; None: the row does not say."""
     tools: list[Message] | None
+    """JSON schemas of the tools; None: none."""
     row: int | None = field(repr=False)
-    """Its number in the split, no part of the conversation; None: it is of a stream."""
+    """The number of the row in the split, from 0; None: it is of a stream."""
     last_alone: bool = False
-    """Whether nothing but its last turn is learnt."""
+    """Whether only the last turn is trained on."""
 
     def until_answer(self) -> list[Message]:
-        """Return the turns to answer."""
+        """Return the turns before the answer.
+
+        These are the prompt if the row says what it is, else all turns without a last one of the
+        assistant.
+        """
         if self.given is not None:
             return self.turns[: self.given]
         if self.turns[-1]["role"] == ASSISTANT:
@@ -177,10 +182,11 @@ def _refuse_beside_turns(source: Source) -> None:
             )
 
 
-def _expect_layout(layout_key: ChatLayout | None, found: ChatLayout, key: str) -> None:
-    if layout_key is not None and layout_key is not found:
+def _expect_layout(layout_key: ChatLayout | None, layout: ChatLayout, key: str) -> None:
+    """Refuse a `task.layout` that is not the layout of a named column; None: it is not set."""
+    if layout_key is not None and layout_key is not layout:
         raise ConfigError(
-            f"task.layout={layout_key.value}: {key} names a column of the layout {found.value}."
+            f"task.layout={layout_key.value}: {key} names a column of the layout {layout.value}."
         )
 
 
@@ -202,8 +208,8 @@ def chats(
 
     Args:
         split: The rows.
-        columns: Where they have it.
-        roles: That a turn may have.
+        columns: The columns of the chats.
+        roles: Roles that a turn may have.
 
     Raises:
         ConfigError: With the first row that has no assistant's turn, an unknown role, an empty
@@ -215,15 +221,15 @@ def chats(
 def read_rows(
     split: Split, names: Sequence[str], read: Callable[[Cells, int], Read]
 ) -> Iterator[Read]:
-    """Read each row.
+    """Yield what a function reads from each row.
 
     Args:
         split: The rows.
         names: Columns that are read.
-        read: From the values by column, and where they stand.
+        read: Called with the values of a row by column, and with the number of the row, from 0.
 
     Raises:
-        ConfigError: With the first row that is `Unreadable`.
+        ConfigError: `read` raised `Unreadable`; the message begins with the number of the row.
     """
     for row, cells in enumerate(cells_of(split, names)):
         try:
@@ -238,10 +244,11 @@ def cells_of(split: Split, names: Sequence[str]) -> Iterator[Cells]:
 
 
 def question_columns(source: Source, split: Split, layout_key: ChatLayout | None) -> ChatColumns:
-    """Find the columns of rows to answer; completions and outputs may be missing.
+    """Find the columns of chats whose answers a model is to write; rows need no answers.
 
-    A named column holds prompts if the run was trained on prompts and completions and the column is
-    not called like one of whole chats; else it holds chats.
+    A column that `data.text_column` names has prompts if the run was trained on prompts and
+    completions, unless it has the usual name of a column of turns; else it has chats. Without a
+    key, exactly one layout must have its first column among the columns.
 
     Raises:
         ConfigError: No such column, none at all, those of several layouts, or a column of turns
@@ -254,14 +261,14 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
     if key is not None:
         name = named_column(source.columns, key, split)
         assert name is not None
-        prompts = (
+        has_pairs = (
             layout_key is ChatLayout.prompt_completion
             or getattr(source.columns, "target_column", None) is not None
         )
-        usual = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
-        prompts &= key != "messages_column" and name not in usual
-        layout = ChatLayout.prompt_completion if prompts else ChatLayout.messages
-        return _columns_of(split, layout, (name,))
+        usual_turns = (*_COLUMNS[ChatLayout.messages], *_COLUMNS[ChatLayout.sharegpt])
+        if has_pairs and key == "text_column" and name not in usual_turns:
+            return _columns_of(split, ChatLayout.prompt_completion, (name,))
+        return _columns_of(split, ChatLayout.messages, (name,))
     fitting = [
         layout
         for layout, names in _COLUMNS.items()
@@ -282,7 +289,7 @@ def question_columns(source: Source, split: Split, layout_key: ChatLayout | None
 def questions(
     split: Split, columns: ChatColumns, roles: frozenset[str] = ROLES
 ) -> Iterator[Chat | str]:
-    """Yield the turns up to the last answer of each chat, or a text to answer.
+    """Yield the turns before the last answer of each chat, or the prompt if it is a text.
 
     Raises:
         ConfigError: With the first row that cannot be read.
@@ -295,6 +302,11 @@ def questions(
 def _read_question(
     cells: Cells, columns: ChatColumns, roles: frozenset[str], row: int
 ) -> Chat | str:
+    """Read the turns before the last answer of a row, or its text.
+
+    Raises:
+        Unreadable: There is no turn to answer, or a cell of another kind.
+    """
     question = cells.get(columns.names[0])
     if columns.layout is ChatLayout.alpaca:
         chat = _read_alpaca((question, "-"), cells, _read_tools(cells.get(_TOOLS)), row)
@@ -313,7 +325,7 @@ def _read_question(
 
 
 def strings(source: Source, split: Split) -> Iterator[str]:
-    """Yield every text of the columns of chats, for a vocabulary.
+    """Yield every text of the columns of chats, named or usual ones, to train a vocabulary.
 
     Raises:
         ConfigError: There is no such column.
@@ -338,7 +350,7 @@ def strings(source: Source, split: Split) -> Iterator[str]:
 
 
 def leaves(value: object) -> Iterator[str]:
-    """Yield every text inside a cell."""
+    """Yield every text inside a cell, at any depth of lists and objects; their keys are none."""
     if isinstance(value, str):
         yield value
     if isinstance(value, Mapping):
@@ -397,10 +409,10 @@ def chat_of(
 
 
 def refuse_unread(cells: Cells) -> None:
-    """Refuse unread values with an effect on the loss, such as `label: false`.
+    """Refuse values that change what should be learnt, and that nothing reads.
 
     Raises:
-        Unreadable: Options of the template, or an answer that is not wanted.
+        Unreadable: `chat_template_kwargs` with a value, or `label: false`, an unwanted answer.
     """
     if _without_nulls(cells.get(_KWARGS)):
         raise Unreadable(
@@ -451,13 +463,13 @@ def _read_plain(prompt: object, completion: object, name: str, row: int | None) 
 def _read_alpaca(
     values: tuple[object, ...], more: Cells, tools: list[Message] | None, row: int | None
 ) -> Chat:
-    """Make a chat of instruction and output, whose last turn is the answer.
+    """Make a chat of Alpaca's columns: instruction and input are the question, output the answer.
 
     Args:
         values: Instruction and output.
-        more: May hold input, history and system.
+        more: The other cells, of which `input`, `history` and `system` are read.
         tools: Tools of the row.
-        row: Its number; None: it is of a stream.
+        row: The number of the row, from 0; None: it is of a stream.
 
     Raises:
         Unreadable: One of them is no text, or the output is empty.
@@ -500,6 +512,11 @@ def _read_history(value: object) -> list[Message]:
 
 
 def _read_turns(value: object, roles: frozenset[str], part_name: str) -> list[Message]:
+    """Read a list of turns, or a single turn; None: no turns. `part_name` is for messages.
+
+    Raises:
+        Unreadable: It is something else, or `_read_turn` refuses a turn.
+    """
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | type(None)):
@@ -510,6 +527,19 @@ def _read_turns(value: object, roles: frozenset[str], part_name: str) -> list[Me
 
 
 def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
+    """Read one turn, of `role` and `content` or of ShareGPT's `from` and `value`.
+
+    Its other keys stay, without nulls; the arguments of tool calls become objects.
+
+    Args:
+        value: The turn.
+        number: Its number in the chat, from 1, for messages.
+        roles: Roles that it may have.
+
+    Raises:
+        Unreadable: It is no turn, its role is unknown, its content is no text, it is an empty
+            answer, or it says that it is not to be trained on.
+    """
     if not isinstance(value, Mapping) or not ({"role", "from"} & set(value)):
         raise Unreadable(
             f'has no turn {number} as {{"role": ..., "content": ...}}: {cell_repr(value)}.'
@@ -548,7 +578,7 @@ def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Return a tool call whose arguments are an object, if they are written as its JSON text."""
+    """Return a tool call with its arguments parsed, if they are the JSON text of an object."""
     function: Any = call.get("function") if isinstance(call, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(arguments, str):
@@ -563,7 +593,13 @@ def _with_parsed_arguments(call: Any) -> Any:
 
 
 def _join_content(content: object, number: int) -> str:
-    """Return the text of a turn, joined if it comes in parts."""
+    """Return the text of a turn, joined if it is a list of texts or of objects with `text`.
+
+    number: Of the turn, for messages.
+
+    Raises:
+        Unreadable: It holds something else.
+    """
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [part for part in parts if isinstance(part, str)]
@@ -580,7 +616,7 @@ def _join_content(content: object, number: int) -> str:
 
 
 def _expect_answers(turns: list[Message], part_name: str) -> None:
-    """Refuse turns of which none is the assistant's; `part_name` is for the message."""
+    """Raise `Unreadable` if no turn is the assistant's; `part_name` says which turns these are."""
     if not any(turn["role"] == ASSISTANT for turn in turns):
         have = ", ".join(dict.fromkeys(turn["role"] for turn in turns))
         raise Unreadable(
@@ -590,6 +626,11 @@ def _expect_answers(turns: list[Message], part_name: str) -> None:
 
 
 def _read_tools(value: object) -> list[Message] | None:
+    """Read a list of JSON schemas, or its JSON text; None: it is empty.
+
+    Raises:
+        Unreadable: It is something else.
+    """
     if isinstance(value, str):
         try:
             value = parse_json(value.encode(), "tools") if value.strip() else None
@@ -605,7 +646,7 @@ def _read_tools(value: object) -> list[Message] | None:
 
 
 def _without_nulls(value: object) -> Any:
-    """Return a cell without the nulls of Arrow for keys of other rows."""
+    """Return a cell without the keys of null, at any depth: Arrow adds the keys of other rows."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):

@@ -132,7 +132,10 @@ def _is_json_text(value: object) -> bool:
 
 
 def _recognise_by_names(columns: Columns) -> Roles | None:
-    """Recognise tables by the names of their columns."""
+    """Recognise a task by columns that are called as it needs them; None: no task is.
+
+    A single needed column must hold lists, as chats are.
+    """
     for task, required, optional in _BY_NAMES:
         if not set(required) <= set(columns):
             continue
@@ -144,7 +147,10 @@ def _recognise_by_names(columns: Columns) -> Roles | None:
 
 
 def _recognise_tagged(columns: Columns) -> Roles | None:
-    """Recognise lists of words beside lists of as many tags."""
+    """Recognise lists of words beside lists of as many tags, in each row; None: there are none.
+
+    Columns with usual names come first.
+    """
     lengths = {
         name: [len(value) for value in values if isinstance(value, list)]
         for name, values in columns.items()
@@ -159,6 +165,7 @@ def _recognise_tagged(columns: Columns) -> Roles | None:
 
 
 def _recognise_images(columns: Columns, label: str | None) -> Roles | None:
+    """Recognise the first column of images beside a label column; None: one is missing."""
     for name, values in columns.items():
         if label is not None and values and all(map(_is_image, values)):
             return Roles("image_classification", {"image_column": name, "label_column": label})
@@ -173,7 +180,10 @@ def _is_image(value: object) -> bool:
 
 
 def _recognise_seq2seq(columns: Columns) -> Roles | None:
-    """Recognise a text and the text to produce, by the names of both columns."""
+    """Recognise a text and the text to produce, by usual names of both columns.
+
+    None: one of them is missing, or the second has few different values, as classes have.
+    """
     texts = [name for name, values in columns.items() if _are_texts(values)]
     sources = usual_columns(_SOURCES, texts)
     targets = [name for name in usual_columns(_TARGETS, texts) if not _are_few(columns[name])]
@@ -201,7 +211,10 @@ def _recognise_classes(columns: Columns, label: str | None) -> Roles | None:
 
 
 def _recognise_texts(columns: Columns) -> Roles | None:
-    """Recognise a text with several labels, else texts alone."""
+    """Recognise a text with several labels, else texts alone; None: there is no column of texts.
+
+    Several labels are lists in a column with a usual name, or several columns of 0 and 1.
+    """
     texts = [name for name in columns if _are_texts(columns[name])]
     if not texts:
         return None
@@ -219,7 +232,10 @@ def _recognise_texts(columns: Columns) -> Roles | None:
 
 
 def _label_column(columns: Columns, declared: Sequence[str]) -> str | None:
-    """Find the column of labels: by its name, else the only one with few values that repeat."""
+    """Find the column of labels: by its type, by a usual name, else the only one with few values.
+
+    declared: Columns of classes by their type. None: no such column, or several with few values.
+    """
     for name in (*declared, *usual_columns(_LABELS, list(columns))):
         if _are_few(columns[name]) or _are_numbers(columns[name]):
             return name

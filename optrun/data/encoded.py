@@ -1,4 +1,4 @@
-"""Write token ids of texts to files batch by batch."""
+"""Token ids of texts in files: written batch by batch, and mapped."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAKERS = ("tokenizers", "transformers", "jinja2")
 
 
 Encoder = Callable[[list[Any], bool], Mapping[str, Iterable[Any]]]
-"""A batch of texts to lists of ids by name, such as `input_ids`, one length per text; True: cut,
-False: whole."""
+"""Encodes a batch of texts to lists of ids by name, such as `input_ids`; all names have equal
+lengths. The second argument says whether texts are cut to the greatest length."""
 
 
 def size_of(text: object) -> int:
-    """Count the characters of a text, or of several."""
+    """Count the characters of a text, or of all texts in a list or tuple; 0 of anything else."""
     if isinstance(text, list | tuple):
         return sum(map(size_of, text))
     if isinstance(text, Sized):
@@ -35,6 +35,7 @@ def size_of(text: object) -> int:
 
 
 def _batches(texts: Iterator[object]) -> Iterator[list[object]]:
+    """Yield at most 1,000 texts with 2 million characters at a time; a longer text comes alone."""
     batch: list[object] = []
     characters = 0
     for text in texts:
@@ -57,7 +58,18 @@ def write_ids(
     dtype: str,
     characters: int,
 ) -> None:
-    """Write the ids, lengths and hashes of texts into a folder, batch by batch."""
+    """Write the ids, lengths and hashes of texts into a folder, batch by batch.
+
+    Args:
+        texts: The texts, or whatever the encoder takes.
+        encoder: Makes the ids.
+        longest: Tokens after which the encoder cuts; None: it does not cut.
+        folder: Gets `NAME.DTYPE` with the ids of each name, one text behind the other, and
+            `offsets.npy` (texts + 1,), `lost.npy` (texts,) with the tokens that were cut off, and
+            `hashes.npy` (texts,) of the `repr` of each text.
+        dtype: Type of the ids, `int32` or `uint16`.
+        characters: Characters of all texts, for the progress bar.
+    """
     lengths: list[np.ndarray] = [np.zeros(1, dtype=np.int64)]
     lost: list[np.ndarray] = [np.zeros(0, dtype=np.int64)]
     hashes: list[np.ndarray] = [np.zeros(0, dtype=np.uint64)]
@@ -106,10 +118,9 @@ def _count_lost_tokens(
 
 
 def map_ids(path: Path, dtype: str) -> np.ndarray:
-    """Map a file of `write_ids`."""
+    """Map a file of ids of `write_ids`; shape (tokens,)."""
     kind = np.dtype(dtype).newbyteorder("<")
     if path.stat().st_size == 0:  # nothing cannot be mapped
         return np.zeros(0, dtype=kind)
-    return np.asarray(
-        np.memmap(path, dtype=kind, mode="r")
-    )  # mapped all the same; a memmap is slow to cut
+    # A plain array over the mapped bytes: slices of a memmap are slow.
+    return np.asarray(np.memmap(path, dtype=kind, mode="r"))

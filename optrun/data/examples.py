@@ -31,18 +31,13 @@ class Examples:
     scalars: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Name to one value per example, such as `labels`; shape (n,)."""
     lost: np.ndarray | None = field(default=None, kw_only=True)
-    """Tokens lost by each example to its greatest length; shape (n,), int64.
-
-    None: none was cut.
-    """
+    """Tokens that were cut off each example; shape (n,), int64. None: nothing was cut."""
     hashes: np.ndarray | None = field(default=None, kw_only=True)
-    """Of the texts that the examples were made of, by which equal ones are found; shape (texts,),
-    uint64. One an example, but where examples are blocks of joined texts."""
+    """Hashes of the texts, equal for equal texts; shape (texts,), uint64. A text for each example,
+    unless examples are blocks of joined texts."""
     origin: str | None = field(default=None, kw_only=True)
-    """Digest of what decides offsets and flat arrays; their fingerprint is remembered by it.
-
-    None: it is made anew.
-    """
+    """Digest of everything that decides offsets and flat arrays, under which the fingerprint is
+    cached; None: it is computed anew."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -57,11 +52,11 @@ class Examples:
         return example
 
     def flat(self, name: str) -> np.ndarray:
-        """Return one of the flat arrays, empty if there was no text."""
+        """Return a flat array by its name; an empty one if there is none of this name."""
         return self.ragged.get(name, np.zeros(0, dtype="<i4"))
 
     def with_scalars(self, **scalars: np.ndarray) -> Examples:
-        """Return the same examples with more values each."""
+        """Return the same examples with more scalars; one of the same name is replaced."""
         return replace(self, scalars={**self.scalars, **scalars})
 
     def renamed(self, names: Mapping[str, str]) -> Examples:
@@ -81,7 +76,7 @@ class Examples:
         return np.diff(self.offsets)
 
     def fingerprint(self) -> str:
-        """Digest everything the examples hold; the same data gives the same digest anywhere."""
+        """Digest offsets, flat arrays and scalars; whether ids have two or four bytes is equal."""
         return cached_result(
             key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint
         )
@@ -119,7 +114,9 @@ class Selected:
     """Some of the examples, in a given order."""
 
     examples: Any
+    """A sequence of examples such as `Examples`."""
     indices: np.ndarray
+    """Numbers of the examples; shape (selected,), int64."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -141,7 +138,7 @@ class Selected:
 
     @property
     def hashes(self) -> np.ndarray | None:
-        """Hashes of the texts; of all of them if the examples are blocks of joined texts."""
+        """Hashes of the texts of the selected examples; of all texts if examples join texts."""
         hashes: np.ndarray | None = self.examples.hashes
         if hashes is None or len(hashes) != len(self.examples):
             return hashes
@@ -191,11 +188,11 @@ def _pieces(name: str, value: object) -> Iterator[str | bytes]:
 
 @dataclass(eq=False)
 class Joined:
-    """Two sequences of examples side by side: each example has the values of both."""
+    """Two sequences of examples with as many examples: each example has the values of both."""
 
     first: Any
     second: Any
-    """As many, with other names."""
+    """Its values have other names than those of `first`."""
 
     def __len__(self) -> int:
         return len(self.first)
@@ -309,12 +306,12 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     Args:
         examples: One document each, with `input_ids` alone, borders between documents included.
         length: Tokens of a block.
-        keep_rest: True: what is left at the end is a shorter block; False: it is dropped, unless it
-            is all there is.
+        keep_rest: Make a shorter block of the tokens that are left at the end; if false, they are
+            dropped, unless there is no other block.
 
     Returns:
-        Blocks over the same flat array; every token but the dropped rest stands in exactly one. A
-        rest of one token is always dropped: nothing can be predicted from it.
+        Blocks over the same flat array; each token is in one block, but for dropped ones. A single
+        token at the end is always dropped, since nothing can be predicted from it.
     """
     ids = examples.ragged["input_ids"]
     blocks = len(ids) // length

@@ -64,7 +64,7 @@ def load_files(config: FilesConfig, *, documents: bool) -> Source:
 
 
 def _splits_among(files: list[Path]) -> list[str]:
-    """Warn of training files named after other splits, beside files called `train`."""
+    """Return a note if training files are named after other splits, beside files called `train`."""
     names = {path: split_name(path, path.parent.parent) for path in files}
     other_files = [str(path) for path, name in names.items() if name not in (None, "train")]
     if not other_files or "train" not in names.values():
@@ -202,6 +202,7 @@ def resolve(key: str, paths: Paths) -> list[Path]:
 
 
 def _why_no_file(name: str) -> str:
+    """Say why a path or glob names no file, and what may be meant."""
     path = Path(name)
     if path.is_dir():
         return suggest_files(path, by_ending())

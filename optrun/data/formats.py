@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 def _any_content(path: Path, kind: str, encoding: str | None) -> tuple[str, str]:  # noqa: ARG001
+    """Check nothing, for formats whose readers recognise their files."""
     return UTF8, ""
 
 
@@ -175,10 +176,15 @@ def by_ending() -> dict[str, Format]:
 
 
 def format_of(key: str, path: Path, typed_format: str | None) -> Format:
-    """Return the format of a file or folder.
+    """Return the format of a file, or of a folder of classes.
+
+    Args:
+        key: The configuration key, for messages.
+        path: The file or folder.
+        typed_format: `data.format`; None: the ending decides, without that of a compression.
 
     Raises:
-        ConfigError: It is none that is read.
+        ConfigError: An unknown ending or name; the message says what such files are, if it knows.
     """
     if path.is_dir():
         return FORMATS["classes"]
@@ -203,7 +209,7 @@ def format_of(key: str, path: Path, typed_format: str | None) -> Format:
 
 
 def one_format(key: str, formats: Iterable[Format]) -> Format:
-    """Return the one format of all files.
+    """Return the format that all files have; there must be at least one.
 
     Raises:
         ConfigError: They have several.
@@ -221,7 +227,7 @@ def streamed_format(key: str, file: Path | File) -> Format:
     """Return the format of a file of a stream by its ending.
 
     Raises:
-        ConfigError: Rows of such files cannot be read in the middle.
+        ConfigError: The file is compressed, or of a format that cannot be read in the middle.
     """
     ending = Path(str(file)).suffix.lower()
     if ending in COMPRESSED:

@@ -82,7 +82,7 @@ def read_json_rows(reading: Reading) -> Dataset:
 
 
 def _convert(reading: Reading, folder: Path) -> None:
-    """Find the type of each column in all rows, then write the rows as Arrow."""
+    """Read all rows twice: to find the type of each column, then to write them as `rows.arrow`."""
     with tempfile.TemporaryDirectory(dir=folder) as plain:
         texts = list(zip(reading.files, reading.utf8_files(Path(plain)), strict=True))
 
@@ -132,7 +132,10 @@ def column_features(rows: Iterable[Mapping[str, object]]) -> Features:
 
 
 def _cell_type(cell: object) -> str:
-    """Name the type of a cell; empty of null, `[]` of an empty list."""
+    """Name the type of a cell, such as `int64` or `[string]`.
+
+    Empty of null, `[]` of an empty list, `mixed` of objects, nested lists and mixed lists.
+    """
     if cell is None:
         return ""
     if isinstance(cell, list):
@@ -147,7 +150,10 @@ def _cell_type(cell: object) -> str:
 
 
 def _common_type(first: str, second: str) -> str:
-    """Name a type for cells of both types."""
+    """Name the type of a column with cells of both types, as `_cell_type` does.
+
+    Integers beside fractions are `float64`; other types beside each other are `mixed`.
+    """
     if first == second or not second:
         return first
     if not first:
@@ -163,6 +169,7 @@ def _common_type(first: str, second: str) -> str:
 
 
 def _feature_of_type(kind: str) -> Any:
+    """Return the feature of `datasets` for a type of `_cell_type`; empty: a column of nulls."""
     if kind == _MIXED:
         return NestedCell()
     if kind.startswith("["):
@@ -199,6 +206,11 @@ def _is_start_of_many_lines(line: str) -> bool:
 
 
 def _parse_object(where: str, number: int, line: str) -> Row:
+    """Parse the object of a line; `number` is that of its row, from 1.
+
+    Raises:
+        ConfigError: It is no JSON, or `_expect_storable` refuses it.
+    """
     try:
         value = parse_row(line)
     except ValueError as error:
@@ -212,7 +224,13 @@ def _parse_object(where: str, number: int, line: str) -> Row:
 
 
 def _expect_storable(where: str, number: int, value: object) -> Row:
-    """Return an object if all of its numbers and texts can be stored."""
+    """Return an object unchanged if Arrow can store its numbers and texts.
+
+    Only cells and the items of lists are looked at; deeper ones are stored as JSON text.
+
+    Raises:
+        ConfigError: It is no object, has a number beyond 64 bits, or half of a surrogate pair.
+    """
     if not isinstance(value, dict):
         value_text = json.dumps(value)[:40]
         raise _row_error(where, number, f"is no object, such as {ROW}, but {value_text!r}")

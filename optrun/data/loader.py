@@ -32,7 +32,8 @@ Key = tuple[int, int]
 class ExampleSource(Protocol):
     """A sequence of examples.
 
-    Where each knows its `lengths`, they can be grouped by it and cuts are told.
+    It may have `lengths`, tokens of each example, and `lost`, tokens that were cut off; then
+    examples can be grouped by length, and cuts are reported.
     """
 
     def __len__(self) -> int: ...
@@ -52,7 +53,7 @@ class Order(Protocol):
 
 
 class Arrangement(Protocol):
-    """An order of examples of their own, as streams have."""
+    """An order of epochs that replaces the permutation of all examples, as streams have."""
 
     @property
     def name(self) -> str:
@@ -106,10 +107,11 @@ class EpochPlan:
         return self.arrangement.name
 
     def order(self, epoch: int) -> Order:
-        """Return the permutation of one epoch, shape (examples,), int64, or an `Order`.
+        """Return the order of one epoch, a function of seed and epoch: shape (examples,), int64.
 
-        With `lengths` it is sorted inside stretches of 50 steps, and the steps of the epoch are
-        shuffled again: an order by seed and epoch alone, as without.
+        Of an `arrangement` it is an `Order`. With `lengths` the permutation is sorted by length
+        inside of stretches of 50 steps, and then full steps are permuted; a last incomplete step
+        stays the last.
         """
         if self.arrangement is not None:
             return self.arrangement(self.seed, epoch)
@@ -153,13 +155,13 @@ class EpochPlan:
 def share_of(count: int, rank: int, ranks: int) -> list[int]:
     """Divide the micro-batches of a step, or the batches of an evaluation, among ranks.
 
-    Every rank has as many, since a forward pass under FSDP takes all of them. Numbers from `count`
-    on stand for no micro-batch: what is run there counts nothing.
+    Every rank gets as many, since a forward pass under FSDP needs all ranks. A number from `count`
+    on stands for no micro-batch: the rank runs another one, which does not count.
 
     Args:
         count: How many there are.
-        rank: Whose share.
-        ranks: How many ranks.
+        rank: The rank whose numbers are returned.
+        ranks: How many ranks there are.
 
     Example:
         >>> share_of(6, rank=0, ranks=4), share_of(6, rank=3, ranks=4)
@@ -169,19 +171,17 @@ def share_of(count: int, rank: int, ranks: int) -> list[int]:
 
 
 SOURCE = "source_number"
-"""Of an example of a mixture, and of a batch of them, shape (batch,), int64: no input of the model.
-"""
+"""Name of the source of each example of a mixture; shape (batch,), int64."""
 TEXTS = "text_hashes"
-"""Of a batch of texts that are compared: a number of each text, equal for equal ones, shape (batch,
-texts), int64."""
+"""Name of the hashes of the texts that a batch compares; shape (batch, texts), int64."""
 SCORES = "scores"
-"""Of a batch of pairs of texts: how alike they are, shape (batch,), float32."""
+"""Name of the similarities of the pairs of texts of a batch; shape (batch,), float32."""
 ASIDE = (SOURCE, TEXTS, SCORES)
 """Values of a batch that are no inputs of the model."""
 LEFT_OUT = "left_out"
-"""Marks an example that its batch leaves out; one alone in its batch stays, without a target."""
+"""Key of an example that is left out of its batch, unless the batch has no other."""
 _REFUSED = "refused"
-"""Marks the error that a worker process sends in place of a refused example."""
+"""Key of the error that a worker process sends in place of a refused example."""
 
 
 def inputs_of(batch: Batch) -> Batch:
@@ -220,12 +220,16 @@ def _raise_refusal(batch: Batch) -> Batch:
 
 @dataclass(eq=False)
 class _Keyed(Dataset[Example]):
-    """Examples by epoch and index, each transformed with randomness of its own."""
+    """Examples by epoch and index, each transformed with a random generator of its own.
+
+    An example that is refused with an OptrunError is returned as `{"refused": error}`.
+    """
 
     examples: ExampleSource
     transform: Transform | None
     seed: int
     stream: str
+    """Purpose of the random generators."""
 
     def __getitem__(self, key: Key) -> Example:
         epoch, index = key
@@ -247,8 +251,7 @@ class BatchLoader:
 
     examples: ExampleSource
     transform: Transform | None
-    """Changes an example with randomness of its own; None: nothing does, and no generator is made
-    for each."""
+    """Changes an example with a random generator of its own; None: examples stay as they are."""
     collate: Callable[[list[Example]], Batch]
     seed: int
     workers: int

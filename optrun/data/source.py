@@ -148,6 +148,7 @@ def cut(split: Split, fraction: float, *, seed: int, documents: bool) -> tuple[S
 
 
 def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
+    """Hold back the end of each text, as `cut` does for a few documents."""
     heads: list[str] = []
     tails: list[str] = []
     content = key_of(split.content, repr(fraction))
@@ -165,10 +166,10 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
 
 
 def _end_of_head(text: str, fraction: float) -> int:
-    """Find the begin of the evaluation text: behind a line break, else behind a space.
+    """Find where the evaluation text begins: behind a line break or else a space before its share.
 
-    Neither may be further away than the end is long: behind a title and one endless line nothing
-    would be left to train on. Without either it is the exact share.
+    The evaluation text becomes at most twice as long by that, and the training text at most half
+    as long; without a line break or a space in this range the share is exact.
     """
     end = int(len(text) * (1 - fraction))
     near = end - min(len(text) - end, end // 2)
