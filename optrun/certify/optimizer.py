@@ -5,7 +5,6 @@ They are equal, or the verdict names the first step that differs and the options
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -21,6 +20,7 @@ from optrun.certify.formulas import FORMULAS, FormulaReference, Hyperparameters
 from optrun.certify.packages import PACKAGES, ClassReference, ParamsSide
 from optrun.certify.problem import Problem, make_problem
 from optrun.config.dialects import DIALECTS, dialect_options
+from optrun.config.types import in_yaml
 from optrun.optimizer.build import build_optimizer
 from optrun.optimizer.classes import class_of
 
@@ -341,9 +341,7 @@ def certify(
     changes = find_closing_options(comparison, choice, dialect, options)
     if changes is not None:
         verdict.terms = list(dict.fromkeys(TERMS.get(key, key) for key in changes))
-        verdict.overrides = [
-            f"optimizer.{key}={_yaml_value(value)}" for key, value in changes.items()
-        ]
+        verdict.overrides = [f"optimizer.{key}={in_yaml(value)}" for key, value in changes.items()]
     return verdict
 
 
@@ -497,10 +495,3 @@ def _change_one_by_one(
         changes.update(best_change)
         agreement = best_agreement
     return changes
-
-
-def _yaml_value(value: object) -> str:
-    """Write a value as on the command line: `null`, `true`, `false`, or its text."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return str(value)

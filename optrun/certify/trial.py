@@ -397,8 +397,11 @@ def _phase_of_kill(run: RunDir, before: int) -> str:
     """Infer what the killed process was doing from the files that it left.
 
     Args:
-        run: Its directory.
-        before: The newest checkpoint when it was started.
+        run: Directory of the run.
+        before: Step of the newest checkpoint when the process was started; -1 if there was none.
+
+    Returns:
+        A value of `Kill.fell`.
     """
     names = os.listdir(run.checkpoints) if run.checkpoints.is_dir() else []  # noqa: PTH208
     if any(name.startswith(TEMPORARY) for name in names):

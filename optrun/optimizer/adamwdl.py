@@ -25,6 +25,7 @@ from optrun.param_groups.layerwise import NamedParam, SetParamLrFun, layerwise_l
 
 
 def _function(name: str, value: Any) -> Any:
+    """Return a function or None; raise TypeError for any other value of the option `name`."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name}={value!r}: expected a function or None, got {type(value).__name__}."
@@ -141,19 +142,11 @@ class AdamWDL(BatchOptimizer):
 
     @property
     def lr_ratios(self) -> dict[str, float]:
-        """What `set_param_lr_fun` returned, by parameter name."""
-        return {name: self._ratio(name) for name in self.named_params()}
-
-    def _ratio(self, name: str) -> float:
-        if self._lr_ratios:
-            return self._lr_ratios[name]
-        return 1.0
+        """Ratio of every parameter by name, from `set_param_lr_fun`; 1 without one."""
+        return {name: self._lr_ratios.get(name, 1.0) for name in self.named_params()}
 
     def get_config(self) -> PlainDict:
-        """Return the keywords as in `NamedOptimizer`.
-
-        Functions as they are, without the default ratio function.
-        """
+        """Return the keywords as in `NamedOptimizer`, without the default `set_param_lr_fun`."""
         config = super().get_config()
         if config["set_param_lr_fun"] is layerwise_lr_decay:
             del config["set_param_lr_fun"]
@@ -174,13 +167,22 @@ class AdamWDL(BatchOptimizer):
         )
 
     def _named(self) -> bool:
+        """Tell whether all groups have parameter names."""
         return all("param_names" in group for group in self.param_groups)
 
     def _layer_ratios(self, params: dict[str, Tensor]) -> dict[str, float]:
-        """Ask the function for the ratio of each parameter; empty if all are 1 by default."""
-        function, rate, name_dict = (
-            self._apart[k] for k in ("set_param_lr_fun", "layerwise_decay", "name_dict")
-        )
+        """Compute the ratio of each parameter by `set_param_lr_fun`, by name.
+
+        Empty if there is no function, or the default one with `layerwise_decay=1`.
+
+        Raises:
+            TypeError: The function returned no number.
+            ValueError: The parameters have no names, `name_dict` has other names, a ratio is
+                negative, or the default function gives no block another ratio than 1.
+        """
+        function = self._apart["set_param_lr_fun"]
+        rate = self._apart["layerwise_decay"]
+        name_dict = self._apart["name_dict"]
         has_names = self._named()
         default = function is layerwise_lr_decay
         if name_dict is not None and has_names:
@@ -218,10 +220,10 @@ class AdamWDL(BatchOptimizer):
 
     def _traits(self, group: Group, name: str, param: Tensor) -> tuple[float, bool]:
         del group, param
-        return self._ratio(name), self.decays(name)
+        return self._lr_ratios.get(name, 1.0), self.decays(name)
 
     def _scalars(self, group: Group, traits: tuple[float, bool], counters: Scalars) -> Scalars:
-        """Return the lr of a tensor's layer and the factor that decay leaves of its weights."""
+        """Return `lr` times the ratio, and `keep`, the factor of `decay_form` on the weights."""
         del counters
         ratio, decays = traits
         lr = group["lr"] * ratio

@@ -49,12 +49,12 @@ def _multi_tensor_ademamix(batch: Batch) -> None:
 
 
 def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
-    """Weight of the slow moment at a step: a straight line from 0 to alpha.
+    """Return the weight of the slow moment at a step: a straight line from 0 to `alpha`.
 
     Args:
-        step: From 1.
-        alpha: The end.
-        warmup_steps: Where it is reached; None or 0: at once.
+        step: Number of the step, from 1.
+        alpha: Weight after the warm-up.
+        warmup_steps: Length of the warm-up; None or 0: none.
 
     Example:
         >>> [warm_alpha(step, alpha=5.0, warmup_steps=4) for step in (1, 2, 4, 9)]
@@ -66,15 +66,15 @@ def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
 
 
 def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:
-    """Move the slow moment's decay from b1 to b3, its half-life in a straight line.
+    """Return the decay of the slow moment at a step; its half-life grows linearly.
 
-    What moves straight is 1 / log b.
+    That is, 1 / log b moves in a straight line from b1 to b3.
 
     Args:
-        step: From 1.
-        beta1: The beginning; 0 is a half-life of 0.
-        beta3: The end.
-        warmup_steps: Where it is reached; None or 0: at once.
+        step: Number of the step, from 1.
+        beta1: Decay before the warm-up; 0 is a half-life of 0.
+        beta3: Decay after the warm-up.
+        warmup_steps: Length of the warm-up; None or 0: none.
 
     Source: Pagliardini et al. 2024, arXiv:2409.03137, section 3: exp(log b1 log b3 / ((1 - s) log
     b3 + s log b1)), at most b3, with s = step / warmup_steps.

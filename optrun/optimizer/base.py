@@ -449,7 +449,6 @@ class NamedOptimizer(Optimizer):
         Raises:
             TypeError: For a key that is no keyword of the constructor, with the nearest one.
         """
-        refuse_unknown_keys(config, _keywords(cls), cls.__name__)
         return cls(params, **config)
 
     # -- state

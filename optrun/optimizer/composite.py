@@ -15,7 +15,6 @@ import torch
 
 from optrun.base.options import Options, ParamGroup, State, StateDict
 from optrun.base.plain import PlainDict
-from optrun.config.schema.ranges import not_negative
 from optrun.optimizer.base import NamedOptimizer, Numeric, Params
 from optrun.optimizer.classes import class_of_member
 from optrun.optimizer.groups import list_params, name_param_pairs, refuse_repeats
@@ -197,7 +196,7 @@ class Composite(NamedOptimizer):
         """Set the base learning rate of all members, see `NamedOptimizer.set_lr`."""
         super().set_lr(value)
         for member in self.members.values():
-            member.defaults["lr"] = not_negative("lr", value)
+            member.defaults["lr"] = self.defaults["lr"]
 
     @property
     def trust_ratios(self) -> dict[str, float]:

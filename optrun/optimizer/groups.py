@@ -31,9 +31,6 @@ DESCRIPTIVE_KEYS = frozenset(
 )
 """Keys that are no hyper-parameters: read and logged, or the lr that a schedule started from."""
 
-COUNTER_KEYS = frozenset({"step"})
-"""Keys an optimizer counts in; restored with the state, not given by the user."""
-
 
 def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
     """Refuse the first key that is not allowed, with the nearest valid one.
@@ -249,7 +246,7 @@ def fold_lr_scale(
         )
     refuse_unknown_keys(
         group,
-        {*allowed, *DESCRIPTIVE_KEYS, *COUNTER_KEYS, "params", "functions"},
+        {*allowed, *DESCRIPTIVE_KEYS, "params", "functions", "step"},
         f"a parameter group of {owner}",
     )
     out = dict(group)

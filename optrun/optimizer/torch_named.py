@@ -46,7 +46,7 @@ def fusable(params: list[object]) -> bool:
     """
     tensors: list[object] = []
     for entry in params:
-        inner = entry["params"] if isinstance(entry, dict) else [entry]
+        inner = entry.get("params", ()) if isinstance(entry, dict) else [entry]
         tensors += [pair[1] if isinstance(pair, tuple) else pair for pair in inner]
     return all(
         isinstance(t, torch.Tensor)
@@ -141,11 +141,8 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
 
     def __init__(self, params: Params, defaults: dict[str, Any]) -> None:
         entries = list_params(params)
-        if any(isinstance(entry, dict) and "params" not in entry for entry in entries):
-            super().__init__(entries, defaults)  # which refuses them
-            return
         for index, entry in enumerate(entries):
-            if isinstance(entry, dict):
+            if isinstance(entry, dict) and "params" in entry:
                 of_group = list_params(entry["params"], may_be_empty=True)
                 entries[index] = {**entry, "params": of_group}
         if defaults["foreach"] is None and defaults["fused"] is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from torch.optim import Optimizer
 
@@ -121,12 +121,12 @@ def transfer_groups(
     """
     if not sizes or not isinstance(parametrization, MupConfig):
         return [dict(group) for group in groups]
-    keeps = parametrization.weight_decay is TransferDecay.independent
+    keeps_decay = parametrization.weight_decay is TransferDecay.independent
     steppers = _rules_and_options(build_optimizer(config, groups, lr=lr), choice_of(config))
-    out: list[ParamGroup] = []
+    scaled: list[ParamGroup] = []
     counts: dict[str, int] = {}
     for group in groups:
-        parts: dict[str, dict[str, Any]] = {}
+        by_factors: dict[str, ParamGroup] = {}
         for name, param in group["params"]:
             rule, options = steppers[name]
             size = sizes[name]
@@ -137,49 +137,64 @@ def transfer_groups(
                     " optimizer.always_adapt=false param_groups=standard; or give"
                     " model.config.tie_word_embeddings=false."
                 )
-            scale = RULES[rule](size, options)
-            decay = 1.0
-            if keeps and options.get("weight_decay"):
-                decay = _decay(size, options, rule, scale)
-            eps = 1.0
-            if rule in ("adam", "lamb") and isinstance(options.get("eps"), float):
-                eps = _eps(size)
-            why = _in_words(size, rule, scale, decay, eps)
-            if why not in parts:
-                parts[why] = _scaled_group(group, options, scale, decay, eps)
-                parts[why]["rule"] = f"{group.get('rule', '')}; mup: {why}".removeprefix("; ")
-            parts[why]["params"].append((name, param))
-            counts[why] = counts.get(why, 0) + 1
-        out += parts.values()
+            factors = _factors(size, rule, options, keeps_decay=keeps_decay)
+            text = _in_words(size, rule, factors)
+            if text not in by_factors:
+                by_factors[text] = _scaled_group(group, options, factors)
+                reason = f"{group.get('rule', '')}; mup: {text}"
+                by_factors[text]["rule"] = reason.removeprefix("; ")
+            by_factors[text]["params"].append((name, param))
+            counts[text] = counts.get(text, 0) + 1
+        scaled += by_factors.values()
     if notes is not None:
-        notes += [
-            f"parametrization={parametrization.name}: {count} x {why}"
-            for why, count in counts.items()
-        ]
-    return out
+        for text, count in counts.items():
+            notes.append(f"parametrization={parametrization.name}: {count} x {text}")
+    return scaled
 
 
-def _scaled_group(
-    group: Group, options: Options, scale: float, decay: float, eps: float
-) -> ParamGroup:
-    """Copy a group without its parameters, and multiply its options by three factors.
+class _Factors(NamedTuple):
+    """Factors on options of a parameter's group."""
+
+    lr: float
+    decay: float = 1.0
+    eps: float = 1.0
+
+
+def _factors(size: Growth, rule: str, options: Options, *, keeps_decay: bool) -> _Factors:
+    """Compute the factors of a parameter.
 
     Args:
-        group: The group.
+        size: How it grew.
+        rule: Key of `RULES`.
+        options: Options in force for it, see `_rules_and_options`.
+        keeps_decay: Whether a step is to take the same share of a weight as in the base.
+    """
+    lr = RULES[rule](size, options)
+    factors = _Factors(lr)
+    if keeps_decay and options.get("weight_decay"):
+        factors = factors._replace(decay=_decay(size, options, rule, lr))
+    if rule in ("adam", "lamb") and isinstance(options.get("eps"), float):
+        factors = factors._replace(eps=_eps(size))
+    return factors
+
+
+def _scaled_group(group: Group, options: Options, factors: _Factors) -> ParamGroup:
+    """Copy a group without its parameters, and multiply its options by factors.
+
+    Args:
+        group: The group. Its `lr` is scaled if it has one, `lr_scale` unless its lr is absolute.
         options: Options in force for it, which it may lack.
-        scale: Factor on `lr`, if the group has one, and on `lr_scale`, unless its lr is absolute.
-        decay: Factor on `weight_decay`.
-        eps: Factor on `eps`.
+        factors: The factors; of decay and eps those that are not 1.
     """
     scaled: ParamGroup = {**group, "params": []}
     if "lr" in group:
-        scaled["lr"] = group["lr"] * scale
+        scaled["lr"] = group["lr"] * factors.lr
     if "lr_scale" in group or "lr" not in group:
-        scaled["lr_scale"] = group.get("lr_scale", 1.0) * scale
-    if decay != 1:
-        scaled["weight_decay"] = options["weight_decay"] * decay
-    if eps != 1:
-        scaled["eps"] = options["eps"] * eps
+        scaled["lr_scale"] = group.get("lr_scale", 1.0) * factors.lr
+    if factors.decay != 1:
+        scaled["weight_decay"] = options["weight_decay"] * factors.decay
+    if factors.eps != 1:
+        scaled["eps"] = options["eps"] * factors.eps
     return scaled
 
 
@@ -278,7 +293,7 @@ def _eps(size: Growth) -> float:
     return size.branch / size.carried / size.fan_out
 
 
-def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -> str:
+def _in_words(size: Growth, rule: str, factors: _Factors) -> str:
     """Describe how a parameter grew, its rule, and those of its factors that are not 1."""
     grown = []
     if size.fan_in != 1:
@@ -291,7 +306,7 @@ def _in_words(size: Growth, rule: str, scale: float, decay: float, eps: float) -
         grown.append("ends a branch")
     if size.logits != 1:
         grown.append(f"carries logits x{size.logits:.4g}")
-    factors = {"init": size.init, "lr": scale, "decay": decay, "eps": eps}
-    changed = [f"{key} x{value:.4g}" for key, value in factors.items() if value != 1]
+    named = {"init": size.init, **factors._asdict()}
+    changed = [f"{key} x{value:.4g}" for key, value in named.items() if value != 1]
     growth = f" ({', '.join(grown)})" if grown else ""
     return f"{size.kind}{growth}, {rule}: {', '.join(changed) or 'as in the base'}"

@@ -25,8 +25,6 @@ _NORM_TYPES: tuple[type[nn.Module], ...] = (
     nn.RMSNorm,
     nn.GroupNorm,
     nn.modules.batchnorm._NormBase,
-    nn.LocalResponseNorm,
-    nn.CrossMapLRN2d,
 )
 _WEIGHTED_TYPES: tuple[type[nn.Module], ...] = (
     nn.Linear,

@@ -16,7 +16,7 @@ Rule = Callable[[Gradients, Tensor | None], None]
 
 
 class Clip:
-    """What is called between the backward pass and the step.
+    """Clip gradients in place; called between the backward pass and the step.
 
     Gradients must be unscaled: with a `GradScaler`, call `scaler.unscale_(optimizer)` before.
     """
@@ -48,7 +48,7 @@ class Clip:
 
     @torch.no_grad()
     def clip_params(self, params: Iterable[Tensor]) -> Tensor:
-        """Clip the gradients of some parameters."""
+        """Clip the gradients of some parameters, see `__call__`."""
         gradients = gradients_of(params)
         if gradients is None:
             return torch.zeros(())
@@ -62,7 +62,10 @@ class Clip:
 
 
 def clip_by_value(min_value: float, max_value: float) -> Rule:
-    """Clip g = min(max(g, min_value), max_value), elementwise."""
+    """Make a rule that clips g = min(max(g, min_value), max_value), elementwise.
+
+    The rule raises ValueError for a sparse gradient if the interval leaves out 0.
+    """
 
     def rule(gradients: Gradients, _: Tensor | None) -> None:
         if not min_value <= 0 <= max_value and gradients.sparse:
@@ -78,7 +81,7 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
 
 
 def clip_by_norm(max_norm: float, eps: float) -> Rule:
-    """Clip g = g * min(1, max_norm / (norm of g + eps)), each tensor alone."""
+    """Make a rule that scales g by min(1, max_norm / (norm of g + eps)), tensor by tensor."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
@@ -88,7 +91,7 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
 
 def clip_by_global_norm(max_norm: float, eps: float) -> Rule:
-    """Clip g = g * min(1, max_norm / (norm of all g + eps))."""
+    """Make a rule that scales all g by min(1, max_norm / (norm of all g together + eps))."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured

@@ -1,7 +1,4 @@
-"""The compiled kernel: `step.c` through ctypes.
-
-Where it is missing, the reason is kept for those who ask.
-"""
+"""Load the compiled kernel, `step.c`, and call it through ctypes."""
 
 from __future__ import annotations
 
@@ -26,22 +23,23 @@ FORMULAS = list(ROWS)
 
 @dataclass(frozen=True)
 class Library:
-    """Either the loaded kernel, or why there is none."""
+    """The loaded kernel, or why there is none."""
 
     loaded: ctypes.CDLL | None
     missing: str
+    """The reason; empty if it is loaded."""
 
 
 @cache
 def library() -> Library:
-    """Load the compiled kernel beside its source, once a process."""
+    """Load the compiled kernel beside its source; cached for the process."""
     return load(SOURCE.parent)
 
 
 def load(folder: Path) -> Library:
     """Load the compiled kernel from a folder.
 
-    If it is there and made from the `step.c` of this optrun.
+    It is not loaded if it is missing, or was compiled from another `step.c` than this one.
     """
     path = folder / LIBRARY
     if not path.is_file():
@@ -58,7 +56,7 @@ def load(folder: Path) -> Library:
 
 
 class Table:
-    """Where the tensors of a batch lie, as step.c reads it.
+    """The addresses and sizes of the tensors of a batch, as step.c reads them.
 
     Args:
         formula: One of `ROWS`.
@@ -81,13 +79,13 @@ class Table:
         Args:
             grads: Addresses of the gradients.
             rows: Scalars that tensors share.
-            row_of: Which of `rows` each tensor goes by.
+            row_of: Index into `rows` of each tensor.
 
         Returns:
             LAMB's ratio of each tensor, shape (n,), in the dtype of the parameters; else None.
 
         Raises:
-            MemoryError: There is no room for the queue; nothing was changed.
+            MemoryError: There is no memory for the kernel's queue; nothing was changed.
         """
         loaded = library().loaded
         assert loaded is not None
@@ -114,5 +112,6 @@ class Table:
 
 
 def _pointer(numbers: array[Any]) -> ctypes.c_void_p:
+    """Return the address of an array's values."""
     address, _ = numbers.buffer_info()
     return ctypes.c_void_p(address)

@@ -1,6 +1,6 @@
-"""Say which kernel steps an optimizer.
+"""Name the kernel that steps an optimizer.
 
-For `optrun explain`, and for checkpoints, whose resume is exact on the same.
+`optrun explain` shows it, and checkpoints record it: a resume is exact by the same kernel.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from optrun.base.options import Group
 from optrun.base.plain import PlainMapping
 from optrun.optimizer.base import NamedOptimizer
 from optrun.optimizer.batch_optimizer import BatchOptimizer
+from optrun.optimizer.kernels import library
 from optrun.optimizer.kernels.choice import VARIABLE
-from optrun.optimizer.kernels.library import library
 from optrun.optimizer.kernels.triton.availability import why_not
 
 
@@ -24,13 +24,13 @@ def kernel_of(optimizer: Optimizer, device: str, *, sharded: bool = False) -> st
     """Name the kernel of an optimizer's step.
 
     Args:
-        optimizer: Any; of several members, all are asked.
+        optimizer: Any torch optimizer; of a `Composite` all members count.
         device: Type of the device that its parameters will be on.
         sharded: Whether parameters will be DTensors.
 
     Returns:
-        Names as in `OPTRUN_KERNEL`, where groups differ several; "torch" for optimizers whose
-        update is torch's or a library's.
+        Name as in `OPTRUN_KERNEL`; several, joined by commas, if groups differ; "torch" for an
+        optimizer whose update is torch's or another library's.
 
     Raises:
         ConfigError: `OPTRUN_KERNEL` is no kernel, or one that is not there.
@@ -43,13 +43,13 @@ def kernel_of(optimizer: Optimizer, device: str, *, sharded: bool = False) -> st
 
 
 def refuse_different(kernels: Sequence[str]) -> None:
-    """Refuse ranks with different kernels: replicas would part by a last bit a step.
+    """Refuse ranks with different kernels, whose replicas would differ in their last bits.
 
     Args:
-        kernels: What `kernel_of` said on each rank.
+        kernels: Result of `kernel_of` on each rank.
 
     Raises:
-        ConfigError: They are not one.
+        ConfigError: They are not all equal; it names each rank with its kernel.
     """
     if len(set(kernels)) > 1:
         kernel_of_ranks = ", ".join(f"rank {rank}: {kernel}" for rank, kernel in enumerate(kernels))
@@ -83,7 +83,7 @@ def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: boo
 
 
 def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> str:
-    """Write the row of `optrun explain`: the kernel, and why it is not the fastest one.
+    """Write the row of `optrun explain`: the kernel, and why the fastest one is missing, if so.
 
     Arguments as in `kernel_of`.
 
@@ -99,7 +99,7 @@ def kernel_row(optimizer: Optimizer, device: str, *, sharded: bool = False) -> s
     if device == "cpu":
         fastest = "compiled"
         fallback = "loop"
-        reason = library().missing
+        reason = library.library().missing
     else:
         fastest = "Triton"
         fallback = "foreach"

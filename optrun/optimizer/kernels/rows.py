@@ -1,4 +1,4 @@
-"""The numbers that kernels which go by addresses take: those of the loops, made ready."""
+"""Convert the scalars of a formula to those that step.c and the Triton kernels read."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ SCALARS: dict[str, float] = {
     "mix": 0.0,
     "strength": 0.0,
 }
-"""Fields of `Scalars` in step.c, which says what they are, in its order; and what they are where a
-formula has none."""
+"""Fields of `Numbers` in step.c, which describes them, in its order -> value for a formula that has
+no such field."""
 
 EPS = {"decayed": "eps", "gradient": "eps_gradient", "denominator": "eps_denominator"}
-"""Adamax's eps by the form that says where it is added."""
+"""`eps_form` of Adamax -> the field for its eps."""
 
 Row = dict[str, float]
-"""All of `SCALARS` of one tensor, or of several that share them."""
+"""A value for each of `SCALARS`, for the tensors that share them."""
 
 
-def of_adam(o: Options, x: Scalars) -> Row:
-    """Return the numbers of `adam_update._single_tensor_adam`."""
+def adam_row(o: Options, x: Scalars) -> Row:
+    """Make the row of a tensor whose loop is `adam_update._single_tensor_adam`."""
     beta1, beta2 = o["betas"]
     scale = x["lr"] / bias_correction(beta1, x["step"])
     root = math.sqrt(bias_correction(beta2, x["step"]))
@@ -65,8 +65,8 @@ def of_adam(o: Options, x: Scalars) -> Row:
     }
 
 
-def of_adamax(o: Options, x: Scalars) -> Row:
-    """Return the numbers of `adamax._single_tensor_adamax`."""
+def adamax_row(o: Options, x: Scalars) -> Row:
+    """Make the row of a tensor whose loop is `adamax._single_tensor_adamax`."""
     beta1, beta2 = o["betas"]
     return {
         **SCALARS,
@@ -80,8 +80,8 @@ def of_adamax(o: Options, x: Scalars) -> Row:
     }
 
 
-def of_lamb(o: Options, x: Scalars) -> Row:
-    """Return the numbers of `lamb._single_tensor_lamb`."""
+def lamb_row(o: Options, x: Scalars) -> Row:
+    """Make the row of a tensor whose loop is `lamb._single_tensor_lamb`."""
     beta1, beta2 = o["betas"]
     correction1, correction2, lr_factor = corrections(o, x["step"])
     return {
@@ -104,14 +104,14 @@ def of_lamb(o: Options, x: Scalars) -> Row:
     }
 
 
-def of_lion(o: Options, x: Scalars) -> Row:
-    """Return the numbers of `lion._single_tensor_lion`."""
+def lion_row(o: Options, x: Scalars) -> Row:
+    """Make the row of a tensor whose loop is `lion._single_tensor_lion`."""
     beta1, beta2 = o["betas"]
     return {**SCALARS, "beta1": beta1, "beta2": beta2, "scale": x["lr"], "keep": x["keep"]}
 
 
-def of_schedule_free(o: Options, x: Scalars) -> Row:
-    """Return the numbers of `schedule_free._single_tensor_schedule_free`."""
+def schedule_free_row(o: Options, x: Scalars) -> Row:
+    """Make the row of a tensor whose loop is `schedule_free._single_tensor_schedule_free`."""
     _, beta2 = o["betas"]
     return {
         **SCALARS,
@@ -125,8 +125,8 @@ def of_schedule_free(o: Options, x: Scalars) -> Row:
     }
 
 
-def of_ademamix(o: Options, x: Scalars) -> Row:
-    """Return the numbers of `ademamix._single_tensor_ademamix`."""
+def ademamix_row(o: Options, x: Scalars) -> Row:
+    """Make the row of a tensor whose loop is `ademamix._single_tensor_ademamix`."""
     beta1, beta2, _ = o["betas"]
     return {
         **SCALARS,
@@ -142,21 +142,21 @@ def of_ademamix(o: Options, x: Scalars) -> Row:
     }
 
 
-def of_mars(o: Options, x: Scalars) -> Row:
-    """Return the numbers of `mars._single_tensor_mars`."""
+def mars_row(o: Options, x: Scalars) -> Row:
+    """Make the row of a tensor whose loop is `mars._single_tensor_mars`."""
     if not x["corrected"]:
-        return of_adam({**o, "betas": o["betas_1d"]}, x)
+        return adam_row({**o, "betas": o["betas_1d"]}, x)
     clipped = {"adapt": 1.0, "min_norm": 1.0, "max_norm": 1.0, "max_ratio": 1.0}
-    return {**of_adam(o, x), **clipped, "strength": x["strength"]}
+    return {**adam_row(o, x), **clipped, "strength": x["strength"]}
 
 
 ROWS = {
-    "adam": of_adam,
-    "adamax": of_adamax,
-    "lamb": of_lamb,
-    "lion": of_lion,
-    "schedule_free": of_schedule_free,
-    "ademamix": of_ademamix,
-    "mars": of_mars,
+    "adam": adam_row,
+    "adamax": adamax_row,
+    "lamb": lamb_row,
+    "lion": lion_row,
+    "schedule_free": schedule_free_row,
+    "ademamix": ademamix_row,
+    "mars": mars_row,
 }
-"""By the names of the formulas, in the order of `updates` in step.c."""
+"""Name of a formula -> function from options and scalars to its row; ordered as in step.c."""

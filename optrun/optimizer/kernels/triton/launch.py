@@ -22,7 +22,7 @@ ALIGNMENT = 16
 
 
 class Table:
-    """Where the tensors of a batch lie, on their device.
+    """The addresses and sizes of the tensors of a batch, in tables on their device.
 
     Args:
         formula: One of `ROWS`.
@@ -64,7 +64,7 @@ class Table:
         Args:
             grads: Addresses of the gradients.
             rows: Scalars that tensors share.
-            row_of: Which of `rows` each tensor goes by.
+            row_of: Index into `rows` of each tensor.
             found_inf: The kernels read it, and change nothing if it is 1.0; shape (), on the
                 device.
 
@@ -105,7 +105,16 @@ class Table:
             return self._launch(sent, {**constants, "ALIGNED": aligned})
 
     def _launch(self, sent: Tensor, constants: dict[str, object]) -> Tensor | None:
-        """Launch the kernels of the formula."""
+        """Launch the kernels of the formula.
+
+        Args:
+            sent: On the device: addresses of the gradients, row of each tensor, then `found_inf`
+                and the scalars.
+            constants: Constants that the kernels are compiled for.
+
+        Returns:
+            LAMB's ratios; None for other formulas.
+        """
         kernels = self._kernels
         count = self._count
         device = self._device
@@ -140,7 +149,7 @@ class Table:
         return sent
 
     def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
-        """Return unused pinned memory; allocate more if the device is behind."""
+        """Return pinned memory whose last copy is through, with its event; allocate if none is."""
         for pinned, copied in self._pinned:
             if copied.query():
                 return pinned, copied
@@ -151,6 +160,7 @@ class Table:
 
 
 def _are_aligned(addresses: Iterable[int]) -> bool:
+    """Tell whether all addresses are multiples of `ALIGNMENT`."""
     return all(address % ALIGNMENT == 0 for address in addresses)
 
 
