@@ -1,7 +1,4 @@
-"""What every task has.
-
-Examples, batches, the loss and its weight, and the numbers that judge the model.
-"""
+"""The base class of tasks: examples, batches, the loss and its weight, predictions and metrics."""
 
 from __future__ import annotations
 
@@ -38,73 +35,72 @@ if TYPE_CHECKING:
 
 
 class TextKind:
-    """Which special tokens a tokenizer trained for a task puts around a text."""
+    """Kinds of texts; which special tokens a tokenizer that is trained for a task adds to them."""
 
     STREAM = "stream"
-    """None around it; `<|endoftext|>` between documents."""
+    """text, with `<|endoftext|>` between documents."""
     PAIR = "pair"
     """[CLS] text [SEP] pair [SEP]."""
     SEQ2SEQ = "seq2seq"
     """text </s>."""
     CHAT = "chat"
-    """None around it; `<|im_start|>` and `<|im_end|>`, which ends a text, for chats."""
+    """text; `<|im_start|>` and `<|im_end|>` are in the vocabulary, the latter ends a text."""
 
 
 @dataclass
 class ModelNeeds:
-    """What the data asks of a model."""
+    """Requirements of the data on a model."""
 
     config: dict[str, object] = field(default_factory=dict)
     """Values of the transformers configuration that the data decides, such as `id2label`."""
     max_length: int | None = None
-    """Positions it must have room for."""
+    """Number of positions that it must have; None: any."""
 
 
 class Task(ABC):
-    """Rows to examples, and a model's outputs to a loss and metrics.
+    """Turns rows into examples, and the outputs of a model into a loss and metrics.
 
-    A task is built in three moves: `inspect` looks at columns and labels, so that what is wrong
-    with them is told before anything is tokenized; `read` makes the training examples; `read` makes
-    those of each evaluation set.
+    The constructor calls `inspect`, which checks columns and labels before anything is tokenized,
+    then `read` for the training examples, then `read` for each evaluation set.
 
     Args:
         config: The task choice.
-        data: Lengths and limits.
-        source: Rows.
-        tokenizer: Of the model; its image preparation where the task is about images.
-        seed: Picks the training examples where they are limited.
+        data: Has `max_length` and the limits on the number of examples.
+        source: Rows of all splits.
+        tokenizer: Of the model; for a task on images the model's image preparation.
+        seed: Picks the training examples if `data.max_train_examples` limits them.
 
     Attributes:
         name: The choice in `task=`.
-        columns: Keys of `data` that it reads, such as `text_column`; the others are refused.
+        columns: Keys of `data` that the task reads, such as `text_column`; other column keys are
+            refused.
         train: Training examples.
-        eval_sets: Evaluation examples by the name of the set; that of a single one is empty.
-        labels: Names of the classes by number; empty where there are none.
-        notes: What was decided where the configuration was silent.
-        limits: The keys, with their values, after which texts are cut.
-        main_metric: The metric that says which checkpoint is best.
-        mode: `min` or `max`: which direction of it is better.
-        reads_words: Whether the tokenizer is given one word at a time.
-        shift: Whether the logits at a position predict the label of the next one.
+        eval_sets: Evaluation examples by the name of the set; the name of a single set is empty.
+        labels: Names of the classes by number; empty without classes.
+        notes: Decisions where the configuration was silent, for the user.
+        limits: Keys with their values, such as `data.max_length=128`, after which texts are
+            truncated.
+        main_metric: The metric that decides which checkpoint is best, without `eval/`.
+        mode: The better direction of it, `min` or `max`.
+        reads_words: Whether the tokenizer is called with lists of words.
+        shift: Whether the logits at a position predict the label of the next position.
         unit: What a loss is averaged over: `tokens` or `examples`.
         label_smoothing: `training.label_smoothing_factor`.
-        sources: The names of the sources that the training examples are mixed of; empty where there
-            is one.
-        class_weights: Weight of each class in the loss, shape (classes,); None: all alike.
-        measured: What `measure` sums over the examples of a batch, which training logs as means, by
-            name.
-        chunks_loss: Whether losses and metrics are also made of `TargetLosses`; a subclass says so
-            itself.
-        chunked: Whether they are in this run.
-        router_loss_coef: What the loss that balances the experts of a model is multiplied by; None:
-            the model returns no such loss.
-        one_row: Whether a batch of blocks, whose documents see nothing of each other, is one row
-            without padding.
+        sources: Names of the sources of a mixture; empty without a mixture.
+        class_weights: Weight of each class in the training loss, shape (classes,); None: no
+            weights.
+        measured: Names of the sums that `measure` returns; training logs their means over examples.
+        chunks_loss: Whether loss and metrics can be computed from `TargetLosses`, without logits.
+        chunked: Whether they are in this run (`training.chunked_loss`).
+        router_loss_coef: Factor of the load-balancing loss of a mixture of experts; None: the model
+            returns no such loss.
+        one_row: Whether a batch of packed blocks is one row without padding, in which documents do
+            not attend to each other.
         predictor: The class that predicts rows of a file, or its `module:attribute`; None: `optrun
             predict` is refused.
 
     Raises:
-        ConfigError: Columns, labels or texts that do not fit the task.
+        ConfigError: Columns, labels or texts do not fit the task.
     """
 
     columns: tuple[str, ...] = ()
@@ -147,21 +143,21 @@ class Task(ABC):
 
     @property
     def eval(self) -> ExampleSource:
-        """The first evaluation set; the main metric is computed on it.
-
-        Without an example where none are wanted.
-        """
+        """The examples of the first evaluation set; none with `data.eval_fraction=0`."""
         return next(iter(self.eval_sets.values()))
 
     def join(self, others: Sequence[Task]) -> None:
-        """Adopt settings of the other tasks of a mixture.
+        """Adopt settings of the other sources' tasks of a mixture; nothing by default.
 
-        This task is that of the first source.
+        Called on the task of the first source, with the tasks of all sources.
+
+        Raises:
+            ConfigError: The task cannot have several sources.
         """
         del others  # most tasks need nothing
 
     def eval_fingerprint(self) -> str:
-        """Digest the evaluation examples; of several sets with their names."""
+        """Digest the examples of all evaluation sets, with their names; 16 hexadecimal digits."""
         if list(self.eval_sets) == [""]:
             return self.eval.fingerprint()[:16]
         return digest(
@@ -170,15 +166,17 @@ class Task(ABC):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield the training texts for a new tokenizer.
+        """Yield the training texts for a new tokenizer: those of the text column by default.
 
         Raises:
-            ConfigError: A missing column.
+            ConfigError: A column is missing.
         """
         return texts(source.train, text_column(source, source.train))
 
     def inspect(self, source: Source, tokenizer: Any) -> None:  # noqa: B027  # most tasks have something to look at
-        """Look at columns, labels and the tokenizer, before any example is read.
+        """Check columns, labels and the tokenizer before any example is read; nothing by default.
+
+        May set attributes of the task and change the tokenizer.
 
         Raises:
             ConfigError: They do not fit the task.
@@ -188,17 +186,17 @@ class Task(ABC):
     def read(
         self, source: Source, split: Split, tokenizer: Any, limit: int | None, seed: int | None
     ) -> ExampleSource:
-        """Make the examples of a split.
+        """Read the examples of a split.
 
         Args:
-            source: Both splits; `split is source.train` says which it is.
+            source: All splits; `split is source.train` for the training split.
             split: The rows.
             tokenizer: Of the model.
-            limit: How many examples at most; None: all.
-            seed: Picks them, as in `optrun.data.examples.chosen`.
+            limit: Most examples; None: all.
+            seed: Picks random examples if they are limited; None: the first ones.
 
         Raises:
-            ConfigError: Rows that do not fit the task.
+            ConfigError: Rows do not fit the task.
         """
 
     def needs(self) -> ModelNeeds:
@@ -206,42 +204,46 @@ class Task(ABC):
         return ModelNeeds(self.config.model_values(), self.config.positions(self.max_length))
 
     def adapt(self, model: PreTrainedModel) -> None:  # noqa: B027  # most tasks take it as it is
-        """Change a newly built model before training."""
+        """Change a newly built model before training, in place; nothing by default."""
 
     def expect_step(self, examples: int) -> None:  # noqa: B027
-        """Refuse an optimizer step of too few examples.
+        """Refuse an optimizer step with too few examples for the loss; nothing by default.
 
         Raises:
-            ConfigError: With the keys that make it larger.
+            ConfigError: With the keys that give a step more examples.
         """
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Pad examples to one batch.
+        """Pad examples to a batch; must depend on the examples alone.
 
-        The tokenizer's inputs, and `labels` of one a token, shape (batch, longest).
-
-        Must be a pure function of its examples.
+        By default `input_ids`, `token_type_ids` if the tokenizer makes them, `attention_mask` if
+        something is padded, and `labels`, padded with `IGNORED`; shape (batch, longest).
         """
         labels = pad((example["labels"] for example in examples), IGNORED)
         return {**model_inputs(examples, self.padding), "labels": labels}
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
-        """Change an example from epoch to epoch, as masking does; nothing by default."""
+        """Change an example each time it is loaded, as masking does; by default it is unchanged.
+
+        Args:
+            example: As `read` has it; not changed in place.
+            randomness: A generator seeded by run, epoch and example.
+        """
         return example
 
     # Loss
     # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> Any:
-        """Run a model over a batch; `loss` and metrics get its outputs."""
+        """Run a model over a batch; its outputs are passed to `loss` and to metrics."""
         return model(**batch)
 
     def measure(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
-        """Sum the quantities in `measured` over a batch; shape (names,)."""
+        """Sum the quantities in `measured` over the examples of a batch; shape (names,)."""
         raise NotImplementedError
 
     def targets(self, batch: Batch) -> torch.Tensor:
-        """Return the labels of the loss; `IGNORED` marks positions without one."""
+        """Return the labels of the loss, without the first position if `shift`; or `IGNORED`."""
         if self.shift:
             return batch["labels"][:, 1:]
         return batch["labels"]
@@ -251,10 +253,7 @@ class Task(ABC):
         return int(np.count_nonzero((self.targets(batch) != IGNORED).cpu().numpy()))
 
     def weight(self, batch: Batch) -> float:
-        """Return the denominator of the mean in `loss`.
-
-        The number of targets, or the sum of their class weights.
-        """
+        """Return the denominator of the mean in `loss`: targets, or their summed class weights."""
         if self.class_weights is None:
             return self.count(batch)
         targets = self.targets(batch)
@@ -263,16 +262,16 @@ class Task(ABC):
     def loss(self, outputs: ModelOutput, batch: Batch) -> torch.Tensor:
         """Compute the training loss of a batch, a mean over `weight(batch)`; shape ().
 
-        The model's own; with label smoothing or class weights torch's cross-entropy, which is what
-        the `LabelSmoother` of transformers computes. `eval/loss` is the model's own where it
-        returns one, so that runs compare.
+        It is the model's own loss, or with label smoothing or class weights torch's cross-entropy,
+        which equals the `LabelSmoother` of transformers. `eval/loss` is always the model's own if
+        it returns one, so that runs can be compared.
 
         Args:
-            outputs: What the model returned; has `loss` and `logits`.
-            batch: What it was given.
+            outputs: Outputs of the model, with `loss` and `logits`, or `TargetLosses`.
+            batch: Inputs and labels of the model.
 
         Raises:
-            ConfigError: The model returned none.
+            ConfigError: The model returned no loss.
         """
         if not self.label_smoothing and self.class_weights is None:
             model_loss: torch.Tensor | None = getattr(outputs, "loss", None)
@@ -298,9 +297,9 @@ class Task(ABC):
         return loss + self.router_loss(outputs)
 
     def router_loss(self, outputs: Any) -> torch.Tensor | float:
-        """Return the weighted load-balancing loss of the experts; 0 without experts.
+        """Return the load-balancing loss of the experts times its factor; 0.0 without experts.
 
-        The model's own loss holds it, if labels are given.
+        The model's own loss, which it returns if it is called with labels, includes it.
         """
         loss = getattr(outputs, "aux_loss", None)
         if self.router_loss_coef is None or not isinstance(loss, torch.Tensor):
@@ -308,16 +307,16 @@ class Task(ABC):
         return self.router_loss_coef * loss.to(outputs.logits.device)
 
     def _flat(self, outputs: ModelOutput, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put logits beside their targets; shape (targets, classes) and (targets,)."""
+        """Flatten logits and labels of all positions; (positions, classes) and (positions,)."""
         logits = outputs.logits[:, :-1] if self.shift else outputs.logits
         return logits.reshape(-1, logits.shape[-1]).float(), self.targets(batch).reshape(-1)
 
     def loss_by_example(
         self, outputs: ModelOutput, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sum the losses over each example's targets, and count these; shape (batch,) each.
+        """Sum the losses over each example's targets, and count the targets; shape (batch,) each.
 
-        Plain cross-entropy, whatever the training loss is made of.
+        The cross-entropy without label smoothing and class weights.
         """
         is_target = self.targets(batch) != IGNORED
         if self.chunked:
@@ -326,18 +325,14 @@ class Task(ABC):
             token_losses = functional.cross_entropy(
                 *self._flat(outputs, batch), ignore_index=IGNORED, reduction="none"
             )
-        return token_losses.reshape(len(is_target), -1).sum(1), is_target.reshape(
-            len(is_target), -1
-        ).sum(1)
+        shape = (len(is_target), -1)
+        return token_losses.reshape(shape).sum(1), is_target.reshape(shape).sum(1)
 
     # Evaluation
     # ----------------------------------------------------------------------------------------------
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted and true classes of a batch for the registered metrics.
-
-        Shape (targets,) each.
-        """
+        """Return predictions and labels for registered metrics; shape (targets,) each."""
         targets = self.targets(batch)
         is_target = targets != IGNORED
         return (
@@ -346,33 +341,27 @@ class Task(ABC):
         )
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make empty metrics to be updated batch by batch, besides those of `task.metrics`.
-
-        The mean loss by default.
-        """
+        """Construct the metrics that are counted batch by batch: the mean loss by default."""
         return MeanLoss(self.count)
 
     def evaluation(self) -> MetricAccumulator:
-        """Make empty metrics.
-
-        Those counted batch by batch, then the registered ones over the whole set.
-        """
+        """Construct all metrics of an evaluation set: `running_metrics`, then registered ones."""
         running = self.running_metrics()
         return EvaluationMetrics(
             running, self.metrics, self.predictions, len(self.labels), self.labels, self.loss
         )
 
     def token_metrics(self, *, shift: bool) -> TokenMetrics:
-        """Make loss, perplexity and accuracy of tokens; the loss of experts stands by itself."""
+        """Construct loss, perplexity and accuracy of tokens, and `router_loss` with experts."""
         router = None if self.router_loss_coef is None else self.router_loss
         return TokenMetrics(shift=shift, router_loss=router)
 
     def metric_names(self) -> list[str]:
-        """List the names in `evaluation().compute()`."""
+        """List the names of all metrics, without `eval/`."""
         return self.evaluation().names
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count tokens (without padding) and examples of a batch, for throughput."""
+        """Count tokens without padding, 0 without `input_ids`, and examples of a batch."""
         if "attention_mask" in batch:
             return int(batch["attention_mask"].sum()), int(batch["attention_mask"].shape[0])
         first = next(iter(batch.values()))
@@ -381,23 +370,26 @@ class Task(ABC):
     def sample(
         self, model: PreTrainedModel, tokenizer: Any, *, seed: int
     ) -> tuple[str, str] | None:
-        """Sample a continuation of a prompt for people to read.
+        """Generate a text after training, for people to read.
 
-        None: the task has no such thing.
+        Returns:
+            The prompt and its continuation; None: the task has no prompt.
         """
         del model, tokenizer, seed
         return None
 
     def shown(self, tokenizer: Any) -> str | None:  # noqa: ARG002
-        """Show a training example as a person reads it, its targets marked.
-
-        None: there is nothing to read.
-        """
+        """Decode the first training example with its targets marked; None by default."""
         return None
 
 
 def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
-    """Pad rows of unequal length to one tensor of shape (rows, longest), int64."""
+    """Pad at least one row on the right to a tensor of shape (rows, longest), int64.
+
+    Example:
+        >>> pad([np.array([1, 2]), np.array([3])], 0).tolist()
+        [[1, 2], [3, 0]]
+    """
     rows = list(rows)
     out = np.full((len(rows), max(len(row) for row in rows)), value, dtype=np.int64)
     for target, row in zip(out, rows, strict=True):
@@ -406,16 +398,26 @@ def pad(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
 
 
 def in_one_row(batch: Batch, lengths: Iterable[int]) -> Batch:
-    """Join rows one behind another, without their padding; shape (1, tokens)."""
+    """Join the rows of each tensor to one row without padding; shape (1, tokens).
+
+    Args:
+        batch: Tensors of shape (rows, longest), padded on the right.
+        lengths: Tokens of each row.
+    """
     inside = pad((np.ones(length, dtype=np.int64) for length in lengths), 0).bool()
     return {name: values[inside][None] for name, values in batch.items()}
 
 
 def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False) -> Batch:
-    """Pad `input_ids`, `attention_mask`, and `token_type_ids` if there are some.
+    """Pad `input_ids` and `token_type_ids`, if there are any, and add `attention_mask`.
 
-    Shape (batch, longest). `left` puts the padding before a row, as a decoder that continues it
-    needs it.
+    Args:
+        examples: At least one; those with `token_type_ids` all have them.
+        padding: Id of the padding token.
+        left: Whether padding comes before a row, as a decoder that continues it needs.
+
+    Returns:
+        Tensors of shape (batch, longest), int64.
     """
 
     def fill(rows: Iterable[np.ndarray], value: int) -> torch.Tensor:
@@ -432,9 +434,10 @@ def pad_inputs(examples: Sequence[Example], padding: int, *, left: bool = False)
 
 
 def model_inputs(examples: Sequence[Example], padding: int) -> Batch:
-    """Pad as `pad_inputs`, with a mask only if something is padded.
+    """Pad as `pad_inputs`, without `attention_mask` if nothing is padded.
 
-    To learn whether a mask masks anything, transformers reads it from the device, and waits.
+    transformers would copy the mask from the device, and wait for it, to see whether it masks
+    anything.
     """
     batch = pad_inputs(examples, padding)
     if len({len(example["input_ids"]) for example in examples}) == 1:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-_LOOKED_AT = 1000
-"""Blocks of token ids in which the end of a document is looked for, evenly spread."""
+_SAMPLED_BLOCKS = 1000
+"""Blocks of token files in which the end of a document is searched, evenly spread."""
 
 
 class CausalLm(LanguageModel):
-    """Each token from the ones before it.
+    """Next-token prediction on texts or token files.
 
     Raises:
         ConfigError: No text, or a tokenizer without an end-of-text token.
@@ -39,7 +39,9 @@ class CausalLm(LanguageModel):
     predictor = "optrun.runner.predictors:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Set the ids of the document separator and of padding, and the prompt to sample from.
+        """Set `separator`, the end-of-text token, `padding`, and `prompt`, from which it samples.
+
+        The prompt is `task.prompt`, else that of the data, if they have one.
 
         Raises:
             ConfigError: The tokenizer has neither an end-of-text nor a separator token.
@@ -64,34 +66,34 @@ class CausalLm(LanguageModel):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read examples as `LanguageModel.read`; rows of token ids are the examples themselves.
+        """Read examples as `LanguageModel.read`; blocks of token files are examples as they are.
+
+        A warning says if `task.document_masking` finds no end of a document in sampled blocks.
 
         Raises:
-            ConfigError: Also for ids that the tokenizer does not have.
+            ConfigError: As `LanguageModel.read`; or a token file has ids beyond the tokenizer's.
         """
         rows: object = split.rows
         if not isinstance(rows, TokenBlocks):
             return super().read(source, split, tokenizer, limit, seed)
         rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
-        looked_at = range(0, len(rows), max(1, len(rows) // _LOOKED_AT))
+        sampled = range(0, len(rows), max(1, len(rows) // _SAMPLED_BLOCKS))
         if self.config.document_masking and not any(
-            self.separator in rows[at]["input_ids"] for at in looked_at
+            self.separator in rows[index]["input_ids"] for index in sampled
         ):
             self.notes.append(
                 f"warning: {split.key}: task.document_masking finds no documents to keep apart:"
-                f" none of {len(looked_at):,} blocks holds the id {self.separator}, which ends one"
+                f" none of {len(sampled):,} blocks holds the id {self.separator}, which ends one"
                 " by the tokenizer"
             )
         return limited(rows, limit, seed=seed)
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids` and `labels` of shape (batch, longest).
+        """Pad examples to `input_ids` and `labels`, shape (batch, longest).
 
-        `attention_mask` only if something is padded.
-
-        With `document_masking` also `position_ids` that begin anew with each document, by which
-        models of transformers keep documents apart, and no label at its first token, which nothing
-        is before; what is padded is then a document of its own, without labels.
+        `attention_mask` is added only if something is padded. With `task.document_masking` there
+        are `position_ids` instead, from 0 in each document, by which models of transformers
+        separate documents; the first token of a document, and padding, have no label.
         """
         rows = [example["input_ids"] for example in examples]
         if self.config.document_masking:
@@ -102,6 +104,7 @@ class CausalLm(LanguageModel):
         return {**pad_inputs(examples, self.padding), "labels": pad(rows, IGNORED)}
 
     def _collate_documents(self, rows: list[np.ndarray]) -> Batch:
+        """Pad blocks with positions from 0 in each document; with `one_row` to (1, tokens)."""
         ids = pad(rows, self.padding)
         labels = pad(rows, IGNORED)
         begins = torch.zeros_like(ids, dtype=torch.bool)
@@ -118,16 +121,16 @@ class CausalLm(LanguageModel):
         return in_one_row(batch, map(len, rows))
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count tokens and blocks; of blocks in one row all but the last of the data are full."""
+        """Count tokens and blocks; in one row all blocks but the last one of the data are full."""
         tokens, rows = super().sizes(batch)
-        return tokens, (
-            -(-tokens // self.max_length) if self.one_row and "position_ids" in batch else rows
-        )
+        if self.one_row and "position_ids" in batch:
+            rows = -(-tokens // self.max_length)
+        return tokens, rows
 
     def sample(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, seed: int
     ) -> tuple[str, str] | None:
-        """Sample a continuation of the prompt, if there is one."""
+        """Sample a continuation of the prompt; None without one, or with `sample_tokens=0`."""
         if not self.prompt or not self.config.sample_tokens:
             return None
         (ids,) = prompt_ids(tokenizer, [self.prompt])

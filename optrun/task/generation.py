@@ -1,4 +1,4 @@
-"""What a model says next."""
+"""Let a model continue a prompt."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ def continue_prompt(
     ends: Sequence[int] = (),
     seed: int | None = None,
 ) -> str:
-    """Continue a prompt; the model's mode and the random state are left as they were.
+    """Continue a prompt; the model's mode and torch's random state are put back.
 
     Args:
         model: In any mode.
         tokenizer: Its tokenizer.
-        ids: Of the prompt; of one that fills the model's positions only the end is read.
-        tokens: How many at most.
-        ends: Tokens that end it; empty: those of the model.
-        seed: Of the sampling; None: the most probable token each time.
+        ids: Ids of the prompt, truncated on the left to the model's positions minus one; empty: one
+            padding token.
+        tokens: Most new tokens; fewer if the model has no position left.
+        ends: Ids of tokens that end the text; empty: those of the model's generation config.
+        seed: Seed of the sampling, with temperature 0.7 and top-k 50; None: the most probable token
+            each time.
 
     Returns:
-        The continuation alone, without its special tokens.
+        The continuation without the prompt and without special tokens.
     """
     training = model.training
     device = next(model.parameters()).device
-    room = getattr(model.config, "max_position_embeddings", None)
+    positions = getattr(model.config, "max_position_embeddings", None)
     if tokenizer.pad_token_id is not None:
         padding = tokenizer.pad_token_id
     else:
         padding = tokenizer.eos_token_id
     ids = list(ids) or [padding or 0]
-    if room is not None:
-        ids = ids[-max(room - 1, 1) :]
-        tokens = min(tokens, max(room - len(ids), 1))
+    if positions is not None:
+        ids = ids[-max(positions - 1, 1) :]
+        tokens = min(tokens, max(positions - len(ids), 1))
     encoded = torch.tensor([ids], device=device)
-    how: dict[str, object] = (
-        {"do_sample": False}
-        if seed is None
-        else {"do_sample": True, "temperature": 0.7, "top_k": 50}
-    )
+    options: dict[str, object] = {"do_sample": seed is not None}
+    if seed is not None:
+        options |= {"temperature": 0.7, "top_k": 50}
     if ends:
-        how["eos_token_id"] = list(ends)
+        options["eos_token_id"] = list(ends)
     model.eval()
     try:
         with (
@@ -64,7 +64,7 @@ def continue_prompt(
                 attention_mask=torch.ones_like(encoded),
                 max_new_tokens=tokens,
                 pad_token_id=padding,
-                **how,
+                **options,
             )
     finally:
         model.train(training)

@@ -1,4 +1,4 @@
-"""What causal and masked language models share: documents to blocks or rows."""
+"""The base class of causal and masked language models: texts to packed blocks, or a text each."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class LanguageModel(Task):
-    """A task on texts alone, joined and cut into blocks or one an example."""
+    """A task on texts: joined and cut into blocks (`task.packing`), or one text an example."""
 
     columns = ("text_column",)
     separator: int | None = None
-    """Id after each document, which begins as the tokenizer begins a text; None: the special tokens
-    of the tokenizer stand around each."""
+    """Id behind each document, with the ids that the tokenizer puts before a text; None: the
+    tokenizer adds its special tokens around each document."""
 
     def read(
         self,
@@ -50,8 +50,11 @@ class LanguageModel(Task):
     ) -> ExampleSource:
         """Read examples with `input_ids` alone: blocks, or one text each.
 
+        Empty texts are left out, and without packing texts too short to predict a token, with a
+        note. The last, shorter block of the training split is lost; evaluation keeps it.
+
         Raises:
-            ConfigError: A split without a single token to predict.
+            ConfigError: A split with rows but without a token to predict.
         """
         column = text_column(source, split)
         length = self.max_length
@@ -94,14 +97,15 @@ class LanguageModel(Task):
         return limited(examples, limit, seed=seed)
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make loss, perplexity and accuracy over target tokens.
-
-        Chosen ones, or all that have one before them.
-        """
+        """Construct loss, perplexity and accuracy over target tokens."""
         return self.token_metrics(shift=self.shift)
 
     def _encoder(self, tokenizer: PreTrainedTokenizerBase) -> tuple[Encoder, str]:
-        """Return an encoder of texts, and a digest of its settings."""
+        """Return an encoder of texts to `input_ids`, and a digest of its settings.
+
+        Begin and end tokens that a text has already are not doubled. A truncated text has no end
+        token: it is not the end.
+        """
         separator = self.separator
         longest = None if self.config.packing else self.max_length
         special = separator is None  # the tokenizer itself puts ids around a text
@@ -139,7 +143,15 @@ class LanguageModel(Task):
     def _streamed(
         self, rows: Any, column: str, encoder: Encoder, key: str, filler: int
     ) -> ExampleSource:
-        """Stream examples: a text of no token, or of one, is an example without a target."""
+        """Stream blocks, or one text each; a text of at most one token has no target.
+
+        Args:
+            rows: The stream, with the text column alone.
+            column: The text column.
+            encoder: Encodes texts to `input_ids`.
+            key: Digest of its settings.
+            filler: Id that fills the rest of a block, and an empty text.
+        """
 
         def block(rows: list[Row]) -> dict[str, list[Any]]:
             row_texts = list(filter(None, (cell_text(row, column) for row in rows)))
@@ -159,7 +171,7 @@ class LanguageModel(Task):
 
 
 def _without_ends(text: str, begin: str, end: str) -> str:
-    """Strip begin and end tokens from a text, so that they are not doubled."""
+    """Remove a begin and an end token from a text, as the encoder adds them; "" is none."""
     if end:
         return text.removeprefix(begin).removesuffix(end)
     return text.removeprefix(begin)
@@ -172,13 +184,13 @@ def _whole_rows(
     *,
     special: bool,
 ) -> list[Any]:
-    """Encode uncut texts: long ones in pieces, others together.
+    """Encode texts without truncation: very long ones in parts, the others in one batch.
 
     Args:
         texts: Of any length.
-        tokenizer: Any.
-        around: Ids before and after each.
-        special: Whether the tokenizer itself puts the ids around a text.
+        tokenizer: Of the model.
+        around: Ids before and after each text.
+        special: Whether the tokenizer adds these ids itself.
     """
     before, after = around
     short = [text for text in texts if not is_long(text)]

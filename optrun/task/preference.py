@@ -1,7 +1,4 @@
-"""Preferences.
-
-Of two answers to a prompt the first is to become the more probable one, by DPO or one of its kin.
-"""
+"""Preference optimization: DPO and related losses on pairs of a chosen and a rejected answer."""
 
 from __future__ import annotations
 
@@ -53,22 +50,22 @@ MEASURES = (
     "logps/chosen",
     "logps/rejected",
 )
-"""What is measured of pairs, by TRL's names."""
+"""Metrics of pairs, by TRL's names."""
 
 
 class Pairs(Joined):
-    """Pairs of answers, each with its prompt, as examples.
+    """Pairs of a chosen and a rejected answer, each with its prompt, as examples.
 
     Attributes:
-        reference: Log-probabilities of both answers by the start model, shape (pairs, 2); None: not
-            needed, or not yet known. They follow from the pairs and that model, so they are no part
-            of the fingerprint.
+        reference: Log-probabilities of both answers by the reference model, shape (pairs, 2); None:
+            not needed, or not computed yet. Not part of the fingerprint: they follow from the pairs
+            and that model.
     """
 
     reference: np.ndarray | None = None
 
     def __getitem__(self, index: int) -> Example:
-        """Return one pair."""
+        """Return the ids and targets of both answers, and their reference log-probabilities."""
         first = self.first[index]
         second = self.second[index]
         pair = {**first, "rejected_ids": second["input_ids"], "rejected_targets": second[TARGETS]}
@@ -78,15 +75,15 @@ class Pairs(Joined):
 
 
 class Preference(ChatTask):
-    """Pairs of answers, by the losses of TRL's `DPOTrainer`, and ORPO's and SimPO's.
+    """Preference optimization by the losses of TRL's `DPOTrainer`, of ORPO and of SimPO.
 
-    Tokens are TRL's, too: an answer begins where the tokens of the prompt with the opening of an
-    answer and those of one of the two wholes diverge, and what is longer than `data.max_length`
-    loses its end.
+    Tokens are TRL's, too: both answers of a pair begin at the first token in which one of the two
+    texts differs from the prompt with the opening of an answer; a text longer than
+    `data.max_length` loses its end.
 
     Raises:
-        ConfigError: No pairs, or some that cannot be read, a template that fails, answers that are
-            all alike.
+        ConfigError: No pairs, pairs that cannot be read, a template that fails, or a split in which
+            both answers of every pair are equal.
     """
 
     columns = ("text_column",)
@@ -97,16 +94,23 @@ class Preference(ChatTask):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield every text of the training rows."""
+        """Yield all texts of the training rows: prompts and both answers."""
         return preference_texts(source)
 
     @property
     def has_reference(self) -> bool:
-        """Whether its loss is over ratios to the start model."""
+        """Whether the loss compares with a reference model, the model before training."""
         return bool(self.config.loss_type.has_reference)
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the columns and the template."""
+        """Find the columns and the template.
+
+        Sets `columns_of` by the key of the split. May change the tokenizer's template and end of
+        text, with notes.
+
+        Raises:
+            ConfigError: No columns of pairs, or chats without a template.
+        """
         self.use_template(tokenizer)
         self.limits = self.limits * 2  # one a side
         self.columns_of: dict[str, PairColumns] = {}
@@ -123,7 +127,7 @@ class Preference(ChatTask):
         self.note_template(tokenizer)
 
     def rows(self, split: Split) -> Iterator[Pair]:
-        """Yield the pairs of a split, checking kinds and roles."""
+        """Yield the pairs of a split, checked by `check_alike`."""
         return self.check_alike(split, preferences(split, self.columns_of[split.key], self.roles))
 
     def read(
@@ -134,7 +138,13 @@ class Preference(ChatTask):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one pair a row."""
+        """Read one pair for each row; without a row there are no examples.
+
+        Pairs without a target on a side are refused or dropped as `with_targets` does.
+
+        Raises:
+            ConfigError: A row that the template cannot write, or no pair with different answers.
+        """
         del source
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
@@ -150,10 +160,12 @@ class Preference(ChatTask):
         return Pairs(*self.with_targets(sides, part))
 
     def _refuse_alike(self, sides: Sequence[Examples], part: Split) -> None:
-        """Refuse pairs without a preference, and note some of them.
+        """Refuse a split in which both answers of every pair have the same tokens.
+
+        A note says how many pairs do, if not all.
 
         Raises:
-            ConfigError: Both answers are the same in every row.
+            ConfigError: They all do.
         """
         chosen_hashes, rejected_hashes = (side.hashes for side in sides)
         assert chosen_hashes is not None
@@ -178,15 +190,11 @@ class Preference(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids`, `attention_mask` and `labels`, chosen rows first.
-
-        Their shape is (2 * pairs, longest). Labels stand on the answers. With a reference also
-        `reference`, its log-probabilities, shape (pairs, 2).
-        """
+        """Pad pairs to a batch by `pair_batch`."""
         return pair_batch(examples, self.padding)
 
     def count(self, batch: Batch) -> int:
-        """Count the pairs."""
+        """Count the pairs of a batch."""
         return len(batch["input_ids"]) // 2
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
@@ -194,9 +202,9 @@ class Preference(ChatTask):
         return int(batch["attention_mask"].sum()), self.count(batch)
 
     def adapt(self, model: PreTrainedModel) -> None:
-        """Switch the model's dropout off.
+        """Disable the model's dropout with `task.disable_dropout`, except that of LoRA factors.
 
-        That of an adapter's factors is asked for by a key of its own.
+        Also let `generate` stop at the end of an answer.
         """
         super().adapt(model)
         if self.config.disable_dropout:
@@ -206,13 +214,13 @@ class Preference(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def forward(self, model: torch.nn.Module, batch: Batch) -> PairOutputs:
-        """Compute the log-probabilities of the answers in one pass over both."""
+        """Compute the log-probabilities of all answers in one forward pass."""
         if self.chunked:
             return chunked_pair_outputs(model, batch, whole=self.config.loss_type.value == "orpo")
         return pair_outputs(model, batch)
 
     def scores(self, outputs: PairOutputs, batch: Batch) -> PairScores:
-        """Compute log-ratios and likelihoods for losses and rewards."""
+        """Compute what the losses and rewards of pairs are made of, by `pair_scores`."""
         return pair_scores(outputs, batch, has_reference=self.has_reference)
 
     def loss(self, outputs: Any, batch: Batch) -> torch.Tensor:
@@ -247,7 +255,7 @@ class Preference(ChatTask):
         return torch.stack([value.float().sum() for value in by_pair])
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make the mean loss and the means of `MEASURES`."""
+        """Construct the mean loss and the means of `MEASURES` over pairs."""
         return PairMetrics(self)
 
     # The reference
@@ -261,22 +269,22 @@ class Preference(ChatTask):
         to_device: Callable[[Batch], Batch],
         autocast: Callable[[], AbstractContextManager[object]],
     ) -> np.ndarray:
-        """Compute a model's log-probabilities of both answers of each pair.
+        """Compute the reference model's log-probabilities of both answers of each pair.
 
-        Which pairs share a batch is a function of the pairs alone: those of like length.
+        Pairs of similar length share a batch; which ones depends on the pairs alone.
 
         Args:
-            model: The start model, in evaluation mode, on its device.
+            model: The model before training, in evaluation mode, on its device.
             pairs: The pairs.
-            batch_size: Pairs of a batch.
-            to_device: Moves a batch to the model.
-            autocast: The precision of the forward pass.
+            batch_size: Pairs in a batch.
+            to_device: Moves a batch to the device.
+            autocast: Constructs the context of the forward pass.
 
         Returns:
-            float32 numbers as float64, shape (pairs, 2).
+            Values rounded to float32, as float64; shape (pairs, 2).
 
         Raises:
-            ConfigError: One of them is no finite number.
+            ConfigError: A log-probability is NaN or infinite.
         """
         reference_logps = np.zeros((len(pairs), 2))
         order = np.argsort(-pairs.lengths, kind="stable")
@@ -296,7 +304,10 @@ class Preference(ChatTask):
         return reference_logps
 
     def shown(self, tokenizer: PreTrainedTokenizerBase) -> str | None:
-        """Show both answers of the first training row, between « and », each behind its prompt."""
+        """Decode both answers of the first training pair, each with its prompt, between « and ».
+
+        Of a mixture the first pair of the first source; None without a pair.
+        """
         train: Any = getattr(self.train, "sources", {"": self.train})
         pairs = next(iter(train.values()))
         if not isinstance(pairs, Pairs) or not len(pairs):
@@ -306,10 +317,10 @@ class Preference(ChatTask):
 
 
 class PairMetrics(SummedMetrics):
-    """The mean loss of pairs, and the means of what a task measures of them.
+    """The mean loss of pairs, and the means of `MEASURES`.
 
     Args:
-        task: Computes both.
+        task: Counts and measures the pairs of a batch.
     """
 
     def __init__(self, task: Preference) -> None:
@@ -317,5 +328,5 @@ class PairMetrics(SummedMetrics):
         self.task = task
 
     def counted(self, outputs: object, batch: Batch) -> list[float]:
-        """Sum the quantities in `MEASURES`."""
+        """Sum the quantities in `MEASURES` over the pairs of a batch."""
         return self.task.measure(outputs, batch).tolist()

@@ -1,7 +1,4 @@
-"""Supervised fine-tuning.
-
-Next-token prediction on chats, or prompts and completions, with loss on what is learnt.
-"""
+"""Supervised fine-tuning on chats, or on prompts with completions."""
 
 from __future__ import annotations
 
@@ -42,19 +39,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _LOOKED_AT = 100
-"""Rows of a stream that are looked at before the first step, where some may be left out."""
+"""First rows that are read ahead for notes: of a stream, and for answers and examples to show."""
 
 
 class Sft(ChatTask):
-    """Each token from those before it, with loss on a chosen part of them.
+    """Next-token prediction on chats, with loss on all tokens, on answers or on the completion.
 
-    That is all of them, the assistant's or the completion. Masks, the end of a plain completion,
-    and what is cut are those of TRL's `SFTTrainer`: a completion begins where the tokens of the
-    prompt alone, with the opening of an answer, and those of the whole diverge.
+    Masks, the end of a plain completion and truncation are those of TRL's `SFTTrainer`: a
+    completion begins at the first token in which the prompt with its completion differs from the
+    prompt alone with the opening of an answer.
 
     Raises:
-        ConfigError: No chats, or some that cannot be read, a template that fails, rows of which
-            nothing is left.
+        ConfigError: No chats, rows that cannot be read, a template that fails, or a split in which
+            truncation leaves nothing to learn.
     """
 
     columns = ("messages_column", "text_column", "target_column")
@@ -67,7 +64,15 @@ class Sft(ChatTask):
         return strings(source, source.train)
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Find the columns and the template, and check the keys for the loss."""
+        """Find the columns and the template, and check the keys for the loss.
+
+        Sets `columns_of` and `kinds` (chats or plain texts) by the key of the split, and `asked`.
+        May change the tokenizer's template and end of text, with notes.
+
+        Raises:
+            ConfigError: `assistant_only_loss` for plain texts, `completion_only_loss` for whole
+                chats, or chats without a template.
+        """
         self.use_template(tokenizer)
         self.columns_of: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
@@ -102,13 +107,13 @@ class Sft(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def _rows(self, split: Split) -> Iterator[Chat | Plain]:
-        """Yield the chats of a split, checking kinds and roles."""
+        """Yield the rows of a split, checked by `check_alike`."""
         rows = ((row,) for row in chats(split, self.columns_of[split.key], self.roles))
         return (row for (row,) in self.check_alike(split, rows))
 
     @property
     def _prefix_template(self) -> ChatTemplate | None:
-        """The template if answers are found as what the text gains by each answer's turn.
+        """The template if answers have to be found by comparing texts with and without them.
 
         None if the template has generation marks, or the loss is not on answers alone.
         """
@@ -120,11 +125,11 @@ class Sft(ChatTask):
     def _examples_of(self, split: Split) -> Iterator[Chat | Plain]:
         """Yield one chat for each example.
 
-        A row is one example, unless later turns change how the template writes earlier answers:
-        then each answer is an example that ends with it.
+        A row is one example, unless the template writes an earlier answer differently once another
+        turn follows: then each answer is an example that ends with it.
 
         Raises:
-            ConfigError: With the first row that cannot be written.
+            ConfigError: The template cannot write a row.
         """
         template = self._prefix_template
         for row in self._rows(split):
@@ -199,7 +204,14 @@ class Sft(ChatTask):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read examples with `input_ids` and `targets`: a row each, or several in a block."""
+        """Read examples with `input_ids` and `targets`; with packing several rows in a block.
+
+        The first evaluation split also sets `asked`, the prompt of `sample`. Notes say how many
+        rows became several examples or were dropped.
+
+        Raises:
+            ConfigError: A row that the template cannot write, or without a target.
+        """
         if isinstance(split.rows, StreamRows):
             return self._stream(split, split.rows, tokenizer)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
@@ -295,11 +307,12 @@ class Sft(ChatTask):
     # ----------------------------------------------------------------------------------------------
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `input_ids` and `labels`, shape (batch, longest), with `attention_mask`.
+        """Pad examples to `input_ids`, `attention_mask` and `labels`, shape (batch, longest).
 
-        Packed blocks have `position_ids` instead of a mask. They start at 0 in each document, by
-        which models of transformers keep documents apart. The first token of a document has no
-        label. Each padding token is a document of its own, at position 0.
+        Packed blocks have `position_ids` instead of a mask, from 0 in each document, by which
+        models of transformers separate documents; with `one_row` they are joined to shape
+        (1, tokens). The first token of a document has no label. Each padding token is a document of
+        its own, at position 0.
         """
         rows = [example["input_ids"] for example in examples]
         marked = [
@@ -331,14 +344,14 @@ class Sft(ChatTask):
         return positions.numel() - int((positions == 0).sum()) + documents, documents
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make loss, perplexity and accuracy over target tokens."""
+        """Construct loss, perplexity and accuracy over target tokens."""
         return self.token_metrics(shift=True)
 
     # For people
     # ----------------------------------------------------------------------------------------------
 
     def _question(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], str]:
-        """Return ids and text of the first row up to its last answer, to be sampled from."""
+        """Return ids and text of the first row before its last answer, the prompt of `sample`."""
         row = next(self._rows(split))
         if isinstance(row, Plain):
             (ids,) = prompt_ids(tokenizer, [row.prompt])
@@ -358,7 +371,10 @@ class Sft(ChatTask):
         *,
         seed: int,  # noqa: ARG002
     ) -> tuple[str, str] | None:
-        """Answer the first evaluation row with the most probable tokens."""
+        """Answer the first evaluation row, with the most probable token each time.
+
+        None without an evaluation row, for a stream, and with `task.sample_tokens=0`.
+        """
         if self.asked is None or not self.config.sample_tokens:
             return None
         ids, text = self.asked

@@ -1,4 +1,4 @@
-"""Texts to the ids of a tokenizer, and what decides these: part of the address of cached tokens."""
+"""Encode texts with a tokenizer, and digest all that decides their ids, for cache keys."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_TOKEN = "an empty text, and a tokenizer that adds none of its own. Leave such
 
 
 def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Serialize the settings of a tokenizer, for cache keys."""
+    """Serialize all settings of a tokenizer that decide the ids of a text, for cache keys."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         # How long a text may be is set anew at each call; the last call is no part of what the
@@ -51,11 +51,10 @@ def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """List a tokenizer's ids before and after a text, such as Llama's `<s>`.
+    """List the ids that a tokenizer adds before and after a text, such as `<s>` of Llama.
 
-    GPT-2's puts none.
-
-    A model that has never seen a text without them predicts badly where they are missing.
+    Both are empty for GPT-2. A model that has never seen a text without them predicts badly if they
+    are missing.
     """
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     ids: list[int] = tokenizer("a")["input_ids"]
@@ -65,9 +64,10 @@ def ids_around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[list[int]]:
-    """Encode texts that are to be continued: begun as any text, and not ended.
+    """Encode texts for a model to continue: with the ids before a text, without those after it.
 
-    Behind an end-of-text token, which some tokenizers add to every text, a model writes nothing.
+    Behind an end-of-text token, which some tokenizers add, a model would write nothing. A begin
+    token that a text has already is not added twice.
     """
     start, _ = ids_around_text(tokenizer)
     begin = begin_of_text(tokenizer)
@@ -82,9 +82,13 @@ def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def rows_key(tokenizer: PreTrainedTokenizerBase, kind: str, longest: int | str, *more: str) -> str:
-    """Digest tokenizer and settings, the determinants of row ids.
+    """Digest everything that decides the ids of rows, for cache keys.
 
-    The tokenizer, their kind, the length after which they are cut, and more.
+    Args:
+        tokenizer: Of the model.
+        kind: Names the kind of rows, such as `sequence`.
+        longest: Tokens after which rows are truncated.
+        more: Other settings.
     """
     return digest(
         tokenizer_key(tokenizer), kind, str(longest), str(tokenizer.model_input_names), *more
@@ -97,13 +101,14 @@ def tokenize_rows(
     longest: int | None,
     **options: object,
 ) -> BatchEncoding:
-    """Encode texts, or pairs of texts; the longer side of a pair is cut first.
+    """Encode texts, or pairs of texts, without `attention_mask`.
 
     Args:
         tokenizer: Of the model.
-        rows: All texts, or all pairs.
-        longest: Tokens after which it cuts; None: it does not.
-        options: Of the call of the tokenizer.
+        rows: All of them texts or lists of words, or all of them tuples of two texts.
+        longest: Tokens after which a row is truncated, the longer text of a pair first; None: it is
+            not.
+        options: Further arguments of the tokenizer.
     """
     sides = zip(*rows, strict=True) if rows and isinstance(rows[0], tuple) else [rows]
     return tokenizer(
@@ -119,20 +124,17 @@ def tokenize_rows(
 def encode_to_inputs(
     tokenizer: PreTrainedTokenizerBase, rows: Sequence[Any], longest: int | None, **options: object
 ) -> dict[str, list[list[int]]]:
-    """Encode rows as `tokenized`, to `input_ids` and.
-
-    If the tokenizer makes them, `token_type_ids`.
-    """
+    """Encode rows as `tokenize_rows`, to `input_ids` and, if there are any, `token_type_ids`."""
     return model_inputs_of(tokenize_rows(tokenizer, rows, longest, **options))
 
 
 def model_inputs_of(made: PlainMapping) -> PlainDict:
-    """Select the model inputs from a tokenizer's output."""
+    """Select `input_ids` and, if there are any, `token_type_ids` from a tokenizer's output."""
     return {name: made[name] for name in ("input_ids", "token_type_ids") if name in made}
 
 
 def interleave_columns(split: Split, columns: Sequence[str]) -> Iterator[str]:
-    """Yield the texts of several columns, row by row."""
+    """Yield the texts of several columns: all of the first row, then of the second, and so on."""
     return chain.from_iterable(zip(*(texts(split, name) for name in columns), strict=True))
 
 
@@ -144,15 +146,15 @@ def encode_rows(
     kind: str,
     *columns: str,
 ) -> Examples:
-    """Encode texts, or pairs of texts, once for the same rows, tokenizer and length.
+    """Encode texts, or pairs of texts; cached for the same rows, columns, tokenizer and length.
 
     Args:
-        part: The rows.
-        rows: Yields their texts anew at each call.
+        part: The split that the rows are from.
+        rows: Yields the texts anew at each call; not called if they are cached.
         tokenizer: Of the model.
-        longest: Tokens after which it cuts.
-        kind: What is made of them.
-        columns: Where the texts stand.
+        longest: Tokens after which a row is truncated.
+        kind: Names the kind of rows, for the cache key.
+        columns: Columns of the texts, for the cache key.
     """
     encoder = text_encoder(tokenizer, longest)
     key = rows_key(tokenizer, kind, longest)
@@ -162,15 +164,15 @@ def encode_rows(
 
 
 def text_encoder(tokenizer: PreTrainedTokenizerBase, longest: int) -> Encoder:
-    """Return an encoder of batches of texts, or of pairs of texts."""
+    """Return a function that encodes batches of texts or pairs, truncated if `cut` is true."""
     return lambda batch, cut: encode_to_inputs(tokenizer, batch, longest if cut else None)
 
 
 def example_of_one_row(made: Mapping[str, Iterable[object]]) -> Example:
-    """Make the example of a batch of one row.
+    """Convert a tokenizer's output for one row to an example of int64 arrays.
 
     Raises:
-        ConfigError: It has no token.
+        ConfigError: The row has no token.
     """
     example: Example = {
         name: np.asarray(next(iter(rows)), dtype=np.int64) for name, rows in made.items()
