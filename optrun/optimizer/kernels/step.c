@@ -277,10 +277,10 @@ FAST static void OF(adamax)(const Step *step, const Job *job)
     }
 }
 
-INLINE REAL OF(direction)(REAL first, REAL second, REAL w, REAL correction, REAL root, REAL eps, REAL decay)
+INLINE REAL OF(direction)(REAL first, REAL second, REAL w, REAL correction, REAL root, REAL eps, REAL decay, int decays)
 {
     const REAL adam = first * correction / (SQRT(second) * root + eps);
-    return decay ? adam + decay * w : adam;
+    return decays ? adam + decay * w : adam;
 }
 
 INLINE void OF(add_squares)(Lanes *sums, const REAL *x, int64_t n)
@@ -303,7 +303,7 @@ INLINE double OF(total)(const Lanes *sums)
     return (four[0] + four[1]) + (four[2] + four[3]);
 }
 
-FAST static void OF(lamb_moments)(const Step *step, const Job *job)
+INLINE void OF(lamb_moments_as)(const Step *step, const Job *job, const int coupled, const int decays)
 {
     GIVEN;
     REAL *restrict v = TENSOR(3);
@@ -317,19 +317,29 @@ FAST static void OF(lamb_moments)(const Step *step, const Job *job)
         const REAL *restrict G = grad + begin;
         for (int64_t i = 0; i < length; i++) {
             REAL g = G[i];
-            if (l2)
+            if (coupled && l2)
                 g += l2 * W[i];
-            if (l1)
+            if (coupled && l1)
                 g += l1 * OF(sign)(W[i]);
             M[i] = OF(lerp)(M[i], g, beta1, rest1);
             V[i] = beta2 * V[i] + rest2 * (g * g);
-            direction[i] = OF(direction)(M[i], V[i], W[i], correction, root, eps, decay);
+            direction[i] = OF(direction)(M[i], V[i], W[i], correction, root, eps, decay, decays);
         }
         OF(add_squares)(&weights, W, length);
         OF(add_squares)(&directions, direction, length);
     }
     step->sums[2 * job->chunk] = OF(total)(&weights);
     step->sums[2 * job->chunk + 1] = OF(total)(&directions);
+}
+
+FAST static void OF(lamb_moments)(const Step *step, const Job *job) /* as `adam` */
+{
+    const Numbers *x = &step->numbers[step->rows[job->tensor]];
+    const int coupled = x->l1 != 0 || x->l2 != 0;
+    if ((REAL)x->decay != 0)
+        coupled ? OF(lamb_moments_as)(step, job, 1, 1) : OF(lamb_moments_as)(step, job, 0, 1);
+    else
+        coupled ? OF(lamb_moments_as)(step, job, 1, 0) : OF(lamb_moments_as)(step, job, 0, 0);
 }
 
 FAST static void OF(lamb_update)(const Step *step, const Job *job)
@@ -340,7 +350,7 @@ FAST static void OF(lamb_update)(const Step *step, const Job *job)
     const REAL keep = x->keep, root = x->root, correction = x->first, decay = x->decay;
     const REAL scale = x->scale * step->ratios[job->tensor];
     EACH(w, m, v)
-        w[i] = keep * w[i] - scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay);
+        w[i] = keep * w[i] - scale * OF(direction)(m[i], v[i], w[i], correction, root, eps, decay, decay != 0);
 }
 
 FAST static void OF(lion)(const Step *step, const Job *job)
