@@ -52,10 +52,17 @@ def content(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "precision"),
-    [("ddp", "fp32"), pytest.param("fsdp", "fp16", marks=pytest.mark.slow)],
+    ("strategy", "precision", "examples"),
+    [
+        ("ddp", "fp32", 16),
+        ("ddp", "fp16", 8),
+        pytest.param("fsdp", "fp16", 16, marks=pytest.mark.slow),
+    ],
+    ids=["ddp", "ddp in float16, not accumulated", "fsdp in float16"],
 )
-def test_a_bad_step_ends_as_one_that_waits(strategy: str, precision: str, tmp_path: Path) -> None:
+def test_a_bad_step_ends_as_one_that_waits(
+    strategy: str, precision: str, examples: int, tmp_path: Path
+) -> None:
     """The loss of the last rank is NaN at the third step, which nobody asks for."""
     words = [
         *TINY_GPT,
@@ -65,7 +72,7 @@ def test_a_bad_step_ends_as_one_that_waits(strategy: str, precision: str, tmp_pa
         f"training.precision={precision}",
         f"training.max_steps={STEPS}",
         "training.per_device_train_batch_size=4",
-        "training.global_batch_size=16",
+        f"training.global_batch_size={examples}",
         "training.logging_steps=5",
         "training.eval_steps=5",
         "scheduler=constant",

@@ -119,10 +119,15 @@ def test_a_flag_that_only_the_kernels_read(
     assert content(Path("flagged")) == content(Path("waits"))
 
 
-@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize(("what", "accumulation"), [("loss", 1), ("gradient", 1), ("gradient", 3)])
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 def test_float16_ends_as_one_that_waits(
-    straight: Straight, go: Go, monkeypatch: pytest.MonkeyPatch, policy: str, what: str
+    straight: Straight,
+    go: Go,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    what: str,
+    accumulation: int,
 ) -> None:
     """The scale falls, is kept and rises as it would: it doubles after every second step."""
     init = torch.amp.GradScaler.__init__
@@ -133,6 +138,7 @@ def test_float16_ends_as_one_that_waits(
     monkeypatch.setattr(torch.amp.GradScaler, "__init__", doubled_soon)
     words = straight.words_with(*WORDS, "training.precision=fp16")
     words.append(f"training.on_nonfinite={policy}")
+    words.append(f"training.gradient_accumulation_steps={accumulation}")
     marks = data_marks(go, monkeypatch, words)
     with poisoned_in_float16(monkeypatch, {marks[2], marks[5]}, what):
         code, said = go(*words, "hydra.run.dir=late")

@@ -23,7 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         item.add_marker(pytest.mark.filterwarnings("default"))
         if DRY and item.get_closest_marker("device_only"):
-            item.add_marker(pytest.mark.skip(reason="a dry run: only a CUDA device can show it"))
+            reason = f"only a CUDA device can show {item.name}"
+            item.add_marker(pytest.mark.skip(reason=f"a dry run: {reason}"))
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
