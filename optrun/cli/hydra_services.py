@@ -93,8 +93,15 @@ def _complete(hydra: Hydra, config_name: str, tokens: list[str]) -> None:
 def show(hydra: Hydra, config_name: str, overrides: list[str], args: argparse.Namespace) -> None:
     """Print the answer to `--cfg` or `--info`.
 
+    Args:
+        hydra: Composes configurations.
+        config_name: The recipe to compose.
+        overrides: Checked.
+        args: The parsed options: `cfg`, `info`, `package`, `resolve`.
+
     Raises:
-        ConfigError: The configuration does not compose, or has no such package.
+        ConfigError: The configuration does not compose, has no such package, or holds an
+            interpolation without a value and `--resolve` is given.
     """
     try:
         if args.cfg:

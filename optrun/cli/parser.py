@@ -214,6 +214,12 @@ class VerbParser(argparse.ArgumentParser):
         return token
 
     def _expect_places(self, positional: list[str]) -> None:
+        """Refuse a wrong number of positional arguments, and URLs where paths are expected.
+
+        Raises:
+            ConfigError: For a surplus YAML file or file of rows the message names the option or
+                key.
+        """
         if not len(self.places) <= len(positional) <= self.most_places:
             line = " ".join(["optrun", self.verb, *positional])
             usage = f"expected optrun {self.verb} {self.arguments}. See optrun {self.verb} --help"
@@ -238,6 +244,14 @@ class VerbParser(argparse.ArgumentParser):
         return value
 
     def _expect_override(self, token: str) -> None:
+        """Refuse a `key=value` that the verb does not take.
+
+        Args:
+            token: An override whose key is not one of the verb's own.
+
+        Raises:
+            ConfigError: The message says what to use instead, or names the nearest key.
+        """
         key = key_of(token)
         of_hydra = self.overrides == "hydra.KEY" and key.startswith(("hydra.", "hydra/"))
         if (self.overrides == "KEY" or of_hydra) and key not in self.instead:

@@ -267,7 +267,10 @@ def _add_model(draft: _Draft, say: Say) -> None:
 
 
 def _add_length(draft: _Draft) -> None:
-    """Raise `data.max_length` if examples would be cut."""
+    """Raise `data.max_length` to the longest example if examples would be cut.
+
+    Rounded up to a multiple of 64 tokens, 512 at most. Does nothing if no example would be cut.
+    """
     data = draft.explain().data
     if data is None or data.facts is None or not data.facts.train.cuts:
         return

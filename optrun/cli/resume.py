@@ -34,7 +34,10 @@ _OUTPUTS = Path("outputs")
 
 
 def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) -> Outcome:
-    """Go on with a run.
+    """Continue the run that `resume=` names.
+
+    `auto` starts a new run if there is none to continue. A run killed before it wrote its
+    configuration starts over with its recorded command line.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
@@ -43,7 +46,8 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
         caller: The command line or a Python program, and where it prints.
 
     Raises:
-        ConfigError: There is no such run, or a change does not fit it.
+        ConfigError: There is no such run, a change does not fit it, or `branch_from` is given with
+            another value than `auto`.
         OptrunError: As `execute` raises it.
     """
     branch = command_line.override(BRANCH_FROM)

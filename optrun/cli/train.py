@@ -172,7 +172,7 @@ def _timeout(tokens: Sequence[str]) -> float:
 
 
 def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
-    """Start a run, or resume one.
+    """Start a run, or resume one if the command line or the recipe has `resume`.
 
     Args:
         hydra: Composes configurations, also from the user's folders.
@@ -180,6 +180,7 @@ def train(hydra: Hydra, command_line: CommandLine, caller: Caller) -> Outcome:
         caller: The command line or a Python program, and where it prints.
 
     Raises:
+        ConfigError: An override is for sweeps only, or several processes call this from Python.
         OptrunError: The run is refused or fails.
     """
     from optrun.cli.resume import resume

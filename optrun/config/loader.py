@@ -88,9 +88,10 @@ class Loader(ConfigLoaderImpl):
 
 
 def is_value(override: Override) -> bool:
-    """Tell whether an override changes a value alone.
+    """Tell whether an override sets a value only.
 
-    Neither which files are read, nor what Hydra records.
+    False if it decides which files are read, or what Hydra records: choices of groups, packages,
+    and most keys below `hydra.`.
     """
     key = override.key_or_group
     if override.package is not None or "/" in key:

@@ -80,9 +80,9 @@ def _rebase(value: Any, folder: Path) -> Any:
 
 
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
-    """List the dotted keys of paths.
+    """List the dotted keys of a configuration that may hold paths.
 
-    `PATHS` here, and `PATHS` of the schemas it chooses.
+    They are `PATHS` of this module, and those that the schemas of its choices and callbacks name.
 
     Example:
         >>> "data.train" in path_keys({"data": {"name": "files"}})

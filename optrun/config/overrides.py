@@ -265,16 +265,16 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
 
 
 def _check_hydra_key(full: DictConfig, override: Override) -> None:
-    """Refuse an unknown key, a sweep or a wrong type below `hydra.`.
+    """Refuse an unknown key, several values or a wrong type below `hydra.`.
 
-    The key does not exist, has several values, or a value of another type.
+    A key with `+` or inside an open mapping is not checked.
 
     Args:
-        full: With Hydra's node; it is changed.
-        override: Of such a key.
+        full: The composition with Hydra's node; the value is put into it.
+        override: An override of a key that begins with `hydra.`.
 
     Raises:
-        ConfigError: With the nearest keys, or the form in which a list is one value.
+        ConfigError: The message names the nearest keys, or the form in which a list is one value.
     """
     key = override.key_or_group
     is_open = override.is_add() or override.is_force_add() or open_prefix(full, key) is not None

@@ -81,6 +81,11 @@ def _own_sweepers() -> None:
 
 
 def _search_path(extra_dir: str | None) -> ConfigSearchPath:
+    """Build Hydra's search path: optrun's folders, and `--config-dir`.
+
+    Raises:
+        ConfigError: `--config-dir` is a URL or no folder.
+    """
     path = create_config_search_path(str(config_dir()))
     path.prepend(
         provider="recipes",

@@ -42,10 +42,11 @@ def find_values_file(config_name: str) -> Path | None:
 
 
 def read_values_file(path: Path) -> PlainDict:
-    """Read the entries of a file.
+    """Read a YAML file of values, interpolations as written.
 
     Raises:
-        ConfigError: It is no YAML with keys and values; with file and line.
+        ConfigError: The file cannot be read, is empty or no mapping; the message names file and
+            line.
     """
     try:
         text = yaml_text(path, follow=True)

@@ -218,9 +218,14 @@ def _group(config_path: str) -> str:
 
 
 def line_of(path: Path, key: str, config_path: str = "") -> int | None:
-    """Find the line of a key in a file, for a run or the jobs of a sweep.
+    """Find the line of a dotted key in a file; None if the file does not set it.
 
-    None if it does not.
+    Keys of a sweep, such as `hydra.sweeper.params.lr`, count as the key that they vary.
+
+    Args:
+        path: The file.
+        key: Such as `param_groups.rules[0].lr`.
+        config_path: Name of the file for Hydra; a choice stands below its group.
     """
     key = re.sub(r"\[(\d+)\]", r".\1", key)
     return next(
@@ -234,7 +239,10 @@ def line_of(path: Path, key: str, config_path: str = "") -> int | None:
 
 
 def location(message: str) -> str | None:
-    """Locate the key of a message in the user's files.
+    """Name file and line of the key of a message in the files that the user gave.
+
+    These are the files of the last composition. None if the message begins with no key, or no file
+    sets it.
 
     Args:
         message: Such as `lr=-1: expected ...`.

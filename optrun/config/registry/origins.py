@@ -95,18 +95,18 @@ def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[s
 
 
 def require(recorded: object, where: str) -> list[str]:
-    """Refuse to take something up without the code it was made with.
+    """Refuse to continue a run or sweep without the plugin code it was made with.
 
     Args:
-        recorded: As `records`, out of a run; what is no such mapping is left to who reads the rest
-            of the file.
-        where: What is taken up, for messages.
+        recorded: The result of `records` in the files of a run. Anything else in its place is
+            ignored.
+        where: The run or checkpoint, for messages.
 
     Returns:
-        Notes to show and record, where changes were allowed.
+        A note for each plugin that changed, if `--allow-changed-plugins` was given.
 
     Raises:
-        ConfigError: A name is not registered now, or its code is another.
+        ConfigError: A name is not registered, or its code changed and that was not allowed.
     """
     notes = []
     for record in recorded if isinstance(recorded, list) else ():

@@ -141,6 +141,15 @@ def load_again(
 
 
 def _file_module(plugin: str, where: str) -> tuple[str, Path]:
+    """Return the module name and the resolved path of a plugin file.
+
+    Args:
+        plugin: The path as typed, for messages.
+        where: Where the file is.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
     try:
         path = Path(where).expanduser().resolve()
         quoted = quote(str(path), safe="/").replace(".", "%2E")
@@ -157,6 +166,11 @@ def _file_module(plugin: str, where: str) -> tuple[str, Path]:
 
 
 def _module(plugin: str) -> tuple[str, Path]:
+    """Find an importable module by its name, and return the name and its file.
+
+    Raises:
+        ConfigError: There is no such module, or it has no file.
+    """
     try:
         spec = importlib.util.find_spec(plugin)
     except (ImportError, ValueError) as error:
@@ -175,6 +189,12 @@ def _module(plugin: str) -> tuple[str, Path]:
 
 
 def _import(name: str, plugin: str, path: Path) -> ModuleType:
+    """Import the module of a plugin.
+
+    Raises:
+        ConfigError: It raises anything but KeyboardInterrupt, SystemExit included; the message
+            names the last line in the plugin's own file.
+    """
     try:
         return importlib.import_module(name)
     except ConfigError as error:

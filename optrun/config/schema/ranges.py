@@ -223,10 +223,15 @@ Patterns = Annotated[list[str], patterns]
 def in_order(
     options: Mapping[str, Any], bounds: Iterable[tuple[str, str]], prefix: str = ""
 ) -> None:
-    """Refuse a lower bound above the upper one.
+    """Refuse a lower bound above the upper one; an upper bound of None passes.
+
+    Args:
+        options: Option -> value.
+        bounds: Pairs of options, the lower one first.
+        prefix: What stands before an option in messages, such as `scheduler.`.
 
     Raises:
-        ValueError: With both.
+        ValueError: The message names both options with their values.
     """
     for low, high in bounds:
         least = options[low]

@@ -258,16 +258,16 @@ class RunConfig(Checked):
 
 
 def refuse_ended_fork(where: str, step: int, total: int, key: str) -> None:
-    """Refuse a fork without steps of its own.
+    """Refuse a branch whose checkpoint is at or behind its last step.
 
     Args:
-        where: The trunk, for the message.
-        step: At which it stands.
-        total: Steps of the whole run.
-        key: What says so, with its value.
+        where: The checkpoint that it branches from, for the message.
+        step: Optimizer step of that checkpoint.
+        total: Steps of the whole run, those before the branch included.
+        key: The key that sets `total`, with its value, for the message.
 
     Raises:
-        ConfigError: The trunk is there already.
+        ConfigError: `step` is at least `total`.
     """
     if step >= total:
         raise ConfigError(

@@ -112,10 +112,12 @@ class Forks:
         return checked[len(below) :]
 
     def complete(self, tokens: Sequence[str]) -> list[str]:
-        """Put the configuration of the trunk under the overrides of one run.
+        """Put the configuration of the checkpoint that a run branches from under its overrides.
+
+        Overrides without `branch_from` are returned as they are.
 
         Args:
-            tokens: Overrides of the run, each trunk as FOLDER@DIGEST.
+            tokens: Overrides of the run, each `branch_from` as FOLDER@DIGEST.
         """
         value = trunk_of(tokens)
         if value is None:
@@ -123,12 +125,17 @@ class Forks:
         return self._trunk(value).under(tokens)
 
     def require_place(self, values: PlainMapping) -> None:
-        """Refuse a branch with another model, data or position in the data.
+        """Refuse a branch with another model, data or position in the data than its checkpoint.
 
-        Only the configuration is compared.
+        Only the configurations are compared; files are compared when they are read. Values without
+        `branch_from` pass.
+
+        Args:
+            values: Resolved configuration of the branch.
 
         Raises:
-            ConfigError: The message lists the keys with both values.
+            ConfigError: The message lists the keys with both values, or `branch_from` stands in a
+                file, or the checkpoint is at or behind `training.max_steps`.
         """
         value = values.get(KEY)
         if value is not None:
