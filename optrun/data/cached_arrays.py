@@ -15,7 +15,7 @@ _PIECE = 1 << 20
 
 
 def map_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Map each array of a folder of the cache, by its name."""
+    """Map the file of each array in a folder of the cache; keys are the names of the files."""
     return {
         path.stem: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         for path in sorted(folder.glob("*.npy"))
@@ -47,7 +47,7 @@ def cached_arrays(
 
 
 def texts_to_array(texts: Iterable[str]) -> np.ndarray:
-    """Write a few texts as an array of bytes, for `cached_arrays`."""
+    """Write texts as JSON in an array of bytes, for `cached_arrays`."""
     return np.frombuffer(json.dumps(list(texts)).encode(), dtype=np.uint8)
 
 
@@ -57,16 +57,17 @@ def array_to_texts(array: np.ndarray) -> list[str]:
 
 
 def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Find rows without a marked value behind their first one.
+    """Find the rows in which no value but the first is marked; empty rows are such rows.
 
-    One piece of the marks, or one row, is in memory at a time.
+    A million values, or one row, are in memory at a time.
 
     Args:
-        marks: Of all rows, one behind the other; marked is what is not 0. Shape (values,).
-        offsets: Where each row begins; shape (rows + 1,), int64.
+        marks: The values of all rows, one row behind the other; a value that is not 0 is marked.
+            Shape (values,).
+        offsets: Where each row begins, and where the last one ends; shape (rows + 1,), int64.
 
     Returns:
-        Numbers of the rows, in order; int64.
+        Numbers of the rows, ascending; int64.
 
     Example:
         >>> rows_without_marks(np.array([1, 0, 0, 1, 1]), np.array([0, 2, 4, 4, 5])).tolist()
@@ -79,9 +80,10 @@ def rows_without_marks(marks: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         end_of_piece = int(np.searchsorted(offsets, offsets[first] + _PIECE, side="right")) - 1
         end = min(rows, max(first + 1, end_of_piece), first + _PIECE)
         borders = np.asarray(offsets[first : end + 1]) - offsets[first]
-        piece = marks[offsets[first] : offsets[end]] != 0
-        sums = np.concatenate([[0], np.cumsum(piece, dtype=np.int64)])
-        begins = np.minimum(borders[:-1] + 1, borders[1:])
-        rows_found.append(first + np.flatnonzero(sums[borders[1:]] == sums[begins]))
+        is_marked = marks[offsets[first] : offsets[end]] != 0
+        marked_before = np.concatenate([[0], np.cumsum(is_marked, dtype=np.int64)])
+        second_values = np.minimum(borders[:-1] + 1, borders[1:])
+        counts = marked_before[borders[1:]] - marked_before[second_values]
+        rows_found.append(first + np.flatnonzero(counts == 0))
         first = end
     return np.concatenate(rows_found)

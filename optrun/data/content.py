@@ -163,6 +163,7 @@ def _refuse_content(path: Path, kind: str, text: Iterable[bytes]) -> None:
 
 
 def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
+    """Refuse a web page, JSON in a table, and anything else than JSON in a JSON file."""
     begin = head.lstrip()
     if kind != "text" and begin[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         raise UnreadableFileError(
@@ -180,7 +181,7 @@ def _refuse_beginning(head: bytes, path: Path, kind: str) -> None:
 
 
 def name_with_ending(path: Path, ending: str) -> str:
-    """Return the file's name with the right ending."""
+    """Return the name of a file with another ending; that of a compression stays behind it."""
     packed = ""
     if path.suffix.lower() in COMPRESSED:
         packed = path.suffix
@@ -214,7 +215,7 @@ def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def first_line(raw: bytes) -> str:
-    """Return the first line, for a message."""
+    """Write the first 40 bytes of the first line as a quoted text, for a message."""
     if raw.strip():
         raw = raw.splitlines()[0]
     return repr(raw[:40].decode("utf-8", "replace"))

@@ -25,7 +25,7 @@ from optrun.data.hub_access import may_be_name
 
 
 def data_keys(name: str) -> dict[str, str]:
-    """Find the configuration keys of data.
+    """Find the configuration keys that read data of a name, for `optrun start`.
 
     Args:
         name: A file, a folder, the name of a data choice, or one of the hub.

@@ -20,12 +20,12 @@ _OF_LAYOUTS = {
 
 
 def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object]) -> Dataset:
-    """Add further columns, all of them empty, to the first rows.
+    """Return a table with further columns, all of them empty.
 
     Args:
-        first: The first rows, perhaps with these columns already, of no type.
-        count: How many rows there are.
-        features: Type by name of a new column.
+        first: The table; columns with the same names as new ones are replaced.
+        count: The number of its rows, which a table without columns does not know.
+        features: The type of each new column by its name.
     """
     from datasets import Dataset, Features, concatenate_datasets
 
@@ -41,11 +41,13 @@ def with_empty_columns(first: Dataset, count: int, features: Mapping[str, object
 def related_columns(
     columns: Collection[str], first: Mapping[str, object], column_names: Collection[str]
 ) -> frozenset[str]:
-    """List columns to read if a later row has them, unknown to the first rows.
+    """List columns that would be read beside others if the first rows had them.
+
+    Chats have such columns (`tools`, `system`, `input`, ...); other rows have none.
 
     Args:
         columns: Columns that are read.
-        first: The first row, of these columns.
+        first: The first row, with these columns.
         column_names: Columns of the first rows of all files.
     """
     has_turns = any(

@@ -1,4 +1,4 @@
-"""Signs of life and messages of long work on data, to whoever watches this process."""
+"""Signs of life and messages of long work on data, for the code that watches this process."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _next = 0.0
 
 @contextmanager
 def listened_to(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
-    """Listen to the signs of life and messages of this process as long as this lasts.
+    """Receive the signs of life and messages of this process inside this context.
 
-    Workers are forked outside of it.
+    Worker processes must not be forked inside of it: they would call the same functions.
 
     Args:
-        beat: Called now and then, by any thread.
-        note: Tells the user one line.
+        beat: Called at most twice a second, by any thread.
+        note: Called with a line for the user.
     """
     global _beat, _note, _next
     beat_before = _beat
@@ -45,7 +45,7 @@ def listened_to(beat: Callable[[], object], note: Callable[[str], object]) -> It
 
 
 def beat() -> None:
-    """Give a sign of life; it is cheap enough for every row."""
+    """Give a sign of life to `listened_to`, at most twice a second; cheap enough for every row."""
     global _next
     if _beat is None:
         return
@@ -56,5 +56,5 @@ def beat() -> None:
 
 
 def tell_user(text: str) -> None:
-    """Tell the user one line at once."""
+    """Show the user a line at once, on stderr unless `listened_to` takes it."""
     _note(text)

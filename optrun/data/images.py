@@ -79,7 +79,7 @@ def decoded(content: bytes) -> Image:
 
 
 def content_of(value: object) -> bytes | str | None:
-    """Return the bytes of an image cell, or the path of its file; None or empty: no image."""
+    """Return the bytes of an image cell, else the path of its file; None or empty: no image."""
     if isinstance(value, dict):
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes | str):
@@ -126,7 +126,7 @@ class Images:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Encoded:
-        """One image.
+        """Read one image; a path is tried from the working folder, then from the table's folder.
 
         Raises:
             ConfigError: The row has none, or its file cannot be read.
@@ -154,7 +154,7 @@ class Images:
             raise ConfigError(f"{where}: {error}") from error
 
     def fingerprint(self, labels: np.ndarray) -> str:
-        """Digest the bytes and the label of every image, and refuse a bad one now.
+        """Digest the bytes and the label of every image, after a check that each is an image.
 
         Args:
             labels: Shape (images,), int64.
@@ -167,6 +167,7 @@ class Images:
         )
 
     def _read_checked(self, index: int) -> bytes:
+        """Return the bytes of an image whose header Pillow can read and that is not too large."""
         image = self[index]
         try:
             need_pillow().open(io.BytesIO(image.content)).close()

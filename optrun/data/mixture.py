@@ -35,12 +35,11 @@ class Draws:
 
     Args:
         sizes: Examples of each source.
-        probabilities: Of each source; None: by turns.
-        strategy: `first_exhausted`: an epoch ends with the draw that takes the last example of a
-            source.
-            `all_exhausted`: with the one that has taken the last example of every source; one that
-            is exhausted before begins anew. `all_exhausted_without_replacement`: each example is
-            drawn once, and no longer from a source that is exhausted.
+        probabilities: The probability of each source; None: the sources take turns.
+        strategy: When an epoch ends. `first_exhausted`: with the last example of any source.
+            `all_exhausted`: when the last example of each source was drawn; a source that ends
+            earlier begins again. `all_exhausted_without_replacement`: the same, but a source that
+            has ended is no longer drawn from, so that each example is drawn once.
         seed: The run's seed.
 
     Example:
@@ -76,7 +75,11 @@ class Draws:
         self._numbers = numbers
 
     def _draw(self, probabilities: np.ndarray, seed: int, *, ends_with_first: bool) -> np.ndarray:
-        """Draw sources up to the last example of the first source to end, or of the last one."""
+        """Draw sources until the first one ends, or until all with a probability have ended.
+
+        Returns:
+            The source of each position; shape (positions,), int16.
+        """
         randomness = generator(seed, "mixture")
         is_drawn = probabilities > 0
         drawn: list[np.ndarray] = []
@@ -116,9 +119,9 @@ class MixedExamples:
     """Examples of several sources.
 
     Args:
-        parts: Examples of each, by name; none without an example where it is drawn from.
-        probabilities: Of each, in this order; None: by turns.
-        strategy: As `Draws` takes it.
+        parts: Examples of each source by its name; a source that is drawn from has some.
+        probabilities: The probability of each source, in this order; None: they take turns.
+        strategy: When an epoch ends, see `Draws`.
         seed: The run's seed.
     """
 
@@ -143,7 +146,7 @@ class MixedExamples:
         return len(self.draws)
 
     def __getitem__(self, index: int) -> Example:
-        """An example with the number of its source.
+        """Return an example, with the number of its source.
 
         Args:
             index: Over the examples of all sources, one source after another, as the arrangement
@@ -183,11 +186,11 @@ class Mixing:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """The arrangement in words, by which a resumed run recognises it."""
         return f"mixture of {', '.join(plan.ordering for plan in self.plans(0))}"
 
     def plans(self, seed: int) -> list[EpochPlan]:
-        """Plan the examples of each source."""
+        """Make a plan for each source alone, of which the order of its epochs is used."""
         return [
             EpochPlan(len(part), 1, 1, seed, arrangement=getattr(part, "arrangement", None))
             for part in self.parts

@@ -18,16 +18,17 @@ _PIECE = 1 << 16
 
 
 def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Put documents into blocks by best fit, longest first (Johnson 1973).
+    """Put documents into blocks by best-fit decreasing (Johnson 1973).
+
+    The longest document comes first; each goes into the fullest block that has space for it.
 
     Args:
-        lengths: Of each document, from 1 to `room`; shape (n,), int64.
-        room: Of a block.
+        lengths: Tokens of each document, from 1 to `room`; shape (n,), int64.
+        room: Tokens of a block.
 
     Returns:
-        The documents in the order in which they stand in the blocks, shape (n,), and where in it
-        each block begins and the last one ends, shape (blocks + 1,), int64. A pure function of the
-        lengths.
+        Numbers of the documents, block after block, shape (n,); and where in it each block begins
+        and the last one ends, shape (blocks + 1,), int64.
 
     Example:
         >>> order, borders = best_fit(np.array([5, 3, 8, 2]), 8)
@@ -40,9 +41,9 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     spaces = 0  # bit s: there is a block with s tokens of space
     blocks = 0
     for rank, length in enumerate(_whole_numbers(lengths[by_length])):
-        enough = spaces >> length
+        enough = spaces >> length  # bit s: there is a block with length + s tokens of space
         if enough:
-            space = length + (enough & -enough).bit_length() - 1
+            space = length + (enough & -enough).bit_length() - 1  # the lowest bit that is set
             block = by_space[space].pop()
             if not by_space[space]:
                 spaces &= ~(1 << space)
@@ -61,23 +62,25 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
-    """Yield numbers as Python's, a few at a time: each takes four times as much memory so."""
+    """Yield numbers as Python integers; as a list they would take four times the memory."""
     for at in range(0, len(values), _PIECE):
         beat()
         yield from values[at : at + _PIECE].tolist()
 
 
 class Packed:
-    """Examples of several documents each.
+    """Examples of several documents each; the plan of the blocks is cached.
+
+    An example has the values of its documents one behind the other, and their lengths as `sizes`.
 
     Args:
-        documents: One each, with flat values of one length alone, and `lengths`.
-        room: Tokens of a block, at most.
+        documents: Examples of one document each, whose values all have the length of the document.
+        room: Largest number of tokens of a block.
 
     Attributes:
-        documents: As given.
+        documents: The documents.
         lengths: Tokens of each block; shape (blocks,), int64.
-        lost: None: what was cut, was cut from the documents.
+        lost: None, since packing cuts nothing.
     """
 
     lost: np.ndarray | None = None

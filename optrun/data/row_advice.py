@@ -1,7 +1,4 @@
-"""Advice for rows without texts in columns.
-
-Nested cells, chats, one object for a whole file, lines without a table.
-"""
+"""Advice for rows whose texts are not in columns: nested cells, chats, lines without a table."""
 
 from __future__ import annotations
 
@@ -23,17 +20,17 @@ _WORD_AND_TAG = re.compile(r"\S+[ \t](\S+[ \t])*(O|[BIES]-\S+)$")
 
 
 def is_nested(feature: object) -> bool:
-    """Tell whether a column's cells are objects or lists."""
+    """Tell whether the cells of a column of this type are objects, lists, or of several types."""
     return isinstance(feature, dict | list) or hasattr(feature, "feature") or is_mixed(feature)
 
 
 def is_mixed(feature: object) -> bool:
-    """Tell whether a column's cells may be of several types."""
+    """Tell whether the cells of a column of this type may be of several types."""
     return type(feature).__name__ in ("Json", "NestedCell")
 
 
 def cell_repr(value: object) -> str:
-    """Write a cell, and its type, for a message."""
+    """Write the first 60 characters of a cell, and its type, such as `3 (int)`."""
     text = repr(value)
     if len(text) > 60:
         text = f"{text[:60]}..."
@@ -79,7 +76,7 @@ def _advise_on_cell(name: str, cell: object) -> str:
 
 
 def labelled_lines(rows: Dataset) -> str:
-    """Say what lines of text lack to be a table; empty if they are one."""
+    """Say how to make a table of rows with a single column of texts; empty for other rows."""
     lines = _first_lines(rows)
     if not lines:
         return ""
@@ -113,7 +110,11 @@ def _first_lines(rows: Dataset) -> list[str]:
 
 
 def looks_like(rows: Dataset) -> str | None:
-    """Name the format of a table or of objects in lines of text; None: they are texts."""
+    """Name the format that lines of text are in: `json`, `csv` or `tsv`; None: they are texts.
+
+    Lines are a table if there are ten at least, and each has as many tabs, commas, semicolons or
+    bars as the others.
+    """
     lines = [line.strip() for line in _first_lines(rows)]
     if lines and all(line[0] == "{" and line[-1] == "}" for line in lines):
         return "json"
@@ -156,6 +157,7 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
 
 
 def _are_objects(value: object) -> bool:
+    """Tell whether a cell is a list that begins with an object."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
@@ -165,6 +167,7 @@ def _is_chat(value: Any) -> bool:
 
 
 def _first_names(names: Iterable[object]) -> str:
+    """Join the first six names; `...` stands for others."""
     shown_names = [str(name) for name in names]
     if len(shown_names) > 6:
         shown_names[6:] = ["..."]

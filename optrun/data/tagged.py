@@ -19,9 +19,11 @@ _KEY_AND_VALUE = re.compile(r"# \S+ = ")
 
 
 def read_tagged(reading: Reading) -> Dataset:
-    """Read sentences, a word first on each line and its tag last.
+    """Read sentences, with a word first on each line and its tag last.
 
-    A line ends at a line feed or carriage return alone: other separators of Unicode are words.
+    Lines end at line feeds and carriage returns alone: other separators of Unicode may be words.
+    Lines of `-DOCSTART-` and comments before the first word of a sentence are left out; `notes`
+    gets the number of comments.
 
     Returns:
         Rows with `tokens` and `tags`.
@@ -76,7 +78,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _columns_of(lines: list[str]) -> int:
-    """Count the columns of the first line without a doubt about comments."""
+    """Count the columns of the first line that is no comment for certain; 0: there is no line."""
     tagged = [line for line in lines if _cells(line) and not _DOCUMENT.match(line)]
     certain = (line for line in tagged if not line.startswith("#"))
     likely = (line for line in tagged if not _KEY_AND_VALUE.match(line))
@@ -85,5 +87,8 @@ def _columns_of(lines: list[str]) -> int:
 
 
 def _is_comment(line: str, is_odd: bool) -> bool:
-    """Tell whether a line before the first word of a sentence is a comment."""
+    """Tell whether a line before the first word of a sentence is a comment.
+
+    is_odd: It has another number of columns than the other lines.
+    """
     return line.startswith("#") and (is_odd or _KEY_AND_VALUE.match(line) is not None)

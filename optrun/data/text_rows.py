@@ -18,13 +18,13 @@ _COLUMN = "text"
 
 
 class TextRows:
-    """Texts as rows with a column `text`.
+    """Texts as rows with the single column `text`.
 
-    Reads as a Dataset does; anything else that one can do, such as `map`, is done by one that is
-    made of the texts.
+    It reads like a `datasets.Dataset`. Other methods of that class, such as `map`, are called on a
+    Dataset that is made of the texts.
 
     Args:
-        texts: One a row.
+        texts: A text for each row.
 
     Example:
         >>> rows = TextRows(["a", "b", "c"])
@@ -53,11 +53,11 @@ class TextRows:
         return self.dataset[key]
 
     def select(self, indices: Iterable[int]) -> TextRows:
-        """Return rows at these indices, in their order."""
+        """Return the rows at some indices, in the order of these."""
         return TextRows(self._texts[index] for index in indices)
 
     def select_columns(self, names: Sequence[str]) -> TextRows | Dataset:
-        """Return the same rows; an unknown column is refused as by a Dataset."""
+        """Return these rows if `names` is the column `text`, else what a Dataset would."""
         if list(names) == [_COLUMN]:
             return self
         return self.dataset.select_columns(names)

@@ -500,7 +500,7 @@ def test_wrong_words(case: str, trained: Trained, capsys: pytest.CaptureFixture[
 ROWS: dict[str, tuple[str, str, list[str]]] = {
     "no rows": ("sequence_classification", "", ["rows.jsonl", "the file is empty"]),
     "no text": ("sequence_classification", '{"text": "a"}\n{"text": ["b"]}\n', ["column text"]),
-    "a list": ("sequence_classification", '{"text": ["a"]}\n{"text": ["b"]}\n', ["text", "lists"]),
+    "a list": ("sequence_classification", '{"text": ["a"]}\n{"text": ["b"]}\n', ["text", "(list)"]),
     "no words": ("token_classification", '{"text": "a b"}\n', ["data.text_column", "word lists"]),
     "a missing word": (
         "token_classification",
