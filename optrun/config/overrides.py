@@ -142,7 +142,7 @@ def refuse_twice(parsed: list[Override]) -> None:
     seen: set[str] = set()
     for override in parsed:
         if override.key_or_group in seen:
-            raise ConfigError(f"{override.key_or_group} is given twice: which value is meant?")
+            raise ConfigError(f"{override.key_or_group} is given twice; leave one out.")
         seen.add(override.key_or_group)
     if {"training.max_steps", "training.num_train_epochs"} <= seen and not any(
         override.key_or_group == "training.max_steps" and override.value() is None

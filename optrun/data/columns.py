@@ -72,7 +72,7 @@ def missing_column(key: str, name: str, split: Split) -> ConfigError:
     close = nearest(name, column_names)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     if split.key.startswith("data.eval"):
-        hint += " Its columns are called as those of data.train are."
+        hint += " It needs the column names of data.train."
     return ConfigError(
         f"{key}={name}: {split.key} has no such column. Columns: {', '.join(column_names)}.{hint}"
     )

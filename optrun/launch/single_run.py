@@ -157,7 +157,7 @@ def refuse_used(folder: Path) -> None:
         if RunDir(folder).is_run():
             raise ConfigError(
                 f"hydra.run.dir={folder}: there is a run in it already, and nothing is overwritten."
-                f" Go on with it: {shell.quote(f'resume={folder}')}. Or choose another directory."
+                f" Continue it with {shell.quote(f'resume={folder}')}, or choose another directory."
             )
         raise ConfigError(
             f"hydra.run.dir={folder}: this directory is not empty. Choose another one."

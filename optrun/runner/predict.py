@@ -146,7 +146,7 @@ def _out(typed: PlainMapping) -> Path:
     Raises:
         ConfigError: No file is named, or it has an unknown ending or no folder, or exists.
     """
-    shown = f"out={typed.get('out', '')}"
+    shown = f"out={typed.get('out', 'FILE')}"
     out = Path(str(typed.get("out", ""))).expanduser()
     if out.suffix.lower() not in ENDINGS:
         raise ConfigError(f"{shown}: expected a file ending with {', '.join(ENDINGS)}: {_USAGE}")

@@ -70,7 +70,7 @@ def test_every_verb_and_every_command_that_is_shown(
     assert summary(Path(name))["global_step"] > 1
     assert optrun(*shlex.split(summary(Path(name))["command"])[1:]) == 2
     said = capsys.readouterr().err
-    advised = re.search(r"Go on with it: (.*?)\. Or choose", said)
+    advised = re.search(r"Continue it with (.*?), or choose", said)
     assert advised is not None
     assert optrun(*shlex.split(advised[1])) == 0
     assert optrun("evaluate", name) == 0

@@ -86,7 +86,7 @@ def test_evaluation_may_call_its_only_text_otherwise() -> None:
     assert text_column(made, made.eval_sets[""], taken=("label",)) == "content"
     assert "its only text column 'content' is read" in made.notes[0]
     made = source({"s": ["a"]}, {"content": ["b"], "other": ["c"]}, text_column="s")
-    with pytest.raises(ConfigError, match=r"data.text_column=s: .*called as those of data.train"):
+    with pytest.raises(ConfigError, match=r"data.text_column=s: .*column names of data.train"):
         text_column(made, made.eval_sets[""])
 
 
