@@ -20,7 +20,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.target import locate
 from optrun.base import shell
 from optrun.base.errors import ConfigError, StorageError, UnreadableFileError
-from optrun.base.formatting import plain
+from optrun.base.formatting import plain, plural
 from optrun.base.reading import open_file
 from optrun.report import curves, tables
 from optrun.report.confirmation_plan import ConfirmationRequest, find_plans, read_plan
@@ -342,8 +342,7 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
     return {
         "title": curves.run_title(runs[0]) if single else _title(comparison),
         "subtitle": (
-            f"{len(runs):,} run{'' if single else 's'} ({tables.count_states(runs)}),"
-            f" compared by {by}, {now}"
+            f"{plural(len(runs), 'run')} ({tables.count_states(runs)}), compared by {by}, {now}"
         ),
         "line": report.verdict.text,
         "next": report.verdict.next,
@@ -378,7 +377,7 @@ def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
 def _title(comparison: Comparison) -> str:
     """Write the title of a report: number of contenders, models and data."""
     names = {row.name for workload in comparison.workloads for row in workload.rows}
-    count = f"{len(names)} contender{'s' * (len(names) != 1)}"
+    count = plural(len(names), "contender")
     if comparison.several:
         return f"{count} over {len(comparison.workloads)} workloads"
     models = dict.fromkeys(filter(None, map(curves.model_name, comparison.runs)))
@@ -395,15 +394,16 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
     for workload in comparison.workloads:
         for row in workload.rows:
             runs = row.configuration.latest_runs
+            if not runs:
+                continue
             seeds = sorted({run.seed for run in runs if run.seed is not None})
-            if runs and (line := runs[0].command(seeds=seeds)):
-                changed = any(change for run in runs for change in run.of_resumes("changes", dict))
-                notes = [
-                    workload.name,
-                    f"{len(seeds)} seeds" * (len(seeds) > 1),
-                    "changed when resumed" * changed,
-                ]
-                commands.append((row.name, "; ".join(filter(None, notes)), plain(line)))
+            notes = [workload.name] if workload.name else []
+            if len(seeds) > 1:
+                notes.append(f"{len(seeds)} seeds")
+            if any(any(run.of_resumes("changes", dict)) for run in runs):
+                notes.append("changed when resumed")
+            line = plain(runs[0].command(seeds=seeds))
+            commands.append((row.name, "; ".join(notes), line))
     return commands
 
 

@@ -179,12 +179,9 @@ def _draw_lines(ax: Axes, lines: Mapping[str, tuple[Array, Array]], *, log: bool
     """Draw each metric as one line, a long training loss smoothed."""
     for index, (name, (x, y)) in enumerate(lines.items()):
         style: dict[str, Any] = {"linewidth": 1.7, "label": name}
+        style["color"] = SERIES[index % len(SERIES)]
         if len(lines) > _LEGEND_LIMIT:  # shades of one colour, from the first to the last
-            style["color"] = SERIES[0]
-            style["alpha"] = 1 - 0.75 * index / len(lines)
-        else:
-            style["color"] = SERIES[index % len(SERIES)]
-            style["alpha"] = 1.0
+            style |= {"color": SERIES[0], "alpha": 1 - 0.75 * index / len(lines)}
         if log:
             y = np.where(y > 0, y, np.nan)
         if name == "train/loss" and len(y) >= 12:  # of single batches

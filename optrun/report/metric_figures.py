@@ -17,7 +17,7 @@ from optrun.report.picture import (
     Dot,
     draw_dots,
     find_reach,
-    note_cut_values,
+    note_cut_contenders,
     panel,
     set_limits,
     short_name,
@@ -97,8 +97,7 @@ def draw_seed_lines(lines: Sequence[SeedLine], metric: str, mode: str, axis: Axi
     for members in contenders.values():
         mean = float(np.mean([line.y[-1] for line in members]))
         ends.append((members[0].contender, mean))
-    all_values = np.concatenate([line.y for line in lines]).tolist()
-    note_cut_values(ax, mode, ends, all_values)
+    note_cut_contenders(ax, mode, ends)
     if axis == "step":
         count_axis(ax)
     legend(ax, below=figure)
@@ -146,7 +145,7 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings) -> Chart:
             all_means += [point.mean for point in row.lr_curve.points.values()]
         reach = find_reach(abs(mean - best) for mean in means)
         set_limits(ax, all_means, findings.mode, least=1.3 * reach)
-        note_cut_values(ax, findings.mode, bests, ())
+        note_cut_contenders(ax, findings.mode, bests)
     # Many learning rates come from a search, whose neighbours differ in other settings, too: a
     # line through them would show that noise.
     width = 1.4 if max(len(row.lr_curve.points) for row in rows) <= _CROWDED else 0.0

@@ -12,7 +12,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from optrun.base.formatting import number
 from optrun.report.configurations import Contender
 from optrun.report.table import format_metric, list_names
 from optrun.report.theme import MARKERS, MUTED, SERIES, Chart, above, number_axis, ring, style_axes
@@ -130,33 +129,24 @@ def set_limits(ax: Axes, values: Sequence[float], mode: str, *, least: float = 0
     ax.set_ylim(low, high)
 
 
-def note_cut_values(
-    ax: Axes, mode: str, ends: Sequence[tuple[str, float]], values: Iterable[float]
-) -> None:
-    """Note above the picture the contenders or values outside its limits.
+def note_cut_contenders(ax: Axes, mode: str, ends: Sequence[tuple[str, float]]) -> None:
+    """Note above the picture the contenders whose final value lies outside its limits.
+
+    Writes nothing if there are none; names two, and counts the others.
 
     Args:
         ax: The axes, whose limits are set already.
-        mode: "min" notes values above the limits, "max" values below them.
-        ends: Name and final value of each contender.
-        values: All drawn values.
+        mode: "min" or "max", for the direction of the arrow.
+        ends: Name and final value of each contender; a value that is not finite is left out.
     """
     low, high = ax.get_ylim()
-    gone = [
-        f"{short_name(name)} {format_metric(end)}"
-        for name, end in ends
-        if math.isfinite(end) and not low <= end <= high
-    ]
+    gone = []
+    for name, end in ends:
+        if math.isfinite(end) and not low <= end <= high:
+            gone.append(f"{short_name(name)} {format_metric(end)}")
     if gone:
         arrow = "↑" if mode == "min" else "↓"
-        text = f"{arrow} {list_names(gone, 2)}"
-    elif not any(math.isfinite(value) and not low <= value <= high for value in values):
-        return
-    elif mode == "min":
-        text = f"cut off: values above {number(high, 3)}"
-    else:
-        text = f"cut off: values below {number(low, 3)}"
-    above(ax, text, 1, 3, fontsize=7.5)
+        above(ax, f"{arrow} {list_names(gone, 2)}", 1, 3, fontsize=7.5)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich import box
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -42,48 +43,48 @@ def to_rich(table: Table, *, title: str | None = None, width: int | None = None)
     Args:
         table: The table to show.
         title: Text above the table.
-        width: Width of the terminal in characters; trailing columns that do not fit are left out.
-            None: all columns are shown.
+        width: Width of the terminal in characters. Trailing columns are left out until every cell
+            fits on one line, but not the first `_ALWAYS`, whose texts may wrap. None: all columns
+            are shown.
     """
-    headed = any(table.columns)
-    grid = RichTable(
-        title=title, box=box.SIMPLE_HEAD, show_header=headed, title_justify="left", pad_edge=False
-    )
-    widths = [None] * len(table.columns) if width is None else _fit_widths(table, width)
-    for column, numeric, fitted in zip(table.columns, table.numeric, widths, strict=False):
-        grid.add_column(
-            Text(column), justify="right" if numeric else "left", overflow="fold", width=fitted
+    n_columns = len(table.columns)
+    unlimited = Console(width=10_000)
+    grid = _build_grid(table, title)
+    while width and n_columns > _ALWAYS and unlimited.measure(grid).maximum > width:
+        n_columns -= 1
+        first = Table(
+            table.columns[:n_columns],
+            table.numeric[:n_columns],
+            [row[:n_columns] for row in table.rows],
+            table.styles,
         )
-    colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
-    for row, style in zip(table.rows, table.styles, strict=True):
-        grid.add_row(*(Text(cell) for cell in row[: len(widths)]), style=colours.get(style, ""))
+        grid = _build_grid(first, title)
     return grid
 
 
-def _fit_widths(table: Table, width: int) -> list[int]:
-    """Choose the widths of as many columns as a terminal shows without wrapping a cell.
-
-    The first `_ALWAYS` columns are always shown, if need be with wrapped texts; rich itself would
-    narrow all columns at once and break words and numbers.
-    """
-    full_widths = []
-    least_widths = []
-    for index, (head, numeric) in enumerate(zip(table.columns, table.numeric, strict=True)):
+def _build_grid(table: Table, title: str | None) -> RichTable:
+    """Build a rich table that breaks no number, and no word below 30 characters."""
+    grid = RichTable(
+        title=title,
+        box=box.SIMPLE_HEAD,
+        show_header=any(table.columns),
+        title_justify="left",
+        pad_edge=False,
+    )
+    for index, (column, numeric) in enumerate(zip(table.columns, table.numeric, strict=True)):
         cells = [row[index] for row in table.rows]
-        unbreakable = head.split()
+        unbreakable = column.split()
         unbreakable += cells if numeric else " ".join(cells).split()
-        full_widths.append(max(len(cell) for cell in [head, *cells]))
-        least_widths.append(min(30, max((len(word) for word in unbreakable), default=0)))
-    n_columns = len(full_widths)
-    while n_columns > _ALWAYS and sum(full_widths[:n_columns]) + 3 * n_columns > width:
-        n_columns -= 1
-    excess = max(0, sum(full_widths[:n_columns]) + 3 * n_columns - width)
-    widths = []
-    for full, least in zip(full_widths[:n_columns], least_widths, strict=False):
-        cut = min(excess, full - least)
-        widths.append(full - cut)
-        excess -= cut
-    return widths
+        grid.add_column(
+            Text(column),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            min_width=min(30, max(map(len, unbreakable), default=0)),
+        )
+    colours = {"best": "bold", "better": "green", "worse": "red", "muted": "dim"}
+    for row, style in zip(table.rows, table.styles, strict=True):
+        grid.add_row(*map(Text, row), style=colours.get(style, ""))
+    return grid
 
 
 def to_markdown(table: Table) -> str:
