@@ -72,7 +72,10 @@ def write_content(aside: Path, sections: Sections, saving: ProcessGroup | None) 
 
 
 def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Content:
-    """Write this rank's shards of all sections; return the entries of all ranks."""
+    """Write this rank's shards of all sections, flushed; return the entries of all ranks.
+
+    Every rank must call it. The entries are sorted by path, and the mesh is that of the model.
+    """
     rank_files: dict[str, Entry] = {}
     for folder, part in zip(SHARD_FOLDERS, sections, strict=True):
         shards = write_shards(aside / folder, part, saving)
@@ -95,6 +98,7 @@ def _write_sharded(aside: Path, sections: Sections, saving: ProcessGroup) -> Con
 
 
 def _described(sections: Sections) -> list[dict[str, TensorEntry]]:
+    """Describe the tensors of each section: name -> dtype and shape."""
     descriptions = []
     for section in sections:
         descriptions.append({name: describe(tensor) for name, tensor in section.items()})

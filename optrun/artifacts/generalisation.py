@@ -146,7 +146,19 @@ def sentence_of(summary: Mapping[str, object]) -> str:
 def _verdict(
     after: float, before: float | None, train: float | None, majority: Majority | None
 ) -> Verdict:
-    """Choose the verdict from losses before and after training, and the majority class."""
+    """Choose the verdict from losses before and after training, and the majority class.
+
+    Args:
+        after: eval/loss at the end.
+        before: The same before training; None: it was not evaluated.
+        train: train/loss at the end; None: not logged.
+        majority: The most frequent class; None: the task has none.
+
+    Returns:
+        `memorised` or `no better` if neither the majority class nor the loss before training is
+            beaten; `better` if how much of the gain holds cannot be told; else `generalises`,
+            or `partly` if less than `HALF` of what training gained holds on evaluation.
+    """
     learnt = math.nan if before is None else before - after
     fitted = math.nan if before is None or train is None else before - train
     better = before is not None and learnt > LEAST * abs(before)

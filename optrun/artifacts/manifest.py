@@ -315,7 +315,11 @@ def _strange_shards(folder: Path, files: Iterable[str]) -> list[str]:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """List the files that do not belong into a checkpoint; optrun never opens them."""
+    """List the files that do not belong into a checkpoint; optrun never opens them.
+
+    If the manifest cannot be read, the files of a checkpoint written by one process belong.
+    Folders of shards are looked into, other folders are foreign as a whole.
+    """
     try:
         content = {*read_manifest(folder).files, names.CHECKPOINT_MANIFEST}
     except (CheckpointError, OSError):

@@ -54,6 +54,7 @@ def to_json(value: object, *, where: str = "value") -> Any:
 
 
 def _float_to_json(number: float) -> float | str:
+    """Convert NaN and infinities to the texts that stand for them."""
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):
@@ -384,7 +385,10 @@ def _is_number(value: object) -> bool:
 
 
 def _mend_tail(path: Path) -> None:
-    """Complete or cut a last line without a line end."""
+    """Complete or cut a last line without a line end; a missing file stays missing.
+
+    A whole record gets its line end, anything else is cut off.
+    """
     try:
         with open_file(path, limit=LINES_BYTES) as file:
             size = file.seek(0, os.SEEK_END)

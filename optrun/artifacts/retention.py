@@ -167,6 +167,7 @@ def _signature(folder: Path) -> str:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
+    """Yield the entries of a checkpoint, and the files in its folders of shards."""
     for path in folder.iterdir():
         yield path
         if path.name in SHARD_FOLDERS and path.is_dir() and not path.is_symlink():

@@ -237,6 +237,7 @@ class StoredTensors(Mapping[str, torch.Tensor]):
             return tensor
 
     def _stored(self, name: str, piece: _Piece) -> torch.Tensor:
+        """Return a piece from its file, mapped into memory: what is not used is not read."""
         tensor: torch.Tensor = self._files[piece.file].get_tensor(
             name
         )  # mapped: what is not used is not read
@@ -312,6 +313,7 @@ def _common(first_piece: _Piece, second_piece: _Piece) -> tuple[list[int], list[
 
 
 def _inside(piece: _Piece, shape: Sequence[int]) -> bool:
+    """Tell whether a piece has the dimensions of the tensor and lies within its shape."""
     return len(piece.shape) == len(shape) == len(piece.offsets) and all(
         offset >= 0 and offset + size <= length
         for offset, size, length in zip(piece.offsets, piece.shape, shape, strict=True)

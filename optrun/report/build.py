@@ -274,7 +274,12 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
 
 
 def _open_sections(report: Report) -> list[Section]:
-    """List the tables of the terminal and the open ones of both pages, contenders first."""
+    """List the tables that are shown unfolded; the first is that of the contenders.
+
+    With an ended confirmation beneath a sweep that is the table of the fresh seeds, and the
+    choice comes second. Then, of a single run, its metrics; of several workloads, one table
+    each.
+    """
     comparison = report.comparison
     confirmed = report.confirmed
     if comparison.several:
@@ -389,7 +394,11 @@ def _title(comparison: Comparison) -> str:
 
 
 def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """List the shell line of each contender's best configuration: its name, a note, the line."""
+    """List the shell line of each contender's best configuration: its name, a note, the line.
+
+    The note counts the seeds, and says whether a run was changed when it was resumed.
+    Contenders without a run are left out.
+    """
     commands = []
     for workload in comparison.workloads:
         for row in workload.rows:
@@ -437,7 +446,13 @@ def _draw(picture: Picture) -> bytes:
 def _write(
     folder: Path, stem: str, content: Mapping[str, object], table: str, drawn: Sequence[Picture]
 ) -> list[Path]:
-    """Write all files; refuse to overwrite a file that is not a report."""
+    """Write pages, table and pictures into a folder, created if missing; return the paths.
+
+    Raises:
+        ConfigError: A file of that name is not a report, or the page reports on other runs;
+            nothing is written then.
+        StorageError: The disk refused a write.
+    """
     images = {picture: (folder / f"{stem}-{picture.name}.png", _draw(picture)) for picture in drawn}
     pages = [folder / f"{stem}.{ending}" for ending in ("html", "md", "csv")]
     files = [*pages, *(path for path, _ in images.values())]

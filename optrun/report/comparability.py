@@ -73,7 +73,12 @@ def _name_examples(run: Run, key: str) -> object | None:
 
 
 def _name_files(value: str, folder: Path | None) -> object | None:
-    """Name the files of a path relative to a folder; None if there are none."""
+    """Return the real path of an existing file, a tuple of them for a list; else None.
+
+    Args:
+        value: A path, a glob pattern, or a list of these as text, such as `['a.csv', 'b.csv']`.
+        folder: Where a relative path starts; None: unknown, and a relative path has no name.
+    """
     if value.startswith("["):
         try:
             items = [str(item) for item in ast.literal_eval(value)]
@@ -186,7 +191,11 @@ def _name_task(run: Run) -> str:
 
 
 def _explain_other_rows(runs: Sequence[Run]) -> str:
-    """Explain which runs of one seed used other evaluation rows; empty if none did."""
+    """Explain which runs of one seed used other evaluation rows; empty if none did.
+
+    Runs without a recorded fingerprint are ignored. Equal settings with unequal fingerprints
+    mean that the file changed; unequal settings with one fingerprint are the same rows.
+    """
     by_rows = defaultdict[tuple[object, ...], set[str]](set)
     by_settings = defaultdict[tuple[tuple[str, str], ...], set[str]](set)
     for run in runs:

@@ -285,7 +285,17 @@ def build_configurations(
 def _join_seeds(
     settings: dict[str, Setting], runs: list[Run], metric: str, worst: float | None
 ) -> Configuration:
-    """Join the runs of one configuration; `worst` is the score of diverged runs."""
+    """Join the runs of one configuration: one score for each seed.
+
+    If a seed occurs twice, the finished run counts, then the one updated last; the others are
+    `repeated`. A run without a seed counts as seed 0.
+
+    Args:
+        settings: Settings of the configuration.
+        runs: Its runs.
+        metric: Name of the metric that is the score.
+        worst: The score of a diverged run; None: it gets none.
+    """
     configuration = Configuration(settings, runs)
     by_update = sorted(runs, key=lambda run: (run.finished, str(run.summary.get("updated_at", ""))))
     latest = {run.seed or 0: run for run in by_update}
@@ -343,7 +353,12 @@ def build_contenders(
 def _build_lr_curve(
     configurations: Sequence[Configuration], chosen: Configuration, mode: str
 ) -> LrCurve:
-    """Build the metric over lr of a contender: at each lr the configuration with the best mean."""
+    """Build the metric over lr of a contender: at each lr the configuration with the best mean.
+
+    At each lr one that never diverged comes first. The best lr is that of the chosen
+    configuration; if that has no finished run, the best among the rates at which nothing
+    diverged, else among all.
+    """
     at_lr: dict[float, list[Configuration]] = defaultdict(list)
     for configuration in configurations:
         if configuration.lr:

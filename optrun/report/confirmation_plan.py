@@ -193,7 +193,17 @@ def load_or_make_plan(
 def _analyse_choice(
     sweep: Path, beside: Sequence[Path], request: ConfirmationRequest, plan: ConfirmationPlan | None
 ) -> Findings:
-    """Analyse the runs of a sweep by the typed question, else by the plan's."""
+    """Analyse the runs of a sweep by the typed question, else by the plan's.
+
+    Args:
+        sweep: The sweep that is confirmed.
+        beside: Folders of confirmations, whose runs are left out.
+        request: The typed options.
+        plan: The plan so far, if there is one.
+
+    Raises:
+        ConfigError: No run is found, or one branched from a trunk.
+    """
     runs = require_runs([sweep], beside=beside)
     for run in runs:
         if Fork.of(run.summary) is not None:

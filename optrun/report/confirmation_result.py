@@ -129,7 +129,15 @@ def judge_together(
 def _deviations(
     findings: Findings, planned_runs: int, baseline: str | None, typed: Question
 ) -> Iterator[str]:
-    """Yield notes on planned runs without a result and on ignored options."""
+    """Yield notes on planned runs without a result and on ignored options.
+
+    Args:
+        findings: Findings of the judged runs.
+        planned_runs: How many were planned.
+        baseline: The planned baseline.
+        typed: The options of the report; a baseline or metric that differs from the plan is
+            ignored.
+    """
     lost = planned_runs - sum(
         len(configuration.scores) for configuration in findings.configurations
     )
@@ -151,7 +159,12 @@ def _deviations(
 def question_of_plans(
     plans: Sequence[ConfirmationPlan], runs: Sequence[Run], **typed: Unpack[Question]
 ) -> Question:
-    """Build the question of some plans of one sweep; typed values win."""
+    """Build the question of some plans of one sweep; typed values win.
+
+    The metric and keys are those of the last plan, `matters` is the smallest planned
+    difference, else that of the configurations. The baseline counts only if all plans name the
+    same one and it has runs. A planned metric without a score in any run is left out.
+    """
     last = plans[-1]
     differences = [plan.difference for plan in plans if plan.difference]
     matters = min(differences) if differences else read_matters(runs)

@@ -241,7 +241,13 @@ def _last_part(path: object) -> str:
 
 
 def run_title(run: Run) -> str:
-    """Write model, data, optimizer and progress of a run on one line."""
+    """Write model, data, optimizer and progress of a run on one line.
+
+    Parts that are not known are left out; without model, data and optimizer it begins with the
+    name of the folder. The status is written unless the run finished.
+
+    Such as `gpt_tiny on stdlib  ·  lamb, lr 2e-3  ·  200 steps  ·  12.3 s`.
+    """
     pieces = [" on ".join(name for name in (model_name(run), data_name(run)) if name)]
     if run.optimizer and run.lr is not None:
         pieces.append(f"{run.optimizer}, lr {rate(run.lr)}")

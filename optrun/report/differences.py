@@ -117,7 +117,12 @@ def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
 
 
 def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) -> None:
-    """Draw the mean, its interval and the seeds of one contender, with name and verdict above."""
+    """Draw the mean, its interval and the seeds of one contender, with name and verdict above.
+
+    A mean outside the limits becomes an arrowhead at the border with its value. The mean of one
+    that is ruled out is hollow; a seed on which a run diverged is a cross; the reference shows
+    no seeds.
+    """
     versus = line.versus
     verdict = str(versus.verdict)
     left, right = ax.get_xlim()

@@ -57,7 +57,12 @@ def _ordered(findings: Findings, comparison: Comparison) -> Findings:
 
 
 def pictures(findings: Findings) -> list[Picture]:
-    """List the pictures with data in this comparison, the verdict's first."""
+    """List the pictures with data in this comparison, the verdict's first.
+
+    The metric during training needs a run with two evaluations, the metric against lr a
+    contender with two rates. At most `picture.SHOWN` contenders are drawn, and a caption says
+    so.
+    """
     rows = drawn_rows(findings.rows)
     metric = findings.metric
     note = ""

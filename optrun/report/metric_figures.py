@@ -82,7 +82,12 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
 
 
 def draw_seed_lines(lines: Sequence[SeedLine], metric: str, mode: str, axis: Axis) -> Chart:
-    """Draw one line for each seed, in the colour of its contender."""
+    """Draw one line for each seed, in the colour of its contender.
+
+    A run that has not finished is dashed. Each contender stands once in the legend. The limits
+    show the ends of the lines and their descent after a quarter; a contender outside is named
+    above.
+    """
     contenders: dict[int, list[SeedLine]] = defaultdict(list)
     for line in lines:
         contenders[line.series].append(line)
@@ -132,7 +137,11 @@ def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
 
 
 def draw_lr_curves(rows: Sequence[Contender], findings: Findings) -> Chart:
-    """Draw the final metric against lr, on a logarithmic lr axis."""
+    """Draw the final metric against lr, on a logarithmic lr axis.
+
+    Each point is a mean over seeds with a thin line from the best to the worst seed. Points of
+    a contender with more than `_CROWDED` rates are not joined.
+    """
     figure, ax = panel(len(rows), "peak learning rate", f"final {findings.metric}")
     log_axis(ax, "x", [lr for row in rows for lr in row.lr_curve.tried])
     ax.margins(x=0.05)

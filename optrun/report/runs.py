@@ -510,6 +510,7 @@ def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:
 
 
 def _numbers(value: object) -> object:
+    """Turn texts such as `1e-3` into numbers, at any depth; other texts become printable."""
     if isinstance(value, str):
         if _FLOAT.fullmatch(value):
             return float(value)

@@ -78,6 +78,7 @@ def with_group_names(keys: Iterable[str]) -> set[str]:
 
 
 def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:
+    """Parse the entries of a list in `sweep.json`; empty if file or entry cannot be read."""
     try:
         return [parse(entry) for entry in read_json(sweep / SWEEP)[key]]
     except (OSError, ValueError, KeyError, TypeError):

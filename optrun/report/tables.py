@@ -217,7 +217,10 @@ def metrics_table(run: Run) -> Table:
 
 
 def runs_csv(comparison: Comparison) -> str:
-    """Write every run as one line of CSV."""
+    """Write every run as one line of CSV; the columns are those of all lines together.
+
+    A value that a run lacks is empty.
+    """
     lines = []
     for findings in comparison.workloads:
         contender_of_run: dict[int, Contender] = {}
@@ -237,7 +240,15 @@ def runs_csv(comparison: Comparison) -> str:
 def _csv_line(
     run: Run, findings: Findings, contender: Contender | None, *, several: bool
 ) -> dict[str, object]:
-    """Collect the values of one run for report.csv, by column."""
+    """Collect the values of one run for report.csv, by column.
+
+    Args:
+        run: The run.
+        findings: Findings of its workload.
+        contender: The contender it belongs to; None: its configuration is not known.
+        several: Whether the report has several workloads: then the line names workload and
+            metric.
+    """
     line: dict[str, object] = {"run": run.label}
     if several:
         line |= {"workload": findings.name, "metric": findings.metric}
@@ -272,6 +283,7 @@ def _step(run: Run) -> str:
 
 
 def _best(run: Run, metric: str, mode: str) -> str:
+    """Write the best value of a metric and its step, such as `2.5031 at 40`."""
     best = run.best(metric, mode)
     if best is None:
         return NONE
@@ -288,6 +300,7 @@ def _started_runs(row: Contender) -> list[Run]:
 
 
 def _count_diverged(runs: Sequence[Run]) -> str:
+    """Write how many of some runs diverged, such as `2 of 5`; `0` if none did."""
     diverged = [run for run in runs if run.diverged]
     if diverged:
         return f"{len(diverged)} of {len(runs)}"
@@ -314,6 +327,7 @@ def _total(seconds: Sequence[float | None]) -> str:
 
 
 def _score(scores: Scores, name: str) -> str:
+    """Write the mean score of a contender; `NONE` without one."""
     row = scores.get(name)
     if row:
         return f"{mean(row.values()):.3f}"

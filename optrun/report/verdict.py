@@ -298,7 +298,12 @@ def write_contender(row: Contender, findings: Findings) -> str:
 
 
 def next_lr(row: Contender, findings: Findings) -> float | None:
-    """Find the lr to try next if the best is at an edge of its grid; else None."""
+    """Find the lr to try next if the best is at an edge of its grid; else None.
+
+    It is twice the highest or half the lowest lr. Also None if lr was not tuned, if there are
+    fewer than two rates, if the best mean is a perfect 1, or if the neighbour inside is as
+    good.
+    """
     curve = row.lr_curve
     if "lr" not in findings.tuned_keys or curve.best is None or len(curve.started_lrs) < 2:
         return None

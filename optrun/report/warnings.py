@@ -78,6 +78,13 @@ def find_warnings(findings: Findings) -> list[Warning]:
 
 
 def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
+    """Fill the text of a warning.
+
+    Args:
+        kind: One of `_KINDS`.
+        of: The runs it is about.
+        details: What else its template needs.
+    """
     labels = tuple(run.label for run in of)
     count = plural(len(labels), "run")
     text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels), **details)
@@ -144,7 +151,11 @@ def _edges_of_curve(
 
 
 def _unlike(findings: Findings) -> Iterable[Warning]:
-    """Warn if contenders were not tuned alike, or did not run equally long."""
+    """Warn if contenders were not tuned alike, or did not run equally long.
+
+    Tuned alike: equally many configurations with a score, and more than one lr for each
+    optimizer. Equally long: in training examples if all are known, else in optimizer steps.
+    """
     rows = findings.ranked
     compared = findings.compared_keys
     if findings.tuned_keys:
@@ -190,7 +201,10 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
 
 
 def _versions(findings: Findings) -> Iterable[Warning]:
-    """Warn if ranked runs differ in task, data or code, or fork from one trunk."""
+    """Warn if runs with a score differ in task, data or code, or fork from one trunk.
+
+    Data differ if two runs of one seed have different fingerprints.
+    """
     runs: list[Run] = []
     for row in findings.rows:
         members = row.configuration.runs
@@ -226,7 +240,11 @@ def _different_code(runs: Sequence[Run]) -> Iterable[str]:
 
 
 def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
-    """Yield one warning each for diverged, failed, stopped and waiting runs."""
+    """Yield one warning each for diverged, failed, stopped and waiting runs.
+
+    A run that diverged counts as nothing else. The reason is told of a single diverged run, and
+    of the first failed one.
+    """
     runs = findings.runs
     diverged = [run for run in runs if run.diverged]
     not_diverged = [run for run in runs if not run.diverged]
@@ -247,7 +265,11 @@ def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
 
 
 def _doubtful_runs(findings: Findings) -> Iterable[Warning]:
-    """Yield one warning per doubt about the result of a run, such as a torn file."""
+    """Yield one warning per doubt about the result of runs.
+
+    These are: repeated with the same seed; finished without the metric; ended before their
+    schedule; files missing or torn.
+    """
     repeated: list[Run] = []
     for configuration in findings.configurations:
         repeated += configuration.repeated

@@ -126,7 +126,11 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
 
 
 def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> list[Findings]:
-    """Analyse each workload, with the same keys to separate contenders in all."""
+    """Analyse each workload, with the same keys to separate contenders in all.
+
+    Keys are those typed, else all that separate contenders in some workload; one that a
+    workload lacks is dropped. A typed metric counts only where it was logged.
+    """
     keys = dict.fromkeys(question.get("by", ()))
     if not keys:
         for part in parts.values():
@@ -157,7 +161,13 @@ def _lost_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
 def _judge_scores(
     scores: dict[str, dict[int, float]], lost: Mapping[str, set[int]], question: Question
 ) -> Judgement:
-    """Judge contenders by their mean scores over workloads."""
+    """Judge contenders by their mean scores over workloads.
+
+    Args:
+        scores: Contender -> seed -> score; a baseline without scores is added, in place.
+        lost: Contender -> seeds that diverged; they count in the test, and not in the spread.
+        question: `baseline`, `matters` in units of the score, and `looks`.
+    """
     baseline = question.get("baseline")
     if baseline is not None:
         scores.setdefault(baseline, {})  # what has no score differs from nobody
@@ -176,7 +186,11 @@ def _judge_scores(
 
 
 def _why_left_out(findings: Findings) -> str:
-    """Explain why a workload is left out of the judgement; empty if it is not."""
+    """Explain why a workload is left out of the judgement; empty if it is not.
+
+    Reasons: nothing in it is ranked, its metric before training is unknown, or its best
+    contender gains less than `TEACHES` standard deviations between seeds.
+    """
     if findings.incomparable:
         return findings.incomparable
     if not findings.ranked:
@@ -246,7 +260,10 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
 
 
 def _name_workloads(parts: Sequence[list[Run]]) -> list[str]:
-    """Name workloads by task, then by data, then by other differing keys."""
+    """Name workloads by what differs: the task, the data, or both.
+
+    Equal names get the differing settings of task and data in parentheses, then numbers.
+    """
     firsts = [part[0] for part in parts]
     tasks = [str(run.config.get("task.name") or "task") for run in firsts]
     data = [name_data(run) for run in firsts]

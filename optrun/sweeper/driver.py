@@ -115,7 +115,11 @@ class Driver:
             row.resting = row.record.stopped_at is not None and not row.state.ended
 
     def refresh(self, jobs: Iterable[Job]) -> None:
-        """Read the states of jobs, and report ended jobs."""
+        """Read the states of jobs, print those that ended since, and rewrite `sweep.json`.
+
+        A job counts as running if its record names a sweep process, and a launch of this sweep has
+        it or a process holds its lock. Jobs whose end was printed are not read again.
+        """
         at_work = self._at_work
         for row in map(self.board.row, jobs):
             name = row.job.name
@@ -302,7 +306,12 @@ class Driver:
         )
 
     def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
-        """Write the jobs of a launch to a file and send it to a process."""
+        """Write the jobs of a launch to a JSON file, and send its path to a process.
+
+        Args:
+            server: The process.
+            goals: The jobs, and how far each is to go.
+        """
         self._launches += 1
         batch = [self.board.row(goal.job) for goal in goals]
         spec = self.sweep.spec(f"{self.token}-{self._launches}")
@@ -360,7 +369,14 @@ class Driver:
             raise OptrunError(f"the launcher came back {times}. {why} See {self.sweep.log}.")
 
     def _account(self, batch: Sequence[JobRow], why: str) -> None:
-        """Handle the jobs of an ended launch that have no result: dead workers, time is up."""
+        """Handle the jobs of an ended launch that have no result: dead workers, time is up.
+
+        Does nothing after a stop request. A job that another process still holds is left to it.
+
+        Args:
+            batch: The jobs of the launch.
+            why: How the launch ended, for the message of a job whose worker died.
+        """
         if self.stop.requested:
             return
         for row in batch:

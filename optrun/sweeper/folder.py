@@ -169,7 +169,11 @@ class SweepDir:
         return is_held(self.lock(name)) or is_held(self.run(name).lock)
 
     def state(self, name: str) -> JobState:
-        """Read the state of a job from its summary."""
+        """Read the state of a job from its summary.
+
+        Without a summary it is `new`; with one that cannot be read, an unknown status, or a
+        failure by a full disk it is `interrupted`, and the same command goes on with it.
+        """
         try:
             summary = read_summary(self.run(name).summary)
         except FileNotFoundError:

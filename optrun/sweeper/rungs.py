@@ -99,7 +99,10 @@ def value_at_rung(
 def _value_of_job(
     driver: Driver, job: Job, rung: int, other_values: Iterable[float]
 ) -> float | None:
-    """Return the value of one job at a rung, see `value_at_rung`."""
+    """Return the value of one job at a rung, see `value_at_rung`.
+
+    The recorded value of the rung counts; without one, the best evaluation up to it.
+    """
     state = driver.board.row(job).state
     if state.status == "failed" and state.step <= rung:
         if not state.diverged:

@@ -107,7 +107,13 @@ class Search:
     # ----------------------------------------------------------------------------------------------
 
     def _open(self, sweep: SweepDir) -> None:
-        """Open all studies; refuse unequal numbers of trials per optimizer."""
+        """Open all studies, and create missing ones; hold the lock for proposals meanwhile.
+
+        Raises:
+            ConfigError: A study began with another search, or one optimizer has had more trials
+                than its share now, and another fewer.
+            StorageError: The file of the study cannot be opened.
+        """
         where = str(sweep.study)
         with _asking(sweep):
             try:
@@ -158,7 +164,11 @@ class Search:
     # ----------------------------------------------------------------------------------------------
 
     def _goals(self, driver: Driver) -> list[Goal]:
-        """Judge the trials at work, propose others, and return the next goals."""
+        """Judge the trials at work, propose others, and return the next goals.
+
+        After `training.max_seconds` of a job nothing is proposed. Without an open trial the
+        result is empty, and the search is done.
+        """
         with _asking(driver.sweep):
             for study in self.studies:
                 study.give_up_halves()

@@ -185,7 +185,17 @@ class View:
 
 
 def event_line(row: JobRow, board: Board, seconds_left: float | None, log: str) -> str:
-    """Write the end of a job as one line."""
+    """Write the end of a job as one line.
+
+    Its number, status and label; of a failed job the message and its log, else the best value
+    with step and time; the devices; and how many jobs are left.
+
+    Args:
+        row: The job.
+        board: All jobs.
+        seconds_left: Estimate for the jobs left; None: unknown.
+        log: Path of the job's log.
+    """
     state = row.state
     to_go = board.left + len(board.running)
     pieces = [

@@ -113,7 +113,19 @@ class SweepTask:
         job_cfg: DictConfig,
         overrides: list[str],
     ) -> str:
-        """Run a locked job unless it is done; return a word on what happened."""
+        """Run a locked job unless it is done; return a word on what happened.
+
+        The record of the job is written before (attempt, sweep process, devices) and after. Any
+        error but a held lock ends as the status of the job: `failed` with a summary, or
+        `refused` if a disk was full.
+
+        Args:
+            sweep: Directory of the sweep.
+            run: Directory of the job.
+            record: The record of the job, changed in place.
+            job_cfg: Its composed configuration.
+            overrides: Its overrides.
+        """
         name = run.path.name
         stop_at = self.launch.stop_at.get(name)
         state = sweep.state(name)
@@ -167,7 +179,21 @@ class SweepTask:
         overrides: list[str],
         stop_at: int | None,
     ) -> None:
-        """Train a job from its newest checkpoint or from the start."""
+        """Train a job from its newest checkpoint or from the start.
+
+        Returns at once if a checkpoint has reached `stop_at`. `checkpoint.on_storage_error`
+        becomes `stop` unless it was typed, since every job has the same disk.
+
+        Args:
+            run: Directory of the job.
+            job_cfg: Its composed configuration.
+            values: The same, plain.
+            overrides: Its overrides.
+            stop_at: Optimizer steps at which it pauses; None: it goes to its end.
+
+        Raises:
+            ConfigError: It is to pause, and saves no checkpoints.
+        """
         from rich.console import Console
 
         from optrun.config.safety import refuse_stored_trust

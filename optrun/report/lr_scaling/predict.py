@@ -17,8 +17,10 @@ from optrun.report.comparability import unify_paths
 from optrun.report.confirmation_plan import find_plans
 from optrun.report.findings import choose_metric
 from optrun.report.lr_scaling import fit
-from optrun.report.lr_scaling.fit import Estimate
 from optrun.report.runs import Run, flatten, require_runs, to_number
+
+Size = Mapping[str, float]
+"""Key of the configuration -> its value, above 0."""
 
 GROUPS = ("model.", "training.", "data.")
 """Groups whose numbers are a size; those of other groups tell contenders apart."""
@@ -39,12 +41,12 @@ class Answer:
     """The learning rate of one contender for another size."""
 
     contender: str
-    lr: Estimate
-    target: Mapping[str, float]
+    lr: fit.Estimate
+    target: Size
     """The size, with the keys that moved along in every sweep."""
-    exponents: Mapping[str, Estimate]
+    exponents: Mapping[str, fit.Estimate]
     """lr* ~ key^exponent at the middle of the sizes, by key; empty if the target was swept."""
-    optima: Mapping[str, Estimate]
+    optima: Mapping[str, fit.Estimate]
     """Size -> its best lr, whose interval ends below the lowest lr at which a run diverged."""
     test: str
     """The command of the runs that would test the answer, at both ends of its interval."""
@@ -59,7 +61,7 @@ class Prediction:
     """Contender -> why it has no answer, and what to run."""
 
 
-def write_size(values: Mapping[str, float]) -> str:
+def write_size(values: Size) -> str:
     """Write keys and values as on the command line.
 
     Example:
@@ -69,9 +71,7 @@ def write_size(values: Mapping[str, float]) -> str:
     return " ".join(f"{key}={value:.12g}" for key, value in values.items())
 
 
-def predict(
-    dirs: Sequence[Path | str], target: Mapping[str, float], metric: str | None = None
-) -> Prediction:
+def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None) -> Prediction:
     """Predict the learning rate of a size from sweeps over lr at others.
 
     Args:
@@ -86,8 +86,8 @@ def predict(
     sizes = [key for key in grouping.all_keys(runs) if key != "lr" and _is_size(key, runs)]
     for key, value in target.items():
         if key not in sizes:
-            hint = did_you_mean(key, sizes)
-            raise ConfigError(f"to: {key}: expected a key with numbers above 0. {hint}")
+            near = did_you_mean(key, sizes)
+            raise ConfigError(f"to: {key}: expected a key with numbers above 0. {near}")
         if not 0 < value < math.inf:
             raise ConfigError(f"to: {key}={value:g}: expected a number above 0.")
     metric, mode = choose_metric(runs, metric)
@@ -164,7 +164,7 @@ def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
 
 
 def _find_contenders(
-    runs: Sequence[Run], target: Mapping[str, float], metric: str, mode: str
+    runs: Sequence[Run], target: Size, metric: str, mode: str
 ) -> list[grouping.Contender]:
     """Gather runs that differ in nothing but lr, seed and size."""
     keys = grouping.differing_keys(runs)
@@ -178,9 +178,8 @@ def _find_contenders(
 
 
 def _size_of(run: Run, key: str) -> float:
-    """Read a setting as a number; NaN if it is not one."""
-    value = to_number(run.setting(key))
-    return math.nan if value is None else value
+    """Read a setting as a number; NaN if it is none, or 0."""
+    return to_number(run.setting(key)) or math.nan
 
 
 def _is_size(key: str, runs: Sequence[Run]) -> bool:
@@ -188,7 +187,7 @@ def _is_size(key: str, runs: Sequence[Run]) -> bool:
     return all(_size_of(run, key) > 0 for run in runs)
 
 
-def _answer(contender: grouping.Contender, target: Mapping[str, float], mode: str) -> Answer:
+def _answer(contender: grouping.Contender, target: Size, mode: str) -> Answer:
     """Take the optimum of the target if it was swept, else predict it by a power law.
 
     Raises:
@@ -220,9 +219,7 @@ def _answer(contender: grouping.Contender, target: Mapping[str, float], mode: st
     return Answer(contender.name, lr, values, exponents, by_size, _write_test(runs[0], values, lr))
 
 
-def _find_axes(
-    runs: Sequence[Run], target: Mapping[str, float]
-) -> tuple[list[str], dict[str, float]]:
+def _find_axes(runs: Sequence[Run], target: Size) -> tuple[list[str], dict[str, float]]:
     """Find the target's keys with an exponent of their own, and all values at the target.
 
     A key that is a power law of the keys before it in every run gets no exponent. If the target
@@ -258,9 +255,7 @@ def _find_axes(
     return axes, values
 
 
-def _follow(
-    runs: Sequence[Run], axes: Sequence[str], target: Mapping[str, float], key: str
-) -> float | None:
+def _follow(runs: Sequence[Run], axes: Sequence[str], target: Size, key: str) -> float | None:
     """Predict a key at the target from the axes; None if it is not their power law."""
     rows = np.log([[_size_of(run, name) for name in (*axes, key)] for run in runs])
     design = np.column_stack([np.ones(len(rows)), rows[:, :-1]])
@@ -307,10 +302,10 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
 
 
 def _refuse_useless(
-    lr: Estimate,
+    lr: fit.Estimate,
     law: fit.ScalingLaw,
     swept: Mapping[str, fit.Array],
-    target: Mapping[str, float],
+    target: Size,
 ) -> None:
     """Refuse an unsupported prediction, and say what to sweep.
 
@@ -341,7 +336,7 @@ def _refuse_useless(
     raise ConfigError(f"{reason}: sweep lr at a size nearer to {write_size(target)}, too.")
 
 
-def _write_test(run: Run, target: Mapping[str, float], lr: Estimate) -> str:
+def _write_test(run: Run, target: Size, lr: fit.Estimate) -> str:
     """Compose the sweep over both ends of an interval at a size, with two seeds."""
     ends = [lr.low, lr.high] if lr.is_bounded else [lr.value / 2, lr.value * 2]
     values = {key: f"{value:.12g}" for key, value in target.items()}
