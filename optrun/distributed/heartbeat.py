@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 from optrun.distributed.memory_file import MemoryFile
 
 _END_BYTES = 16_384
-"""Of the text in which a rank says how it ended."""
+"""Most bytes of the text in which a rank reports how it ended."""
 
 
 class Phase(IntEnum):
@@ -43,21 +43,21 @@ class Phase(IntEnum):
 
 
 class Heartbeat(NamedTuple):
-    """The last sign of life of a rank."""
+    """The last heartbeat of a rank."""
 
     pid: int
-    """0: the process has not begun yet."""
+    """0: the process has not started yet."""
     rank: int
-    """Among all, not only those of this machine."""
+    """Rank among all, not only those of this machine."""
     phase: Phase
     step: int
     """Optimizer steps done."""
     time: float
-    """Seconds, on the monotonic clock, which the processes of a machine share."""
+    """Seconds on the monotonic clock, which the processes of a machine share."""
     done: int = 0
-    """Steps of this start."""
+    """Optimizer steps of this start."""
     stack: int = -1
-    """Descriptor of the memory file for its stack, in that process; -1: there is none."""
+    """File descriptor, in that process, of the memory file for its stack; -1: there is none."""
 
     def __str__(self) -> str:
         """Name the phase and the step, for messages."""
@@ -71,17 +71,18 @@ class Requests:
     """Requests to all ranks of a machine."""
 
     stops: int = 0
-    """How often they were asked to stop; the second time means at once."""
+    """Number of requests to stop; the second one means at once."""
     stop_signal: signal.Signals = signal.SIGTERM
     saves: int = 0
+    """Number of requests to save."""
 
 
 class Heartbeats:
-    """One line and one end a rank, and the requests to all of them above.
+    """A table in shared memory: the last heartbeat and the end of each rank, and requests to all.
 
     Args:
         memory: Shared by the processes that use it.
-        file: The file behind it, if this process made it for others.
+        file: The file behind it, if this process created it for others; else None.
     """
 
     _HEAD = struct.Struct("<qqq")
@@ -95,11 +96,11 @@ class Heartbeats:
 
     @classmethod
     def create(cls, ranks: int, *, shared: bool = False) -> Self:
-        """Make the memory.
+        """Create a table.
 
         Args:
-            ranks: Of this machine.
-            shared: Whether other processes open it, by `path`.
+            ranks: Number of ranks on this machine.
+            shared: Whether other processes open it by `path`, so that it needs a file.
         """
         size = cls._HEAD.size + ranks * cls._RANK_BYTES
         if shared:
@@ -113,7 +114,7 @@ class Heartbeats:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open the memory of another process.
+        """Open the table of another process.
 
         Raises:
             OSError: That process has ended.
@@ -123,30 +124,29 @@ class Heartbeats:
 
     @property
     def path(self) -> Path:
-        """The path at which other processes open it."""
+        """The path at which other processes open a shared table."""
         assert self._file is not None
         return self._file.path
 
     def close(self) -> None:
-        """Close the file; the memory is still there."""
+        """Close the file of a shared table; the memory stays mapped in this process."""
         if self._file is not None:
             self._file.close()
 
     def forget(self) -> None:
-        """Forget ranks of an earlier start: those that begin now start their silence."""
+        """Clear heartbeats and ends before a start; the silence of all ranks begins now."""
         for local_rank in range(len(self)):
             self.write(local_rank, Heartbeat(0, local_rank, Phase.starting, 0, time.monotonic()))
             self.write_end(local_rank, "")
 
     def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
-        """Write the line of a rank."""
-        # By one copy: `pack_into` clears the place first, and another process could read a silence
-        # since 1970.
+        """Write the heartbeat of a rank."""
+        # With one copy: `pack_into` writes zeros first, and another process could read the time 0.
         at = self._line_at(local_rank)
         self._memory[at : at + self._LINE.size] = self._LINE.pack(*heartbeat)
 
     def __getitem__(self, local_rank: int) -> Heartbeat:
-        """Read the line of a rank."""
+        """Read the heartbeat of a rank of this machine."""
         line = self._LINE.unpack_from(self._memory, self._line_at(local_rank))
         pid, rank, phase, step, seconds, done, stack = line
         return Heartbeat(pid, rank, Phase(phase), step, seconds, done, stack)
@@ -159,8 +159,8 @@ class Heartbeats:
         """Write how a rank ended.
 
         Args:
-            local_rank: Which.
-            text: At most 16 KiB in UTF-8.
+            local_rank: Rank among those of this machine.
+            text: At most 16 KiB in UTF-8, which is not checked.
         """
         content = text.encode()
         length_at = self._line_at(local_rank) + self._LINE.size
@@ -169,7 +169,7 @@ class Heartbeats:
         self._memory[length_at:text_at] = self._LENGTH.pack(len(content))
 
     def read_end(self, local_rank: int) -> str:
-        """Read how a rank ended; empty: it has not said so."""
+        """Read how a rank ended; empty if it has not written it."""
         length_at = self._line_at(local_rank) + self._LINE.size
         text_at = length_at + self._LENGTH.size
         (length,) = self._LENGTH.unpack_from(self._memory, length_at)
@@ -193,7 +193,7 @@ class Heartbeats:
 
 @dataclass
 class _Line:
-    """The line of this process."""
+    """Where this process writes its heartbeats, and the last one."""
 
     table: Heartbeats
     local_rank: int
@@ -204,13 +204,13 @@ _line: _Line | None = None
 
 
 def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0, stack: int = -1) -> None:
-    """Write the heartbeats of this process into a line of a table from now on.
+    """Write the heartbeats of this process into a table from now on, the first one at once.
 
     Args:
-        table: Of this machine.
-        local_rank: Which line: the rank among those of this machine.
-        rank: Among all.
-        stack: Descriptor of the memory file for its stack; -1: there is none.
+        table: The table of this machine.
+        local_rank: Rank among those of this machine.
+        rank: Rank among all.
+        stack: File descriptor of the memory file for its stack; -1: there is none.
     """
     global _line
     first = Heartbeat(os.getpid(), rank, Phase.starting, 0, 0.0, stack=stack)
@@ -219,20 +219,20 @@ def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0, stack: int = -1
 
 
 def end() -> None:
-    """Write no more heartbeats."""
+    """Write no more heartbeats from this process."""
     global _line
     _line = None
 
 
 def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
-    """Write a heartbeat; cheap enough for every batch. Nothing happens before `begin`.
+    """Write a heartbeat, without a system call; does nothing before `begin`.
 
     Args:
-        phase: The phase that begins now; None: the same goes on.
+        phase: The phase that begins now; None: the same as before.
         step: Optimizer steps done; None: as before.
 
     Returns:
-        The phase before.
+        The phase before this call.
     """
     line = _line
     if line is None:
@@ -253,7 +253,7 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
 
 @contextmanager
 def during(phase: Phase) -> Iterator[None]:
-    """Show a phase as long as the context lasts, then the one before."""
+    """Set the phase of this process inside the context; after it the phase before it."""
     before = beat(phase)
     try:
         yield

@@ -1,7 +1,4 @@
-"""Messages between the ranks of one start, through torch's key-value store.
-
-They work before process groups exist, and after these are broken.
-"""
+"""Send messages between ranks through torch's key-value store, before and after process groups."""
 
 from __future__ import annotations
 
@@ -22,25 +19,25 @@ from optrun.distributed.verdict import LostRankError
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_LOOK = 0.02
-"""Seconds between two looks into the store; a signal is heard between them, as it is not in
-`Store.wait`."""
+_POLL_SECONDS = 0.02
+"""Shortest time between two checks of the store. Signals are handled between them, which
+`Store.wait` would delay."""
 _READ_SECONDS = 10.0
-"""For the others to read what all have told."""
+"""Time for other ranks to read a judgement before the rank that holds the store leaves."""
 
 
 class UnmetError(ConfigError):
-    """Not all ranks came to the meeting."""
+    """Not all ranks joined the meeting."""
 
 
 class Meeting:
-    """Sends messages between ranks, as JSON values by key.
+    """Sends messages between ranks, as JSON values by key and rank.
 
     Args:
-        store: Shared by all ranks.
+        store: The store that all ranks share.
         rank: The rank of this process.
         size: The number of ranks.
-        timeout: Seconds to wait for the others.
+        timeout: Seconds to wait for other ranks.
     """
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
@@ -51,11 +48,13 @@ class Meeting:
 
     @classmethod
     def join(cls, timeout: float, facts: Mapping[str, object]) -> Self:
-        """Meet the other ranks at MASTER_ADDR and MASTER_PORT.
+        """Join the other ranks at MASTER_ADDR and MASTER_PORT, and compare facts with them.
+
+        Rank 0 opens the store, unless torchrun's agent has one.
 
         Args:
-            timeout: Seconds to wait for the others.
-            facts: Compared over all ranks.
+            timeout: Seconds to wait for other ranks.
+            facts: Values by dotted name that must be equal on all ranks.
 
         Returns:
             A meeting whose keys carry the name of this start, so that a store that an agent keeps
@@ -130,7 +129,13 @@ class Meeting:
         return start
 
     def _gather_words(self) -> str | None:
-        """Gather the word of each rank until all have answered; None: too late."""
+        """Gather the words of all ranks and publish them until all ranks have seen theirs.
+
+        On rank 0 only. Words of an earlier start are replaced as soon as a rank sends its new one.
+
+        Returns:
+            The word of rank 0, the name of this start; None: the time is up.
+        """
         hello = self._keys("hello")
         words: list[str] = []
         for _ in self._poll():
@@ -145,7 +150,11 @@ class Meeting:
         return None
 
     def _await_welcome(self, word: str) -> str | None:
-        """Wait until rank 0 has read this rank's word; None: too late."""
+        """Wait until rank 0 publishes this rank's word, and confirm it.
+
+        Returns:
+            The word of rank 0, the name of this start; None: the time is up.
+        """
         for _ in self._poll():
             if self.store.check(["welcome"]):
                 words = json.loads(self.store.get("welcome"))
@@ -158,25 +167,28 @@ class Meeting:
         return [f"{key}/{rank}" for rank in range(self.size)]
 
     def _poll(self, timeout: float | None = None) -> Iterator[None]:
-        """Look again and again until the time is up, less often as it goes.
+        """Yield until the time is up, with a heartbeat each time and growing pauses (20 to 200 ms).
 
-        Each look is a sign of life.
+        timeout: Seconds; None: those of the meeting.
         """
         start = time.monotonic()
         waited = 0.0
         while waited <= (self.timeout if timeout is None else timeout):
             yield
             beat()
-            time.sleep(min(max(_LOOK, waited / 20), 10 * _LOOK))
+            time.sleep(min(max(_POLL_SECONDS, waited / 20), 10 * _POLL_SECONDS))
             waited = time.monotonic() - start
 
     def send(self, key: str, value: object, rank: int | None = None) -> None:
-        """Send a value to all ranks.
+        """Store a value that all ranks can read.
 
         Args:
-            key: Used once by this rank.
-            value: Anything that JSON holds.
-            rank: In whose name; None: this rank.
+            key: Used once by each rank.
+            value: Any JSON value.
+            rank: The sender; None: this rank.
+
+        Raises:
+            LostRankError: The store is gone.
         """
         with _store_errors():
             self.store.set(f"{key}/{self.rank if rank is None else rank}", json.dumps(value))
@@ -191,10 +203,10 @@ class Meeting:
             self.store.set(f"machine/{socket.gethostname()}", text)
 
     def receive_on_machine(self) -> str:
-        """Wait for the text that is sent to the ranks of this machine.
+        """Wait for the text of `send_to_machine` on this machine.
 
         Raises:
-            OptrunError: Nothing comes in time.
+            OptrunError: None is sent within the timeout of the meeting.
         """
         key = f"machine/{socket.gethostname()}"
         with _store_errors():
@@ -205,7 +217,7 @@ class Meeting:
         )
 
     def _wait_for_missing(self, key: str, ranks: Sequence[int], timeout: float) -> list[int]:
-        """Wait for the values of ranks, and list the ranks that sent none in time."""
+        """Wait for the values of ranks under a key; return the ranks that sent none in time."""
         keys = [f"{key}/{rank}" for rank in ranks]
         with _store_errors():
             if not keys or any(self.store.check(keys) for _ in self._poll(timeout)):
@@ -213,15 +225,15 @@ class Meeting:
             return [rank for rank in ranks if not self.store.check([f"{key}/{rank}"])]
 
     def receive(self, key: str, rank: int, timeout: float | None = None) -> Any:
-        """Wait for the value of a rank.
+        """Wait for the value of a rank, and return it.
 
         Args:
-            key: Of the value.
+            key: The key of the value.
             rank: The sender.
-            timeout: Seconds; None: the meeting's.
+            timeout: Seconds; None: those of the meeting.
 
         Raises:
-            OptrunError: None came in time.
+            OptrunError: The rank sent none in time.
         """
         timeout = self.timeout if timeout is None else timeout
         if self._wait_for_missing(key, [rank], timeout):
@@ -229,12 +241,12 @@ class Meeting:
         return self._read(key, rank)
 
     def settle(self, key: str, value: object, judge: Callable[[list[Any]], Any]) -> Any:
-        """Let rank 0 judge the values of all ranks, and return its judgement on every rank.
+        """Call `judge` on rank 0 with the values of all ranks, and return its result on every rank.
 
         Args:
-            key: Used once.
-            value: Of this rank; anything that JSON holds.
-            judge: Called on rank 0, with the values by rank; returns anything that JSON holds.
+            key: Names this call; used once by all ranks.
+            value: The value of this rank, any JSON value.
+            judge: Called with the values by rank; returns any JSON value.
 
         Raises:
             OptrunError: A rank sends nothing in time.
@@ -256,10 +268,10 @@ class Meeting:
         return judgement
 
     def collect(self, key: str, ranks: Sequence[int], timeout: float) -> dict[int, Any]:
-        """Collect the values of the ranks that send one in time.
+        """Return the values of those ranks, by rank, that send one in time.
 
         Args:
-            key: Of the values.
+            key: The key of the values.
             ranks: The senders.
             timeout: Seconds to wait for all of them.
 
@@ -272,10 +284,10 @@ class Meeting:
 
 @contextmanager
 def _store_errors() -> Iterator[None]:
-    """Turn errors of the store into the loss of the rank that held it.
+    """Translate errors of torch's store inside the context.
 
     Raises:
-        LostRankError: The store is gone.
+        LostRankError: The store is gone, with the rank or launcher that held it.
     """
     try:
         yield
@@ -286,7 +298,7 @@ def _store_errors() -> Iterator[None]:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Name ranks for a message.
+    """Name at least one rank for a message; of more than eight the number of the others.
 
     Example:
         >>> name_ranks([1]), name_ranks([0, 2, 3]), name_ranks(range(20))

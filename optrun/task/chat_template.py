@@ -1,7 +1,4 @@
-"""How a conversation becomes one text.
-
-By the tokenizer's own template, a named one, or a jinja file of the user's.
-"""
+"""Render conversations to text by a chat template: the tokenizer's, a named one, or a file."""
 
 from __future__ import annotations
 
@@ -38,20 +35,20 @@ Span = tuple[int, int]
 
 
 class TemplateFailed(Exception):
-    """A template cannot render a conversation; or what the assistant says in it cannot be found."""
+    """A template cannot render a conversation, or the answers in its text cannot be found."""
 
 
 class UnmarkedAnswers(TemplateFailed):
-    """A template without generation marks changes what was there before where more follows."""
+    """A template without generation marks writes earlier turns differently once more follow."""
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The template of a tokenizer, which has it in use.
+    """The chat template of a tokenizer.
 
     Args:
-        tokenizer: Has `chat_template`.
-        origin: How messages call it, such as `task.chat_template=chatml`.
+        tokenizer: Has it as `chat_template`.
+        origin: Names it in messages, such as `task.chat_template=chatml`.
         is_own: Whether it came with the tokenizer.
     """
 
@@ -66,22 +63,22 @@ class ChatTemplate:
 
     @cached_property
     def marked(self) -> bool:
-        """Whether it has generation marks around answers."""
+        """Whether it has generation marks (`{% generation %}`) around answers."""
         return bool(_MARK.search(self._template_text(None)))
 
     @property
     def roles(self) -> frozenset[str]:
-        """Roles allowed in rows: the usual ones, and every quoted word of it."""
+        """Roles allowed in rows: the usual ones, and every quoted word of the template."""
         return ROLES | frozenset(_QUOTED.findall(self._template_text(None)))
 
     def key(self) -> str:
-        """Digest template and special tokens, the determinants of a conversation's text."""
+        """Digest everything that decides the text of a conversation: template, special tokens."""
         return digest(
             self.source, json.dumps({key: str(token) for key, token in self._tokens().items()})
         )
 
     def unknown_tokens(self) -> list[str]:
-        """List its control tokens missing from the tokenizer's vocabulary."""
+        """List control tokens of the template, such as `<|im_end|>`, that the vocabulary lacks."""
         vocabulary = self.tokenizer.get_vocab()
         control_tokens = dict.fromkeys(_CONTROL.findall(self._template_text(None)))
         return [token for token in control_tokens if token not in vocabulary]
@@ -90,9 +87,9 @@ class ChatTemplate:
         """Render a conversation.
 
         Args:
-            turns: Of the conversation.
+            turns: Messages of the conversation.
             tools: JSON schemas of functions; None: there are none.
-            opening: Whether the beginning of an answer follows, for the model to go on from.
+            opening: Whether the opening of an answer is appended, for the model to continue.
 
         Raises:
             TemplateFailed: The template refuses it, or fails.
@@ -201,9 +198,12 @@ class ChatTemplate:
         return None
 
     def writes_role(self, turns: Sequence[Message], tools: Tools, role: str) -> bool:
-        """Tell whether the template writes the content of a role's turns, by trying it.
+        """Tell whether the template writes the content of a role's turns, by rendering them.
 
-        False if no turn has the role. Errors of the template are raised.
+        False if no turn has the role.
+
+        Raises:
+            TemplateFailed: The template refuses the conversation, or fails.
         """
         probed = []
         for turn in turns:
@@ -217,7 +217,8 @@ class ChatTemplate:
     def key_matters(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
         """Tell whether a key of the last turn changes the rendered text, by leaving it out.
 
-        It has to be the last turn: Qwen 3 leaves out the reasoning of earlier answers.
+        False if the template does not mention the key; True if it fails. It has to be the last
+        turn: Qwen 3 leaves out the reasoning of earlier answers.
         """
         if re.search(rf"\b{re.escape(key)}\b", self._template_text(tools)) is None:
             return False
@@ -229,6 +230,7 @@ class ChatTemplate:
             return True
 
     def _template_text(self, tools: Tools) -> str:
+        """Return the template; of several the one for conversations with, or without, tools."""
         source: str = self.tokenizer.get_chat_template(None, tools)
         return source
 
@@ -239,6 +241,14 @@ class ChatTemplate:
     def _render(
         self, turns: Sequence[Message], tools: Tools, *, opening: bool = False, marks: bool = False
     ) -> tuple[str, list[Span]]:
+        """Render a conversation by transformers, with the spans of answers if `marks` is true.
+
+        Arguments of tool calls that are mappings are passed as JSON text if the template fails on
+        them, or writes them as Python does.
+
+        Raises:
+            TemplateFailed: The template refuses the conversation, or fails.
+        """
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -281,7 +291,7 @@ def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
 
 
 def _has_plain_arguments(text: str, turns: Sequence[Message]) -> bool:
-    """Tell whether a template wrote the arguments of a tool call as Python does, not as JSON."""
+    """Tell whether a text has the arguments of a tool call as Python writes them, not as JSON."""
     for turn in turns:
         for call in turn.get("tool_calls") or ():
             arguments = call.get("function", {}).get("arguments")
@@ -291,7 +301,7 @@ def _has_plain_arguments(text: str, turns: Sequence[Message]) -> bool:
 
 
 def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
-    """Write the arguments of tool calls as JSON text, for templates that expect text."""
+    """Copy turns, with the arguments of tool calls as JSON text for templates that expect text."""
 
     def call(one: Any) -> Any:
         function = one.get("function", {})
@@ -309,14 +319,14 @@ def _with_text_arguments(turns: Sequence[Message]) -> list[Message]:
 
 
 def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> ChatTemplate | None:
-    """Put the wanted template into a tokenizer; it is saved with the tokenizer.
+    """Set the chat template of a tokenizer, with which it is saved.
 
     Args:
-        tokenizer: Of the model.
-        wanted: `task.chat_template`: a name, or a file; None: the tokenizer's own.
+        tokenizer: Changed in place, unless its own template is used.
+        wanted: `task.chat_template`: a name or a file; None: the tokenizer's own.
 
     Returns:
-        None where none is wanted, and the tokenizer has none.
+        The template; None if none is configured and the tokenizer has none.
 
     Raises:
         ConfigError: No such name or file, or no template in it.
@@ -339,6 +349,7 @@ def use_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> Chat
 
 
 def _read_template(wanted: str) -> str:
+    """Read a template by its name, or from a file; refuse what is neither."""
     path = _FOLDER / f"{wanted}.jinja" if wanted in NAMES else Path(wanted).expanduser()
     try:
         text = read_text(path, follow=True)
@@ -357,7 +368,7 @@ def _read_template(wanted: str) -> str:
 
 
 def ending_ids(tokenizer: PreTrainedTokenizerBase, end: int | None) -> list[int]:
-    """List the ends of an answer: the tokenizer's, and the template's."""
+    """List the tokens that end an answer: `eos_token`, and that of the template if there is one."""
     ends = [tokenizer.eos_token_id, end]
     return list(dict.fromkeys(int(token) for token in ends if token is not None))
 

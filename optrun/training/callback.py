@@ -1,4 +1,4 @@
-"""The hooks of the training loop, and the context that every hook is given."""
+"""The hooks of the training loop, and the context that is passed to each of them."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ class StopRequest:
 
 @dataclass(eq=False)
 class TrainingContext:
-    """The training under way, as a hook sees it, with the requests that a hook may make."""
+    """The present state of training, as a hook sees it, and the requests that it may make."""
 
     setup: TrainingSetup
-    """What is trained."""
+    """The run: model, task, data and state."""
     run: RunDir
     note: Callable[[str], None]
-    """Tells the user one line."""
+    """Shows the user one line."""
     command: Callable[..., str]
-    """Makes the command line that goes on with the run, from overrides, and the plugins of the run;
-    `mended=True`: also where their code has changed meanwhile."""
+    """Builds the command that continues the run, from overrides; with `mended=True` it allows that
+    the code of plugins has changed."""
     stop: StopRequest | None = None
-    """The request that counts; at first that of a checkpoint, of an earlier start of the run."""
+    """The first request to stop; at a resume that of the checkpoint."""
     save_requested: bool = False
+    """Whether a hook has requested a checkpoint after this step."""
     caller: str = ""
-    """Configuration key of the component whose hook is running."""
+    """Configuration key of the component whose hook is running; empty between hooks."""
     final: bool = False
-    """The evaluation and line under way belong to the end alone: without it they would not be due.
-    """
+    """Whether an evaluation or line is in progress that only the end of the run asked for."""
 
     def __post_init__(self) -> None:
-        """Name the folders, and see whether a step is under way."""
+        """Set the folders, and whether the present step is finished."""
         self.run_dir = self.run.path
-        """To read from; write into `extra_dir`."""
+        """The run directory, to read from."""
         self.extra_dir = self.run.extra
-        """To write into; made before the first hook."""
+        """The folder to write into; it exists before the first hook."""
         self.step_finished = not self.setup.state.unfinished
-        """The metrics line of the present step is written: a request to stop is for the next one.
+        """Whether the line of the present step is written: a request to stop is for the next step.
         """
 
     @property
@@ -67,12 +67,12 @@ class TrainingContext:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer; after a step the gradients are still there."""
+        """The optimizer; in `on_step` the gradients of the step are still there."""
         return self.setup.train_step.optimizer
 
     @property
     def task(self) -> Task:
-        """Examples of both splits, and how they are scored."""
+        """The task: examples of all splits, loss and metrics."""
         return self.setup.task
 
     @property

@@ -1,7 +1,4 @@
-"""A step whose loss compares all its examples.
-
-In-batch negatives over every micro-batch and every rank.
-"""
+"""An optimizer step whose loss compares all its examples, over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -18,34 +15,38 @@ _VECTORS = "vectors"
 
 
 class Contrast(Protocol):
-    """Vectors of examples, and a loss over the vectors of a whole step."""
+    """The part of a task that such a step uses."""
 
     def represent(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        """Make vectors of shape (batch, texts, width)."""
+        """Compute the vectors of a batch, shape (batch, texts, width)."""
         ...
 
     def compare(self, vectors: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Compute the loss, shape (), from vectors and the other tensors of a batch."""
+        """Compute the loss of the vectors of one or several joined batches, shape ()."""
         ...
 
 
 @dataclass(eq=False, kw_only=True)
 class ContrastStep(TrainStep):
-    """A step whose loss compares all examples, over micro-batches and ranks.
+    """A step whose loss compares all examples, over micro-batches and ranks (GradCache).
 
-    Each micro-batch runs twice: without gradient for its vectors, and again, with the same dropout,
-    to carry the gradient of the step's loss by these vectors into the weights. Memory is that of
-    one micro-batch. A step of one micro-batch runs once.
+    Each micro-batch runs forward twice: without gradients for its vectors, and again, with the same
+    dropout, to backpropagate the gradient of the step's loss by these vectors. Memory is that of
+    one micro-batch. A step of a single micro-batch runs once.
 
     Source: Gao, Zhang, Han & Callan 2021, arXiv:2101.06983, section 3.2: dL/dw = sum_i dL/dv_i
         dv_i/dw.
     """
 
     contrast: Contrast
-    """The vectors and the loss."""
+    """Computes the vectors and the loss."""
 
     def _shares(self, runs: list[Numbered], step: GlobalStep, position: int) -> list[torch.Tensor]:
-        """Run every micro-batch for its vectors, then again for its gradient."""
+        """Run every micro-batch forward for its vectors, then again for its gradient.
+
+        Returns:
+            The share of each micro-batch in the loss of the step, shape () each.
+        """
         if len(step.facts) == 1:
             return super()._shares(runs, step, position)
         with torch.no_grad():
@@ -57,13 +58,14 @@ class ContrastStep(TrainStep):
         return [loss * (step.weight_of(number) / step.total_weight) for _, number in runs]
 
     def _forward(self, run: Numbered, position: int) -> tuple[Any, Batch]:
+        """Run a micro-batch forward with its own dropout; return outputs and the moved batch."""
         batch, number = run
         self._seed(position, number)
         moved = self.to_device(batch)
         return self.forward(self.model, moved), moved
 
     def _vectors(self, run: Numbered, position: int) -> Batch:
-        """Compute the vectors of a micro-batch, and take along the other tensors of the loss."""
+        """Compute the vectors of a micro-batch, with the other tensors that the loss needs."""
         with self.autocast():
             outputs, moved = self._forward(run, position)
             aside = {name: moved[name] for name in ASIDE if name in moved}
@@ -72,10 +74,10 @@ class ContrastStep(TrainStep):
     def _compared(
         self, batches: list[Batch], count: int
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Compare the vectors of all ranks, in the order of their micro-batches.
+        """Compute the loss of the vectors of all ranks, in the order of their micro-batches.
 
         Args:
-            batches: Vectors and scores of this rank.
+            batches: Vectors and other tensors of each micro-batch of this rank.
             count: Micro-batches of the step over all ranks.
 
         Returns:
@@ -95,12 +97,12 @@ class ContrastStep(TrainStep):
         return loss.detach().float(), dict(enumerate(pieces))
 
     def _carry_back(self, run: Numbered, position: int, gradient: torch.Tensor | None) -> None:
-        """Run a micro-batch forward again, and backward from the gradient at its vectors.
+        """Run a micro-batch forward again, and backpropagate a gradient from its vectors.
 
         Args:
             run: The micro-batch with its number.
-            position: Step from which random states are seeded.
-            gradient: Of the loss by the vectors; None: the micro-batch counts nothing.
+            position: Steps of data used before, which seeds its dropout.
+            gradient: Gradient of the loss by the vectors; None: the micro-batch counts nothing.
         """
         with self.autocast():
             outputs, moved = self._forward(run, position)

@@ -43,8 +43,15 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
 
 
 def _device_of_rank(name: str, local_rank: int) -> torch.device:
-    """Choose the device of one of several ranks, and make it torch's current one."""
-    kind = name if name != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    """Return the device of one of several ranks on this machine; a GPU becomes torch's current one.
+
+    Raises:
+        ConfigError: A device other than auto, cpu and cuda, or fewer GPUs than ranks. A single
+            visible GPU is taken by each rank: the launcher shows each its own.
+    """
+    kind = name
+    if name == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind not in ("cpu", "cuda"):
         raise ConfigError(
             f"training.device={name}: expected auto, cpu or cuda, since each rank has a device of"
@@ -53,7 +60,7 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    if count == 1:  # the launcher shows each rank its own
+    if count == 1:
         local_rank = 0
     if local_rank >= count:
         raise ConfigError(
@@ -65,7 +72,7 @@ def _device_of_rank(name: str, local_rank: int) -> torch.device:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Measure the most memory used so far: of the GPU, else of the process."""
+    """Return the peak memory so far: allocated on the GPU, else resident in this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024

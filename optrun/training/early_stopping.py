@@ -39,20 +39,22 @@ class EarlyStopping(Callback):
         """Evaluations in a row that did not improve."""
 
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
-        """Count the evaluation, and ask to stop when it is one too many."""
+        """Count an evaluation, and request the stop when `patience` of them did not improve.
+
+        The first evaluation improves always; if it is NaN, the worst possible value is the best.
+        """
         value = metrics[self.ranking.metric]
-        best = self.best
-        better = best is not None and self.ranking.better(value, best)
-        if best is None or (better and abs(value - best) > self.threshold):
+        if self.best is None:
             self.counter = 0
+            self.best = value
+            if math.isnan(value):
+                self.best = math.inf if self.ranking.mode == "min" else -math.inf
+        elif self.ranking.better(value, self.best):
+            is_enough = abs(value - self.best) > self.threshold
+            self.counter = 0 if is_enough else self.counter + 1
+            self.best = value
         else:
             self.counter += 1
-        if best is None:
-            self.best = (
-                value if value == value else math.inf if self.ranking.mode == "min" else -math.inf
-            )
-        elif better:
-            self.best = value
         if self.counter >= self.patience:
             by_more = f" by more than {self.threshold:g}" if self.threshold else ""
             training.request_stop(
@@ -61,7 +63,7 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> StateDict:
-        """Return the counter and the best value, with their metric."""
+        """Return the counter and the best value, with their metric and its direction."""
         return {
             "metric": self.ranking.metric,
             "mode": self.ranking.mode,
@@ -70,10 +72,7 @@ class EarlyStopping(Callback):
         }
 
     def load_state_dict(self, state: PlainMapping) -> None:
-        """Go on counting.
-
-        What was counted of another metric, or in another direction, is forgotten.
-        """
+        """Load counter and best value; nothing if they are of another metric or direction."""
         if (state["metric"], state["mode"]) == (self.ranking.metric, self.ranking.mode):
             self.best = state["best"]
             self.counter = state["counter"]

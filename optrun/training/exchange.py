@@ -1,4 +1,4 @@
-"""The messages of the ranks to each other, once a step, before its forward passes."""
+"""Exchange facts of micro-batches and requests between ranks, once before each step."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from optrun.distributed.world import ALONE, World
 
 Item = TypeVar("Item")
 _DIGEST_PARTS = 8
-"""Numbers of 32 bits that a digest is sent as."""
+"""Integers of 32 bits as which a sha256 digest is sent; float64 holds them exactly."""
 
 
 @dataclass(frozen=True)
 class MicroBatchFacts:
-    """The facts of a micro-batch, as its own rank counts them."""
+    """The facts of a micro-batch, counted by the rank that runs it."""
 
     weight: float
-    """Tokens or examples that its mean loss is over, or the sum of their class weights."""
+    """Denominator of its mean loss: tokens, examples, or the sum of their class weights."""
     tokens: int
     samples: int
     digest: bytes
-    """sha256 of its content."""
+    """`digest_of_batch`, 32 bytes."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests to the loop; over ranks, the requests to any of them."""
+    """Requests to the training loop, of one rank or merged over all ranks."""
 
     stop: int = 0
-    """Number of the signal; -1: the time budget is spent; 0: go on."""
+    """Number of the signal that asks to stop; -1: the time budget is spent; 0: no request."""
     save: bool = False
+    """Whether a checkpoint is requested."""
     written: bool = True
-    """No checkpoint is being written; over ranks, on none of them."""
+    """Whether no rank is writing a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -43,29 +44,31 @@ class GlobalStep:
     """The micro-batches of a step over all ranks."""
 
     facts: list[MicroBatchFacts]
-    """Of each, in their order, which is the same at any number of ranks."""
+    """Facts of each micro-batch, in the order that is the same for any number of ranks."""
     numbers: list[int]
-    """Of those that this rank runs; one beyond the last counts nothing."""
+    """Numbers of the micro-batches of this rank. A number beyond the last one is a repeated
+    micro-batch, which counts nothing, so that all ranks run the same number of them."""
     requests: Requests
+    """Requests, merged over all ranks."""
 
     @cached_property
     def total_weight(self) -> float:
-        """Sum the tokens or examples of the step's mean loss."""
+        """Return the denominator of the step's mean loss."""
         return sum(fact.weight for fact in self.facts)
 
     def weight_of(self, number: int) -> float:
-        """Weight of a micro-batch; 0 where the number stands for none."""
+        """Return the weight of a micro-batch; 0 for a number beyond the last one."""
         if number < len(self.facts):
             return self.facts[number].weight
         return 0.0
 
 
 def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
-    """Put the items of all ranks into the order of their micro-batches.
+    """Sort the items of all ranks into the order of their micro-batches, rank by rank in turn.
 
     Args:
-        ranks: By rank.
-        count: Micro-batches of the step over all ranks.
+        ranks: The items of each rank, by rank.
+        count: Micro-batches of the step over all ranks; items beyond them are left out.
 
     Example:
         >>> in_order([["first", "third"], ["second", "one of none"]], 3)
@@ -77,16 +80,19 @@ def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
 def exchange(
     facts_here: Sequence[MicroBatchFacts], requests: Requests, world: World, count: int
 ) -> GlobalStep:
-    """Exchange the facts of micro-batches and the requests of all ranks, in one all-gather.
+    """Exchange facts of micro-batches and requests with all ranks, in one all-gather.
 
     Args:
-        facts_here: Of its micro-batches, as many on every rank.
-        requests: Of this rank.
+        facts_here: Facts of this rank's micro-batches; every rank has the same number of them.
+        requests: Requests to this rank.
         world: The ranks.
         count: Micro-batches of the step over all ranks.
 
+    Returns:
+        The facts of all micro-batches; a stop by signal wins over the time budget.
+
     Raises:
-        RuntimeError: A rank is gone, or does not answer in time.
+        LostRankError: A rank is gone, or does not answer in time.
     """
     if world is ALONE:
         return GlobalStep(list(facts_here), list(range(count)), requests)
@@ -108,6 +114,7 @@ def exchange(
 
 
 def _unpacked(row: Sequence[float]) -> Iterator[MicroBatchFacts]:
+    """Yield the facts of the micro-batches of a rank from the numbers that it sent."""
     for at in range(0, len(row), 3 + _DIGEST_PARTS):
         weight, tokens, samples, *parts = row[at : at + 3 + _DIGEST_PARTS]
         digest = b"".join(int(part).to_bytes(4, "big") for part in parts)

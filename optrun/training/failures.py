@@ -1,7 +1,4 @@
-"""Failures of loader workers and of memory.
-
-One message with the step and its data instead of a bare traceback.
-"""
+"""Explain failures of loader workers and lack of memory, with the step and its data."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from optrun.data.loader import Batch
 
 
 class LoaderTimeout(BaseException):
-    """No batch came in time; no `Exception`, so that nothing on its way takes it for its own."""
+    """No batch came in time; a BaseException, so that no `except Exception` catches it."""
 
 
 @contextmanager
@@ -95,21 +92,22 @@ def _torch_raises_on_worker_exit() -> Iterator[None]:
 
 
 def kill_workers() -> None:
-    """End every process forked from this one through multiprocessing."""
+    """Kill every process that this one has started through multiprocessing."""
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 @contextmanager
 def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> Iterator[None]:
-    """Name the step and its examples where a loader worker was killed or does not answer.
+    """Explain inside the context that a loader worker was killed or does not answer.
 
     Args:
-        global_step: Says how many steps are done.
-        examples: Says which examples come next.
+        global_step: Returns the number of steps done.
+        examples: Names the examples of the next step.
 
     Raises:
-        OptrunError: Instead of torch's error; no worker is left.
+        OptrunError: In place of torch's error or LoaderTimeout; all workers are killed. Other
+            errors are raised unchanged.
     """
     try:
         yield
@@ -129,11 +127,10 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
 
 
 def _worker_death_message(error: BaseException | None) -> str | None:
-    """Find torch's message about a dead worker, preferring the one with the signal.
+    """Find torch's message about a dead worker in an error and its causes; None: there is none.
 
-    None: none.
-
-    `DataLoader._try_get_data` catches the handler's error, and raises one that says less.
+    The one with the signal wins: `DataLoader._try_get_data` catches it, and raises one that says
+    less.
     """
     messages = []
     while error is not None:
@@ -145,7 +142,7 @@ def _worker_death_message(error: BaseException | None) -> str | None:
 
 
 def _timed_out(error: BaseException | None) -> bool:
-    """Tell whether the time was up before anything else was raised."""
+    """Tell whether an error is, or was raised after, a LoaderTimeout."""
     while error is not None:
         if isinstance(error, LoaderTimeout):
             return True
@@ -203,4 +200,5 @@ def _explain_out_of_memory(where: Callable[[], str], advice: str) -> Iterator[No
 
 
 def _shapes(batch: Batch) -> str:
+    """List the names and shapes of a batch's tensors."""
     return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())

@@ -1,4 +1,4 @@
-"""Numbers of a device on their way to the host."""
+"""Copy tensors from a device to the host without waiting for it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 
 
 class HostCopy:
-    """Copies tensors to the host without waiting for the device.
+    """Starts to copy tensors to the host; CUDA copies into pinned memory beside its work.
 
-    CUDA copies into pinned memory beside its work. On a CPU nothing is copied: the numbers are
-    there, and nobody changes them.
+    Tensors on the CPU are not copied, and must not be changed before `lists` is called.
 
     Args:
-        tensors: On one device.
+        tensors: All on one device; of 16-bit floats float32 copies are made.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -1,7 +1,4 @@
-"""`metrics.jsonl` while training.
-
-What the disk refuses is kept and written later, each line once and in order.
-"""
+"""Write `metrics.jsonl` during training; a line that the disk refuses is written later."""
 
 from __future__ import annotations
 
@@ -18,15 +15,15 @@ from optrun.config.schema.checkpoint import OnStorageError
 from optrun.training.callback import Callback, TrainingContext
 
 Refused = Callable[[Path, str, OSError], None]
-"""Takes the file that the disk refused, what comes of it, and the error; may raise."""
+"""Handles a file that the disk refused, the consequence in words, and the error; may raise."""
 
 
 def storage_policy(policy: OnStorageError, note: Callable[[str], None]) -> Refused:
-    """Make the handler for `checkpoint.on_storage_error`: a warning, or the end of the run.
+    """Return the handler of refused files: it warns, or raises StorageError with policy `stop`.
 
     Args:
-        policy: Of the configuration.
-        note: Takes the warning.
+        policy: `checkpoint.on_storage_error`.
+        note: Shows the warning.
     """
 
     def refused(path: Path, consequence: str, error: OSError) -> None:
@@ -39,12 +36,12 @@ def storage_policy(policy: OnStorageError, note: Callable[[str], None]) -> Refus
 
 
 class MetricsLogger(Callback):
-    """Writes metrics lines.
+    """Appends each record as a line to `metrics.jsonl`.
 
     Args:
-        path: `metrics.jsonl` of the run.
-        refused: Called with what the disk said; where it does not raise, the line waits for the
-            next one.
+        path: The file.
+        refused: Called if the disk refuses a line; if it does not raise, the line is written with
+            the next one.
     """
 
     def __init__(self, path: Path, refused: Refused) -> None:
@@ -55,7 +52,7 @@ class MetricsLogger(Callback):
         self._writer: MetricsWriter | None = None
 
     def on_log(self, training: TrainingContext, record: PlainMapping) -> None:  # noqa: ARG002
-        """Append one record, after the records still waiting."""
+        """Append a record, after those that wait; if the disk refuses, `refused` is called."""
         with self._lock:
             self._waiting.append(record)
             error = self._write_waiting()
@@ -81,7 +78,9 @@ class MetricsLogger(Callback):
             writer.close()
 
     def sync(self) -> None:
-        """Flush every line up to now to the disk, before the next checkpoint commits.
+        """Write all lines to the disk (fsync), before a checkpoint is completed.
+
+        May be called from another thread.
 
         Raises:
             OSError: The disk refused.
@@ -95,10 +94,7 @@ class MetricsLogger(Callback):
             writer.sync()
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Drop every line after the step of the rollback.
-
-        The later steps are taken anew.
-        """
+        """Remove all lines after the step of the rollback, which is trained from again."""
         step = training.global_step
         with self._lock:
             self._close()
@@ -109,7 +105,7 @@ class MetricsLogger(Callback):
         """Write the waiting lines, and close the file.
 
         Raises:
-            StorageError: The disk refuses some lines for good.
+            StorageError: The disk refuses lines again; they are lost.
         """
         with self._lock:
             refused = self._write_waiting() if self._waiting else None

@@ -20,16 +20,16 @@ from typing import Self
 from optrun.base.errors import show_cursor
 
 REPEAT_SECONDS = 2.0
-"""Between a signal that a rank receives, and the same one as its launcher passes it on."""
+"""Most seconds between a signal to a rank and the same signal passed on by its launcher."""
 
 
 class Stopped(BaseException):
-    """A request to stop, raised where waiting for the next step makes no sense.
+    """A request to stop, raised in the middle of a step where nothing is worth finishing.
 
-    No defect and no `Exception`.
+    A BaseException, so that no `except Exception` takes it for an error.
 
     Args:
-        signal: Number of the one that another rank received; 0: this process was asked.
+        signal: Number of the signal that some rank received; 0: this process received it.
     """
 
     def __init__(self, signal: int = 0) -> None:
@@ -38,22 +38,22 @@ class Stopped(BaseException):
 
 
 class SignalHandler:
-    """Takes the signals while the `with` block lasts.
+    """Handles signals inside its `with` block, and restores the handlers after it.
 
-    Outside the main thread, where Python takes no signals, it asks for nothing.
+    Outside the main thread, where Python cannot handle signals, there are no requests.
 
     Args:
-        owns_process: Whether a second request to stop ends this process; else it raises
+        owns_process: Whether a second request to stop ends this process at once; else it raises
             KeyboardInterrupt.
-        is_rank: Whether a launcher may pass on what a scheduler sends to all processes: a second
-            request within `REPEAT_SECONDS` is the same one then.
+        is_rank: Whether a launcher may pass on a signal that this process has already received: a
+            second one within `REPEAT_SECONDS` is ignored.
     """
 
     def __init__(self, *, owns_process: bool = True, is_rank: bool = False) -> None:
         self._owns_process = owns_process
         self._repeat_seconds = REPEAT_SECONDS if is_rank else 0.0
         self.stopped_at = 0.0
-        """When it was asked to stop, on the monotonic clock."""
+        """Time of the request to stop on the monotonic clock; 0 without one."""
         self.stop_signal: signal.Signals | None = None
         self.save_requested = False
         self._before: dict[signal.Signals, object] = {}
@@ -62,23 +62,23 @@ class SignalHandler:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether the loop should save and end."""
+        """Whether a signal has asked to stop."""
         return self.stop_signal is not None
 
     def take_save_request(self) -> bool:
-        """Tell whether there was a request to save since the last call."""
+        """Return whether there was a request to save since the last call, and clear it."""
         requested = self.save_requested
         self.save_requested = False
         return requested
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Raise a request to stop at once, without waiting.
+        """Raise `Stopped` as soon as a signal asks to stop, inside the context.
 
-        For what takes long and has nothing worth finishing, such as reading data.
+        For work that takes long and has nothing worth finishing, such as reading data.
 
         Raises:
-            Stopped: There was such a request, before or inside.
+            Stopped: There was a request to stop, before or inside the context.
         """
         self._immediate = True
         try:
@@ -108,7 +108,10 @@ class SignalHandler:
         self._before.clear()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Note a first signal; at a second one, after a while, end the process at once."""
+        """Remember a first signal; at a second one end the process at once, nothing saved.
+
+        Inside `immediate` the first one raises Stopped. In a forked loader worker nothing happens.
+        """
         if os.getpid() != self._process:
             # a loader worker just forked: the main process answers, and still wants its batches
             return
@@ -128,6 +131,7 @@ class SignalHandler:
             raise Stopped
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
+        """Stop because the terminal was closed, and write nothing to it any more."""
         if os.getpid() == self._process and self.stop_signal is None:
             _leave_terminal()
         self._stop(number, frame)
@@ -137,9 +141,9 @@ class SignalHandler:
 
 
 def _leave_terminal() -> None:
-    """Leave a closed terminal, because writing to it would fail.
+    """Redirect standard output and error from a closed terminal to the null device.
 
-    The run's log file has them too.
+    Writing to it would fail. The log file of the run has the same lines.
     """
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):

@@ -23,13 +23,13 @@ class Best(TypedDict):
     value: float
     step: int
     tied: int
-    """How many evaluations had that value."""
+    """Number of evaluations with this value."""
     loss: NotRequired[float]
-    """Of that evaluation."""
+    """The loss of the same evaluation, which decides between equal values."""
 
 
 class Ended(TypedDict, total=False):
-    """Values from before the end of a run, for the case that it is prolonged."""
+    """Values of `TrainState` without those of the end of the run, in case it is prolonged."""
 
     best: dict[str, Best]
     last: dict[str, float]
@@ -44,7 +44,7 @@ class TrainState:
     global_step: int = 0
     """Optimizer steps done."""
     tokens: int = 0
-    """Tokens trained on, padding left out."""
+    """Tokens trained on, without padding."""
     samples: int = 0
     """Examples trained on."""
     seconds: float = 0.0
@@ -119,20 +119,20 @@ class TrainState:
         return copy.deepcopy(changed)
 
     def go_on(self) -> None:
-        """Forget the results that only the end of the run asked for.
+        """Drop the results that only the end of the run asked for, when it is prolonged.
 
-        It is prolonged, and goes on as if it had not ended there.
+        It then continues as if it had not ended there. Does nothing if there are none.
         """
         vars(self).update(self.without_end)
         self.without_end = {}
 
     def to_dict(self) -> PlainDict:
-        """Convert to plain values."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: PlainDict) -> TrainState:
-        """Invert `to_dict`.
+        """Build a state from `to_dict`; missing counters have their defaults.
 
         Raises:
             ValueError: There is a counter that this version does not know.
@@ -146,7 +146,7 @@ class TrainState:
 
 
 def empty_window() -> PlainDict:
-    """Return the counters since the last log line at their start values."""
+    """Return the start values of the counters since the last line of metrics, by name."""
     return {name: value for name, value in vars(TrainState()).items() if name.startswith("window_")}
 
 
@@ -154,13 +154,15 @@ _DIGESTED = 32 * 2**10
 
 
 def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
-    """Digest of one micro-batch: equal digests mean equal examples.
+    """Digest a micro-batch, to compare the data of two runs.
+
+    Name, shape and dtype of each tensor, and its first and last 32 KiB count.
 
     Args:
-        batch: On the CPU; of each tensor the shape, its first 32 KiB and its last count.
+        batch: Tensors on the CPU.
 
     Returns:
-        sha256, 32 bytes.
+        A sha256 digest, 32 bytes.
     """
     total = hashlib.sha256()
     for name in sorted(batch):
@@ -174,11 +176,11 @@ def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
 
 
 def digest_of_batches(before: str, digests: Iterable[bytes]) -> str:
-    """Digest one more step's batches: equal digests mean equal examples in equal order.
+    """Add the batches of a step to the digest of a run, which depends on their order.
 
     Args:
-        before: Digest up to here.
-        digests: Of the step's micro-batches, over all ranks in their order.
+        before: The digest before this step; empty at the start.
+        digests: Digests of the step's micro-batches, over all ranks in their order.
 
     Returns:
         32 hexadecimal digits.
@@ -187,12 +189,10 @@ def digest_of_batches(before: str, digests: Iterable[bytes]) -> str:
 
 
 class RandomStates:
-    """All global generators as they stand now.
-
-    Cheap to take, packed for a file only where one is written.
+    """A copy of the states of all global generators: Python, NumPy, torch and the device.
 
     Args:
-        device: Where the model computes.
+        device: The device of the model; on CUDA or MPS its generator is copied, too.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -207,10 +207,12 @@ class RandomStates:
 
     @classmethod
     def unpack(cls, states: PlainMapping, device: torch.device) -> Self:
-        """Read packed states, and try them on generators of their own, not on the global ones.
+        """Read states of `packed`, and test them on new generators; global ones stay unchanged.
+
+        Generators that are missing there keep their present states.
 
         Raises:
-            Exception: Whatever a generator raises at what is no state of it.
+            Exception: Whatever a generator raises for an invalid state.
         """
         unpacked = cls(device)
         version, key, gauss_next = states["python"]
@@ -235,7 +237,7 @@ class RandomStates:
         return unpacked
 
     def restore(self) -> None:
-        """Put all global generators back."""
+        """Set all global generators to these states."""
         random.setstate(self._python)
         np.random.set_state(self._numpy)
         torch.set_rng_state(self._torch["torch"])
@@ -245,7 +247,7 @@ class RandomStates:
             torch.mps.set_rng_state(self._torch["mps"])
 
     def packed(self) -> PlainDict:
-        """Pack as JSON can hold them."""
+        """Convert the states to JSON values; those of torch to base64."""
         version, key, position = self._python
         legacy = self._numpy
         return {
@@ -269,14 +271,14 @@ def _unpack(text: str) -> torch.Tensor:
 
 
 def seed_random_states(seed: int, device: torch.device) -> None:
-    """Seed all global generators of this device.
+    """Seed the global generators of Python, NumPy, torch and the device.
 
-    `torch.manual_seed` would do the same and more: for each kind of accelerator that is not there
-    it takes down the call stack (`torch.cuda._lazy_call`), a millisecond every time.
+    As `torch.manual_seed`, which costs a millisecond more: it records the call stack for each kind
+    of accelerator that is missing (`torch.cuda._lazy_call`).
 
     Args:
-        seed: Below 2**63.
-        device: Where the model computes.
+        seed: Below 2**63; NumPy gets its lowest 32 bits.
+        device: The device of the model.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -288,14 +290,12 @@ def seed_random_states(seed: int, device: torch.device) -> None:
 
 
 def seed_of_micro_batch(seed: int, position: int, number: int) -> int:
-    """Seed of the forward pass over one micro-batch.
-
-    Its dropout is the same on whichever rank it runs.
+    """Compute the seed of the forward pass over a micro-batch, the same on any rank.
 
     Args:
-        seed: Of the run.
+        seed: Seed of the run.
         position: Steps of data used before this one.
-        number: Of the micro-batch in its step, over all ranks; -1: of the update.
+        number: Number of the micro-batch in its step, over all ranks; -1: the optimizer's update.
 
     Returns:
         A number of 63 bits.
