@@ -217,7 +217,8 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
             raise ConfigError(
                 f"{split.key} has a column {name}, and so have the predictions. Rename it."
             )
-    binary = [name for name, feature in rows.features.items() if _is_binary(feature)]
+    # Images and sounds, too, are bytes to Arrow.
+    binary = [field.name for field in rows.features.arrow_schema if "binary" in str(field.type)]
     if binary:
         notes.append(f"not written beside the predictions: {', '.join(binary)} (bytes)")
         rows = rows.remove_columns(binary)
@@ -232,12 +233,6 @@ def write(out: Path, split: Split, predictions: list[Values], notes: list[str]) 
 def _put_in_place(aside: Path, out: Path) -> None:
     refuse_existing(f"out={out}", out)
     aside.rename(out)
-
-
-def _is_binary(feature: object) -> bool:
-    """Tell whether a column holds bytes: images, sounds, binary."""
-    kind = type(feature).__name__
-    return kind in ("Image", "Audio", "Video") or "binary" in str(getattr(feature, "dtype", ""))
 
 
 def _write_table(table: Any, path: Path) -> None:
