@@ -173,18 +173,18 @@ def lamb_tensorflow(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor
     return _adapted(w, g, s, n, n.step, adapts=not n.excluded)
 
 
-def _adamax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, size: Tensor) -> Tensor:
-    """Take Adamax's step; `size`: |g|, with eps where the package adds it."""
-    b1, b2 = n.betas
+def _adamax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters, maximum: Tensor) -> Tensor:
+    """Take Adamax's step; `maximum`: the new running maximum of |g|, with eps where it is added."""
+    b1, _ = n.betas
     s.m = b1 * s.m + (1 - b1) * g
-    s.v = torch.maximum(b2 * s.v, size)
+    s.v = maximum
     return w - n.lr / (1 - b1**s.grad_count) * s.m / s.v
 
 
 def adamax_torch(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of torch/optim/adamax.py: coupled decay, eps beside |g|."""
     g = g + n.decay * w
-    return _adamax(w, g, s, n, g.abs() + n.eps)
+    return _adamax(w, g, s, n, torch.maximum(n.betas[1] * s.v, g.abs() + n.eps))
 
 
 def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
@@ -192,16 +192,14 @@ def adamax_optax(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
 
     `adamax` is the same without decay.
     """
-    return _adamax(w, g, s, n, g.abs() + n.eps) - n.lr * n.decay * w
+    maximum = torch.maximum(n.betas[1] * s.v, g.abs() + n.eps)
+    return _adamax(w, g, s, n, maximum) - n.lr * n.decay * w
 
 
 def adamax_paddle(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     """Compute the step of paddlepaddle 3.3 `Adamax`, `L2Decay`: eps beside the decayed maximum."""
-    b1, b2 = n.betas
     g = g + n.decay * w
-    s.m = b1 * s.m + (1 - b1) * g
-    s.v = torch.maximum(b2 * s.v + n.eps, g.abs())
-    return w - n.lr / (1 - b1**s.grad_count) * s.m / s.v
+    return _adamax(w, g, s, n, torch.maximum(n.betas[1] * s.v + n.eps, g.abs()))
 
 
 def adamax_keras(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:

@@ -44,6 +44,7 @@ def hidden_attributes(build: Builder) -> list[str]:
 
 
 def _parameters() -> list[tuple[str, torch.nn.Parameter]]:
+    """Draw an 8 x 8 weight and a bias of 8 elements, the same at each call."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(8, 8, generator=generator))
     bias = torch.nn.Parameter(torch.randn(8, generator=generator))
@@ -63,6 +64,7 @@ def _step(optimizer: torch.optim.Optimizer, number: int) -> None:
 
 
 def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    """Copy the attributes that are plain (`_is_plain`), without state, groups and defaults."""
     return {
         name: copy.deepcopy(value)
         for name, value in vars(optimizer).items()

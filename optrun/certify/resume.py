@@ -71,9 +71,6 @@ class Certificate:
             "starts": self.starts,
             "kills": [asdict(kill) for kill in self.kills],
             "fell": dict(self.fell),
-            "victims": {
-                f"{victim}, {fell}": count for (victim, fell), count in self.victims.most_common()
-            },
             "compared": [asdict(section) for section in self.sections],
             "seconds": round(self.seconds, 1),
             "versions": self.versions,

@@ -219,6 +219,7 @@ class AdamWDL(BatchOptimizer):
         return ratios
 
     def _traits(self, group: Group, name: str, param: Tensor) -> tuple[float, bool]:
+        """Return the ratio of a parameter, and whether it decays."""
         del group, param
         return self._lr_ratios.get(name, 1.0), self.decays(name)
 
@@ -237,6 +238,7 @@ class AdamWDL(BatchOptimizer):
         return {"lr": lr, "keep": keep}
 
     def _sparse_policy(self, group: Group) -> str:
+        """Update the listed rows of sparse gradients under `lazy_mode`, else refuse them."""
         if group["lazy_mode"]:
             return "rows"
         return "refuse"

@@ -46,6 +46,7 @@ class BatchOptimizer(NamedOptimizer):
     _plan: Plan | None = None
 
     def _refresh_groups(self) -> None:
+        """Check the groups as `NamedOptimizer`, and discard the plan of batches."""
         self._plan = None
         super()._refresh_groups()
 

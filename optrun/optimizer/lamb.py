@@ -251,6 +251,7 @@ class Lamb(BatchOptimizer):
         return name not in self._unadapted and (decays or group["always_adapt"])
 
     def _traits(self, group: Group, name: str, param: Tensor) -> tuple[bool, bool]:
+        """Tell whether the patterns let a parameter decay, and whether they let it adapt."""
         del group, param
         return self.decays(name), name not in self._unadapted
 
@@ -272,4 +273,5 @@ class Lamb(BatchOptimizer):
         }
 
     def _sparse_policy(self, _group: Group) -> str:
+        """Take a sparse gradient as a dense one, since norms are of the full tensor."""
         return "densify"

@@ -167,6 +167,7 @@ class LazyAdam(BatchOptimizer):
         }
 
     def _sparse_policy(self, _group: Group) -> str:
+        """Update the rows that a sparse gradient lists, and no others."""
         return "rows"
 
     def _update(self, batch: Batch) -> None:

@@ -154,6 +154,7 @@ class Mars(BatchOptimizer):
         )
 
     def _traits(self, group: Group, name: str, param: Tensor) -> bool:
+        """Tell whether a parameter has two or more dimensions."""
         del group, name
         return param.dim() >= 2
 
@@ -211,4 +212,5 @@ def correct_grads(
 
 
 def _divisors(grad_norms: Tensor) -> Tensor:
+    """Return norms above 1 as they are, and 1 for all others, NaN included."""
     return torch.where(grad_norms > 1, grad_norms, torch.ones_like(grad_norms))

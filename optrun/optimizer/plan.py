@@ -226,4 +226,5 @@ def shared_options(optimizer: Optimizer) -> list[str]:
 
 
 def _addresses(tensors: list[Tensor]) -> list[int]:
+    """List the address of the first element of each tensor."""
     return list(map(Tensor.data_ptr, tensors))

@@ -187,12 +187,16 @@ class ScheduleFreeAdamW(BatchOptimizer):
                 weights.copy_(y if train_mode else y.lerp(z, 1 - 1 / share_of_x))
 
     def _new_state(self, group: Group, param: Tensor) -> State:
+        """Make the state with z equal to the parameter, and counters of the average."""
         state = super()._new_state(group, param)
         state["z"].copy_(param)
         return {**state, "weight_sum": 0.0, "lr_max": 0.0, "beta1": group["betas"][0]}
 
     def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
-        """Take the weight of the step into the average."""
+        """Return the scalars of the update, and the counters after this step.
+
+        `mix` and `scale` are those of `_single_tensor_schedule_free`.
+        """
         del traits
         lr = group["lr"]
         beta1, _ = group["betas"]

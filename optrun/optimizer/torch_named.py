@@ -250,6 +250,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
         super()._set_functions()
 
     def _register_hooks(self) -> None:
+        """Register the hooks, with those that replace the decay for each step."""
         super()._register_hooks()
         if _decay_of_step not in self._optimizer_step_pre_hooks.values():
             self.register_step_pre_hook(_decay_of_step)

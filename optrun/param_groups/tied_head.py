@@ -77,7 +77,7 @@ class _LastNorm(Watch):
         self.arrived = torch.empty(0)
         head: nn.Linear = model.get_output_embeddings()  # type: ignore[operator]
 
-        def note(path: str, _: nn.Module, args: object, out: Tensor) -> Tensor | None:
+        def record(path: str, _: nn.Module, args: object, out: Tensor) -> Tensor | None:
             del args
             if out.shape[-1] == head.in_features:
                 self.norms.append(path)
@@ -92,7 +92,7 @@ class _LastNorm(Watch):
             return (torch.empty(args[0].shape, dtype=head.weight.dtype, device="meta"),)
 
         norms = [(path, module) for path, module in model.named_modules() if is_norm(module)]
-        handles = [module.register_forward_hook(partial(note, path)) for path, module in norms]
+        handles = [module.register_forward_hook(partial(record, path)) for path, module in norms]
         handles.append(head.register_forward_pre_hook(arrives))
 
     @property

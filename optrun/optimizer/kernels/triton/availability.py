@@ -1,7 +1,4 @@
-"""Whether the Triton kernels step tensors on a device, or why not.
-
-A device has to show that it computes them right.
-"""
+"""Find out why the Triton kernels do not step tensors on a device, if they do not."""
 
 from __future__ import annotations
 
@@ -12,7 +9,9 @@ import torch
 
 @cache
 def why_not(device: str) -> str:
-    """Say why the Triton kernels step nothing on a type of device; empty if they do.
+    """Say why the Triton kernels do not step tensors on a type of device; empty if they do.
+
+    The first call for a CUDA device compiles and checks them there (`trial`); the result is cached.
 
     Args:
         device: Such as "cuda", which is what torch calls ROCm's devices too.

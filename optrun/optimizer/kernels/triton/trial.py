@@ -1,6 +1,6 @@
-"""Small steps of each optimizer on a device, held against the loops.
+"""Check the Triton kernels on a device by small steps of each optimizer, against the loops.
 
-Where that fails, other kernels step there.
+If the check fails, other kernels step tensors on that device.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ NEAR = 1e-5
 
 
 def trial(device: torch.device) -> str:
-    """Step tensors on a device, twice.
+    """Compare small steps by the Triton kernels on a device with those by the loop.
 
     Returns:
-        Empty, or what is wrong: a compiler that is missing, other numbers than the loop's, other
-        bits the second time.
+        Empty if all is right; else what is wrong: an error such as a missing compiler, other values
+        than the loop's, or other bits the second time.
     """
     try:
         for name in OPTIMIZERS:
@@ -42,7 +42,7 @@ def trial(device: torch.device) -> str:
 
 @torch.no_grad()
 def _problem(name: str, device: torch.device) -> str:
-    """Describe the fault in the steps of one optimizer; empty if there is none."""
+    """Describe what is wrong in the steps of one optimizer; empty if nothing is."""
     truth = _after_steps(name, "loop", torch.float64, device)
     first = _after_steps(name, "triton", torch.float32, device)
     second = _after_steps(name, "triton", torch.float32, device)
@@ -55,7 +55,7 @@ def _problem(name: str, device: torch.device) -> str:
 
 
 def _after_steps(name: str, kernel: str, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Return weights and moments after a few steps."""
+    """Return weights and moments after `STEPS` steps by a kernel."""
     params = [Parameter(_wave(size, 0).to(device, dtype)) for size in SIZES]
     build: Any = class_of(name)
     optimizer = build(params, lr=0.01, weight_decay=0.1)
@@ -72,5 +72,6 @@ def _after_steps(name: str, kernel: str, dtype: torch.dtype, device: torch.devic
 
 
 def _wave(size: int, phase: int) -> Tensor:
+    """Make a cosine of `size` float32 values on the CPU, shifted by `phase`."""
     wave = torch.linspace(0.0, 9.0, size, dtype=torch.float32, device="cpu")
     return wave.add(phase).cos()
