@@ -40,7 +40,6 @@ class SeedLine:
 
     series: int
     contender: str
-    seed: int | None
     finished: bool
     x: Array
     """Steps or epochs; shape (n,)."""
@@ -77,7 +76,7 @@ def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedL
                 continue
             indices = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
             has_score = bool(row.configuration.scores)
-            lines.append(SeedLine(series, row.name, run.seed, has_score, x[indices], y[indices]))
+            lines.append(SeedLine(series, row.name, has_score, x[indices], y[indices]))
     return lines
 
 
