@@ -284,7 +284,7 @@ def _say_facts(facts: Facts, say: Say) -> None:
     from optrun.explain.tables import data_lines
 
     lines = [line.removeprefix("data   ") for line in data_lines(facts) if line]
-    of_data = ("has no column", "not read by", NO_SPLIT)
+    of_data = ("has no column", "not read by", "does not read", NO_SPLIT)
     lines += [note for note in facts.notes if any(words in note for words in of_data)]
     say("data", *lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -49,6 +50,19 @@ _MORE = {
     ChatLayout.alpaca: ("input", "system", "history"),
 }
 _KWARGS = "chat_template_kwargs"
+_HISTORY = "history"
+_WHETHER_LEARNT = (
+    "weight",
+    "train",
+    "training",
+    "trainable",
+    "loss",
+    "train_detail",
+    "training_detail",
+)
+"""Keys by which other programs leave a turn, or a part of it, out of the loss."""
+_UNWANTED = (False, "False", "false", "0")
+"""How the column `label` of KTO says that an answer is not wanted; 0 is equal to False."""
 _TOOLS = "tools"
 
 
@@ -194,7 +208,7 @@ def _columns_of(split: Split, layout: ChatLayout, names: tuple[str, ...]) -> Cha
     """Add the columns that a layout may have beside the needed ones, and mark all as read."""
     more = tuple(
         name
-        for name in (*_MORE.get(layout, ()), _TOOLS, _KWARGS)
+        for name in (*_MORE.get(layout, ()), _TOOLS, _KWARGS, _HISTORY)
         if name in split.rows.column_names and name not in names
     )
     split.columns_read.update((*names, *more))
@@ -382,6 +396,8 @@ def chat_of(
     values = tuple(cells.get(name) for name in columns.names)
     tools = _read_tools(cells.get(_TOOLS))
     refuse_unread(cells)
+    if layout is not ChatLayout.alpaca:
+        refuse_history(cells)
     if layout is ChatLayout.prompt_completion:
         prompt, completion = values
         name = columns.names[1]
@@ -419,10 +435,24 @@ def refuse_unread(cells: Cells) -> None:
             f"has {cell_repr(cells[_KWARGS])} as {_KWARGS}, which are not read. Leave the column"
             " out, or set the values in a template of your own: task.chat_template=FILE.jinja."
         )
-    if cells.get("label") is False:
+    if cells.get("label") in _UNWANTED:
         raise Unreadable(
-            "has label=false, an answer that is not wanted (KTO), and every completion is learnt."
+            f"has label={cells['label']!r}, an answer that is not wanted (KTO), and every"
+            " completion is learnt."
             " Leave such rows out, or write pairs of chosen and rejected for task=preference."
+        )
+
+
+def refuse_history(cells: Cells) -> None:
+    """Refuse earlier turns in a column of their own, which only instructions have.
+
+    Raises:
+        Unreadable: There are some.
+    """
+    if cells.get(_HISTORY):
+        raise Unreadable(
+            f"has earlier turns in a column {_HISTORY}, which is read beside instruction and output"
+            " alone. Write all turns into one list, or leave the column out."
         )
 
 
@@ -545,15 +575,15 @@ def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
             f'has no turn {number} as {{"role": ..., "content": ...}}: {cell_repr(value)}.'
         )
     turn: Message = _without_nulls(value)
-    for key in ("weight", "train", "training"):
-        if key in turn and not turn.pop(key):
+    for key in _WHETHER_LEARNT:
+        if turn.pop(key, 1) != 1:
             raise Unreadable(
                 f"has {key}={value[key]!r} in turn {number}, and whether a turn is learnt is not"
                 " read from rows. End the chat before it, or write it as prompt and completion, of"
                 " which the completion alone is learnt."
             )
     if "tool_calls" in turn:
-        turn["tool_calls"] = [_with_parsed_arguments(call) for call in turn["tool_calls"]]
+        turn["tool_calls"] = _read_tool_calls(turn["tool_calls"], number)
     if "role" in turn:
         role = turn.pop("role")
     else:
@@ -575,6 +605,24 @@ def _read_turn(value: object, number: int, roles: frozenset[str]) -> Message:
             f"has an empty answer in turn {number}: nothing to learn from it. Leave such rows out."
         )
     return {"role": role, "content": content, **turn}
+
+
+def _read_tool_calls(value: object, number: int) -> list[Any]:
+    """Read the tool calls of a turn, a list or its JSON text.
+
+    Raises:
+        Unreadable: They are something else.
+    """
+    calls = value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            calls = parse_json(value.encode(), "tool_calls")
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise Unreadable(
+            f"has {cell_repr(value)} as tool_calls of turn {number}, where a list of calls is"
+            " expected."
+        )
+    return [_with_parsed_arguments(call) for call in calls]
 
 
 def _with_parsed_arguments(call: Any) -> Any:

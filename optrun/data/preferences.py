@@ -73,7 +73,7 @@ def pair_columns(source: Source, split: Split) -> PairColumns:
     prompt = named_column(source.columns, "text_column", split) or (
         PROMPT if PROMPT in column_names else None
     )
-    more = (TOOLS, SYSTEM, "chat_template_kwargs")
+    more = (TOOLS, SYSTEM, "chat_template_kwargs", "history")
     columns = PairColumns(prompt, tuple(name for name in more if name in column_names))
     split.columns_read.update(columns.names)
     return columns

@@ -108,7 +108,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
             raise
         notes.append(f"In a sample of the data: {error}")
         return unread
-    notes += sampled_source.notes[notes_of_loading:]
+    notes += [*sampled_source.notes[notes_of_loading:], *task.notes]
     spec = _spec(config, task, tokenizer)
     examples: int | None = len(task.train)
     if not is_complete:

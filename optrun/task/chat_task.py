@@ -216,7 +216,8 @@ class ChatTask(Task):
         """
         for number, turn in enumerate(row.turns, 1):
             for key, value in turn.items():
-                if key in (*_READ_KEYS, *self.known_keys) or not value:
+                is_empty = value in (None, "", [], {})
+                if key in (*_READ_KEYS, *self.known_keys) or is_empty:
                     continue
                 self.known_keys.add(key)
                 if template.key_matters(key, row.turns[:number], row.tools):

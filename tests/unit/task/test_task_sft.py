@@ -5,6 +5,7 @@ Which tokens carry loss, what is cut, and packed rows that are as each alone.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -613,7 +614,20 @@ REFUSED = {
     "weight=0": {"messages": [SAID[0], {**SAID[1], "weight": 0}]},
     "train=False": {"messages": [SAID[0], {**SAID[1], "train": False}]},
     "chat_template_kwargs": {"messages": SAID, "chat_template_kwargs": {"enable_thinking": False}},
-    "label=false": {"prompt": "Hi", "completion": " the cat", "label": False},
+    "weight=0.5": {"messages": [SAID[0], {**SAID[1], "weight": 0.5}]},
+    "trainable=False": {"messages": [SAID[0], {**SAID[1], "trainable": False}]},
+    "loss=False": {"messages": [SAID[0], {**SAID[1], "loss": False}]},
+    "train_detail=": {"messages": [SAID[0], {**SAID[1], "train_detail": [{"train": False}]}]},
+    "label=False": {"prompt": "Hi", "completion": " the cat", "label": False},
+    "label=0": {"prompt": "Hi", "completion": " the cat", "label": 0},
+    "label='false'": {"prompt": "Hi", "completion": " the cat", "label": "false"},
+    "earlier turns in a column history": {"messages": SAID, "history": [["Paris", "Berlin"]]},
+    "earlier turns beside a prompt": {
+        "prompt": "Hi",
+        "completion": " the cat",
+        "history": [["Paris", "Berlin"]],
+    },
+    "'x=1'.* as tool_calls": {"messages": [SAID[0], {**SAID[1], "tool_calls": "x=1"}]},
     "column system": {"prompt": "Hi", "completion": " the cat", "system": "Bob"},
     "another text in column system": {
         "messages": [{"role": "system", "content": "Anna"}, *SAID],
@@ -627,8 +641,36 @@ def test_what_a_row_says_and_nobody_reads_is_refused(
     make_source: Make, make_task: Make, bpe: Any, said: str
 ) -> None:
     row = {name: [value] for name, value in REFUSED[said].items()}
+    said = said.replace("beside a prompt", "in a column history")
     with pytest.raises(ConfigError, match=f"row 1 .*{said}"):
         make_task("sft", make_source(row, max_length=99), bpe, chat_template="chatml")
+
+
+def test_history_of_preferences_is_refused(make_source: Make, make_task: Make, bpe: Any) -> None:
+    row = {"prompt": ["Hi"], "chosen": [" the cat"], "rejected": [" a mat"], "history": [["Bob"]]}
+    with pytest.raises(ConfigError, match="row 1 has earlier turns in a column history"):
+        make_task("preference", make_source(row, max_length=99), bpe, chat_template="chatml")
+
+
+def test_tool_calls_may_be_json_text(make_source: Make, make_task: Make, bpe: Any) -> None:
+    """As rows that were written as csv or by a database have them."""
+    calls = [{"type": "function", "function": {"name": "cat", "arguments": {"on": "mat"}}}]
+    texts = []
+    for value in (calls, json.dumps(calls)):
+        answer = {"role": "assistant", "content": "", "tool_calls": value}
+        row = {"messages": [[SAID[0], answer]]}
+        task = make_task("sft", make_source(row, max_length=200), bpe, chat_template="chatml")
+        texts.append(bpe.decode(task.train[0]["input_ids"]))
+    assert texts[0] == texts[1]
+    assert '"arguments": {"on": "mat"}' in texts[0]
+
+
+def test_a_key_that_is_false_is_told_as_not_read(
+    make_source: Make, make_task: Make, bpe: Any
+) -> None:
+    row = {"messages": [[SAID[0], {**SAID[1], "prefix": False}]]}
+    task = make_task("sft", make_source(row, max_length=200), bpe, chat_template="chatml")
+    assert [note for note in task.notes if "does not read prefix" in note]
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sft", "preference"])
