@@ -101,6 +101,11 @@ def _convert(reading: Reading, kind: str, folder: Path) -> None:
     (folder / "notes.json").write_text(json.dumps(notes), encoding="utf-8")
 
 
+def _plain_name(cell: str) -> str:
+    """Return a name without what joined files may add or change: a byte order mark, its case."""
+    return cell.removeprefix("\ufeff").strip().casefold()
+
+
 class _Table:
     """One file, with its columns.
 
@@ -211,7 +216,9 @@ class _Table:
         Raises:
             ConfigError: It may as well be a row, of a file without a header.
         """
-        if not self._has_header or len(cells) == 1 or cells != self.names:
+        if not self._has_header or len(cells) == 1:
+            return False
+        if [*map(_plain_name, cells)] != [*map(_plain_name, self.names)]:
             return False
         if usual_columns((*USUAL_TEXTS, *USUAL_LABELS, "id"), self.names):
             return True

@@ -34,6 +34,14 @@ _EXPECTED = (
     'task.problem_type=multi_label_classification expects a list of labels, such as ["a", "b"], or'
     " a column of 0 and 1 for each label: data.label_columns=[a,b]."
 )
+_INDICATORS = (
+    {"0", "1"},
+    {"0.0", "1.0"},
+    {"-1", "1"},
+    {"false", "true"},
+    {"no", "yes"},
+)
+"""What lists hold that say of each label whether a row has it."""
 _YES = (True, 1, 1.0, "1", "1.0", "true", "True")
 _NO = (False, 0, 0.0, "0", "0.0", "false", "False")
 
@@ -99,9 +107,9 @@ def _refuse_indicators(split: Split, column: str, lists: ColumnLabels) -> None:
     """
     assert lists.borders is not None
     lengths = set(np.diff(lists.borders).tolist())
-    values = set(lists.names)
-    is_binary = values <= {"0", "1"} or values <= {"True", "False"}
-    if is_binary and len(lengths) == 1 and min(lengths) > 1:
+    values = {name.strip().lower() for name in lists.names}
+    is_indicator = any(values <= pair for pair in _INDICATORS)
+    if is_indicator and len(lengths) == 1 and min(lengths) > 1:
         count = lengths.pop()
         raise ConfigError(
             f"data.label_column={column}: {split.where(0)} has {split.rows[0][column]!r:.60}, a 0"

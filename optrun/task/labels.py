@@ -77,6 +77,11 @@ def _label_indices(
                 f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}"
             )
         labels = [value] if expected is None else value
+        if any(isinstance(label, str) and not label.strip() for label in labels):
+            raise ConfigError(
+                f"{split.where(row)} has an empty label in column {name}. Leave it out of the data;"
+                " if it is a class, give it a name."
+            )
         if declared and -1 in labels:
             raise _unlabelled_error(split, name, "-1", _count_of(split, name, -1))
         indices = []
@@ -586,6 +591,16 @@ def finite_numbers(split: Split, name: str) -> np.ndarray:
         return {"numbers": parsed}
 
     return _cache_labels(split, "numbers-1", name, find)["numbers"]
+
+
+def note_minus_100(source: Source, split: Split, numbers: np.ndarray) -> None:
+    """Note how many numbers to learn are -100, which elsewhere says that there is no label."""
+    count = int(np.sum(numbers == -100))
+    if count:
+        source.notes.append(
+            f"{split.key}: {count:,} of the numbers to learn are -100; if they say that there is no"
+            " label, leave them out of the data"
+        )
 
 
 def label_config(names: Iterable[str]) -> dict[str, object]:

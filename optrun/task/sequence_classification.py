@@ -20,7 +20,7 @@ from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task, model_inputs
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
-from optrun.task.labels import finite_numbers, label_config, row_classes
+from optrun.task.labels import finite_numbers, label_config, note_minus_100, row_classes
 from optrun.task.tokens import (
     NO_TOKEN,
     encode_rows,
@@ -78,6 +78,8 @@ class SequenceClassification(Task):
             self.numbers = {
                 split: finite_numbers(split, label_column(source, split)) for split in source.splits
             }
+            for split, numbers in self.numbers.items():
+                note_minus_100(source, split, numbers)
         elif self.several:
             self.labels, self.numbers = row_sets(source)
         else:

@@ -142,6 +142,14 @@ CASES: list[Case] = [
     ),
     ("text behind a quote", "a.csv", 'text,label\n"a" b,x\n', {}, ["row 1", "closing"], []),
     (
+        "a line of names in the middle, behind a byte order mark and in another case",
+        "a.csv",
+        COMMA + "\ufeffText, LABEL\n" + COMMA.partition("\n")[2],
+        {},
+        {key: cells * 2 for key, cells in ROWS.items()},
+        ["repeat the line of names are left out: 1"],
+    ),
+    (
         "a line of names in the middle",
         "a.csv",
         COMMA + COMMA,

@@ -19,6 +19,7 @@ TEXTS = [f"text {number}" for number in range(40)]
         (["0", "1", "2", "-1"], "10 labels in column label are '-1'"),
         ([0, 1, -100, 1], "10 labels in column label are '-100'"),
         (["entailment", "neutral", "contradiction", "-"], "10 labels in column label are '-'"),
+        (["a", "b", " ", "a"], "row 3 has an empty label in column label"),
         ([-1, 0, 1, 0], None),
         ([-1, 1, 1, -1], None),
         (["+", "-", "+", "-"], None),
@@ -78,4 +79,23 @@ def test_lists_of_0_and_1_for_each_label_are_refused(
     labels = [[kind(value) for value in row] for row in rows]
     source = make_source({"text": TEXTS, "labels": labels})
     with pytest.raises(ConfigError, match="for each of 3 labels"):
+        make_task("sequence_classification", source, problem_type="multi_label_classification")
+
+
+def test_numbers_of_minus_100_are_told(make_source: Make, make_task: Make) -> None:
+    """They may be numbers, such as temperatures."""
+    source = make_source({"text": TEXTS, "label": [0.5, -100.0, 2.0, 1.0] * 10})
+    make_task("sequence_classification", source, problem_type="regression")
+    assert source.notes[0].startswith("data.train: 10 of the numbers to learn are -100")
+
+
+@pytest.mark.parametrize(
+    "pair", ["01", ["0.0", "1.0"], ["-1", "1"], ["False", "True"], ["no", "Yes"]]
+)
+def test_indicators_in_any_spelling_are_no_names(
+    make_source: Make, make_task: Make, pair: Any
+) -> None:
+    labels = [[pair[row % 2], pair[1], pair[0]] for row in range(40)]
+    source = make_source({"text": TEXTS, "labels": labels})
+    with pytest.raises(ConfigError, match="a 0 or 1 for each of 3 labels"):
         make_task("sequence_classification", source, problem_type="multi_label_classification")
