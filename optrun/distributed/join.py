@@ -1,4 +1,4 @@
-"""How a launcher (torchrun, srun, mpirun) tells a process which rank it is."""
+"""Read from environment variables which rank a launcher (torchrun, srun, mpirun) started."""
 
 from __future__ import annotations
 
@@ -62,13 +62,15 @@ _LAUNCHERS = (
 
 
 def launched(env: Mapping[str, str]) -> Launched | None:
-    """Read which rank this process is; None: it was started by itself.
+    """Read which rank this process is; None: no launcher started it.
+
+    WORLD_SIZE=1, which many environments set, is none without RANK and MASTER_ADDR.
 
     Args:
-        env: The environment.
+        env: The environment variables.
 
     Raises:
-        ConfigError: A variable is missing, or is no number.
+        ConfigError: A variable of the launcher is missing, is no number, or is out of range.
     """
     for names in _LAUNCHERS:
         size = next((name for name in names.size if env.get(name, "").strip()), None)
@@ -100,9 +102,13 @@ def _is_started_by_srun(env: Mapping[str, str]) -> bool:
 def _read_local_rank(
     env: Mapping[str, str], names: _Variables, rank: int, ranks: int
 ) -> tuple[int, int]:
-    """Read the rank on this machine and the number of ranks here.
+    """Read the rank among those of this machine, and their number.
 
-    Without these variables all ranks are taken to be on this machine.
+    Without variables for both all ranks are taken to be on this machine. If only the number is
+    missing, it is the smallest that fits, or all ranks if SLURM has one machine.
+
+    Raises:
+        ConfigError: SLURM has several machines, and the local rank is missing.
     """
     if not env.get(names.local_rank, "").strip():
         if int(env.get("SLURM_NNODES", "1")) > 1:
@@ -169,7 +175,11 @@ def set_torch_environment(launched: Launched) -> None:
 
 
 def _rank_0_address(launched: Launched) -> str:
-    """Return the address of rank 0."""
+    """Return the address of rank 0: of srun the first host, on a single machine 127.0.0.1.
+
+    Raises:
+        ConfigError: The launcher does not say where rank 0 is.
+    """
     if launched.launcher == "srun":
         nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
         if nodes:
@@ -186,7 +196,11 @@ def _rank_0_address(launched: Launched) -> str:
 
 
 def _shared_port(launched: Launched) -> str:
-    """Choose a port that the ranks of this job agree on."""
+    """Derive a port that is the same for all ranks: from SLURM's job and step, or mpirun's process.
+
+    Raises:
+        ConfigError: torchrun without MASTER_PORT, or mpirun on several machines.
+    """
     if launched.launcher == "srun":
         shared = os.environ.get("SLURM_JOB_ID") or str(os.getppid())
         step = os.environ.get("SLURM_STEP_ID", "0")

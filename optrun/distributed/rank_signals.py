@@ -1,4 +1,4 @@
-"""Requests to a rank: by signal, by the process that started it, or by its end."""
+"""Pass requests to a rank on to training: signals, requests of the starter, and its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RankSignals:
-    """Keeps requests to a rank until training can take them.
+    """Stores requests to a rank until training handles signals itself.
 
     `torch.distributed.elastic` sends SIGTERM to all ranks as soon as one has ended with another
     code than 0, also where all end alike, with 75, and rank 0 is still at its summary. So before
@@ -41,7 +41,7 @@ class RankSignals:
         self._over = threading.Event()
 
     def begin(self) -> None:
-        """Note signals from now on, and follow the launcher."""
+        """Store signals from now on, and start the thread that passes requests on."""
         for number in _STOPS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._note)

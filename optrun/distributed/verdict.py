@@ -1,4 +1,4 @@
-"""The verdict over a run on ranks: one exit code, one message."""
+"""Decide from the ends of all ranks with which exit code and message a run ends."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ RuntimeErrors."""
 
 
 def kind_of(code: int) -> type[OptrunError]:
-    """Find the error that an exit code stands for."""
+    """Return the error class of an exit code; OptrunError for codes without one."""
     return _BY_CODE.get(code, OptrunError)
 
 
 class LostRankError(OptrunError):
-    """Another rank has left, or does not answer, and is the cause."""
+    """A rank cannot go on because another one has left, or does not answer."""
 
 
 _BY_SECOND_SIGNAL = tuple(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""The watchdog over heartbeats: it reports ranks that are silent for too long."""
+"""Watch the heartbeats of ranks, and report those that are silent for too long."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
 from optrun.distributed.limits import allowed_silence, describe_limit
 
 _LOOKS = 20
-"""Looks in the shortest time that a rank may be silent."""
+"""Checks in the time that a rank may be silent."""
 
 
 @contextmanager
 def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[None]:
-    """Warn if the run in this process makes no progress; it goes on.
+    """Warn if the run of this process makes no progress inside the context; it is not ended.
+
+    The warning names the line at which the calling thread is.
 
     Args:
-        timeout_seconds: How long it may be silent.
+        timeout_seconds: Seconds without a heartbeat, at least 300 until the first step is done.
         note: Shows the user a line.
     """
     main = threading.get_ident()
@@ -48,14 +50,14 @@ def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[Non
 
 
 class Watchdog:
-    """Calls a function when ranks have been silent for too long.
+    """Calls a function, in a thread, when ranks have been silent for too long.
 
-    And again if they fall silent once more after a heartbeat.
+    It is called once for the same silent heartbeats. A rank that is closing has no limit.
 
     Args:
-        heartbeats: Of this machine.
-        timeout_seconds: How long they may be silent.
-        on_silent: Gets all silent ranks, by their rank on this machine.
+        heartbeats: The table of this machine.
+        timeout_seconds: Seconds that a rank may be silent, as `allowed_silence` extends them.
+        on_silent: Called with the last heartbeats of all silent ranks, by rank on this machine.
     """
 
     def __init__(
@@ -84,10 +86,10 @@ class Watchdog:
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Look once.
+        """Check all ranks once, and report them if a silent one has not been reported.
 
         Args:
-            now: Seconds, on the monotonic clock.
+            now: Seconds on the monotonic clock.
         """
         silent = {}
         for rank in range(len(self._heartbeats)):

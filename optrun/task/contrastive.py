@@ -1,8 +1,6 @@
-"""Losses of vectors of texts that belong together, or do not.
+"""Contrastive losses of sentence-transformers, by their names.
 
-Those of sentence-transformers, by their names.
-
-`vectors` has shape (batch, texts, width): a text, one that belongs to it, then those that do not.
+`vectors` has the shape (batch, texts, width): anchor, positive, then negatives of each row.
 Similarities are cosines. Losses are means over the batch, shape ().
 """
 
@@ -14,28 +12,28 @@ from torch.nn import functional
 
 
 def cosines(vectors: Tensor) -> Tensor:
-    """Compute the cosine of the first two texts of each row, shape (batch,)."""
+    """Compute the cosine of anchor and positive of each row, shape (batch,)."""
     return functional.cosine_similarity(vectors[:, 0], vectors[:, 1], dim=-1)
 
 
 def multiple_negatives_ranking(
     vectors: Tensor, texts: Tensor, *, scale: float, symmetric: bool = False
 ) -> Tensor:
-    """Compute the cross-entropy of each text's positive among the texts of all rows.
+    """Compute the cross-entropy of each anchor's positive among the other texts of all rows.
 
-    A text that stands in the batch twice is never a negative of itself: `false_negatives` are left
-    out of the sum.
+    A text that is in the batch twice is never a negative of itself: `false_negatives` are left out
+    of the sum.
 
     Source: Henderson et al. 2017, arXiv:1705.00652, section 4.4; both directions: Radford et al.
     2021, arXiv:2103.00020. L = -mean_i log(exp(s cos(a_i, p_i)) / sum_j exp(s cos(a_i, d_j))), d
     all positives and negatives.
 
     Args:
-        vectors: Of the texts.
-        texts: A number of each text, equal for equal ones, shape (batch, texts), int64.
-        scale: 1 / temperature.
-        symmetric: Whether each positive is also to find its own first text among those of all rows;
-            the mean of both.
+        vectors: As above.
+        texts: A number of each text, equal for equal texts, shape (batch, texts), int64.
+        scale: Inverse temperature.
+        symmetric: Whether the loss is the mean of this one and of that of each positive's anchor
+            among the anchors of all rows.
     """
     unit = functional.normalize(vectors, dim=-1)
     rows = len(unit)
@@ -50,14 +48,13 @@ def multiple_negatives_ranking(
 
 
 def false_negatives(texts: Tensor) -> Tensor:
-    """Mark texts of the batch to be excluded from a row's negatives.
+    """Mark texts that may not be negatives of a row: its anchor, and all positives of this anchor.
 
-    Its first text wherever it stands, and every second text that some row has beside the same first
-    text, also where it is another row's third text.
+    They are found wherever they are in the batch, also among the negatives of other rows.
 
     Returns:
-        Shape (batch, batch (texts - 1)), bool: the second texts of all rows, then their third ones
-        and so on.
+        Shape (batch, batch * (texts - 1)), bool, over the positives of all rows, then their first
+        negatives and so on. A row's own positive is not marked.
     """
     rows = len(texts)
     first = texts[:, :1]
@@ -76,7 +73,7 @@ def cosine_similarity(vectors: Tensor, scores: Tensor) -> Tensor:
 
 
 def cosent(vectors: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """Compute how far the cosines of lower-scored pairs exceed those of higher-scored ones.
+    """Compute by how much cosines of lower-scored pairs exceed those of higher-scored pairs.
 
     Source: Huang et al. 2024, doi:10.1109/TASLP.2024.3402087.
     L = log(1 + sum exp(s (cos_k - cos_i))), over all i, k with score_i > score_k.
@@ -87,7 +84,7 @@ def cosent(vectors: Tensor, scores: Tensor, *, scale: float) -> Tensor:
 
 
 def triplet(vectors: Tensor, *, distance: str, margin: float) -> Tensor:
-    """Compute by how much positives are not nearer than negatives by a margin.
+    """Compute the triplet loss: positives should be nearer than negatives by a margin.
 
     Source: Schroff et al. 2015, arXiv:1503.03832, equation 2, without squares as in
     sentence-transformers. L = mean max(d(a, p) - d(a, n) + margin, 0).

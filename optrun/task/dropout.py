@@ -1,4 +1,4 @@
-"""Dropout of every kind that transformers has, switched off."""
+"""Disable every kind of dropout that models of transformers have."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ _DROPOUTS = (
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Make a model compute the same in training as in evaluation.
+    """Disable the dropout of a model, so that it computes the same in training as in evaluation.
 
-    Modules of dropout get the probability 0. So does every number of a module that is called after
-    dropout (or layerdrop), which architectures hand to functions, and every such value of the
-    configurations that the model's parts read. The model's own configuration stays, so that it is
-    saved as it was. The dropout of an adapter's factors is asked for by a key of its own, and
-    stays.
+    Changes the model in place: the probability of dropout modules becomes 0, and so does every
+    probability among the attributes of a module with "drop" in its name. Submodules get a copy of
+    their configuration with such values set to 0; the model's own configuration stays, so that it
+    is saved unchanged. The dropout of LoRA factors, `adapter.lora_dropout`, stays, too.
     """
     configs: dict[int, Any] = {}
     for name, module in model.named_modules():
@@ -44,7 +43,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def _zero_probabilities(owner: object) -> None:
-    """Set every probability of dropout among the attributes of an object to 0."""
+    """Set the attributes of an object that are floats between 0 and 1 and named "drop" to 0."""
     for name, value in vars(owner).items():
         is_probability = isinstance(value, float) and 0.0 < value < 1.0
         if is_probability and "drop" in name:

@@ -1,4 +1,4 @@
-"""A label for an image."""
+"""Classification of images."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class ImageClassification(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:  # noqa: ARG003
-        """Yield no text."""
+        """Yield nothing: there is no text."""
         return iter(())
 
     def inspect(self, source: Source, tokenizer: Any) -> None:
-        """Find the classes, and the size of the pixels."""
+        """Read the labels of all splits, and set the image preparation to `task.image_size`."""
         self.limits = []  # of texts
         size = self.config.image_size
         self.prepare = tokenizer if size is None else tokenizer.resized(size)
@@ -54,7 +54,7 @@ class ImageClassification(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read one example a row."""
+        """Read one example for each row; images stay encoded until a batch needs them."""
         column = image_column(source, split)
         labels = self.numbers[split]
         indices = chosen(len(split.rows), limit, seed=seed)
@@ -63,21 +63,23 @@ class ImageClassification(Task):
         )
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:  # noqa: ARG002
-        """Decode and prepare, in the worker if there is one."""
+        """Decode an image and prepare its pixels, in the loader's worker if there is one."""
         return {
             "pixel_values": self.prepare(example["image"].decoded()),
             "labels": example["labels"],
         }
 
     def needs(self) -> ModelNeeds:
-        """Require a model with an image-classification head; of any length, as it has no text."""
+        """Require a head with an output for each class."""
         classes = {**label_config(self.labels), "problem_type": "single_label_classification"}
         return ModelNeeds({**classes, **self.config.model_values()})
 
     def collate(self, examples: list[Example]) -> Batch:
-        """Collate `pixel_values` and `labels`.
+        """Stack the examples to a batch.
 
-        Their shapes are (batch, channels, height, width), float32, and (batch,), int64.
+        Returns:
+            `pixel_values`, shape (batch, channels, height, width), float32; `labels`, shape
+            (batch,), int64.
         """
         return {
             "pixel_values": torch.from_numpy(
@@ -106,5 +108,5 @@ class LabelledImages:
         return {"image": self.images[index], "labels": self.labels[index]}
 
     def fingerprint(self) -> str:
-        """Digest of bytes and labels."""
+        """Digest the bytes of all images, and the labels."""
         return self.images.fingerprint(self.labels)

@@ -178,7 +178,11 @@ def _classes_of_columns(source: Source, names: list[str]) -> list[str]:
 
 
 def _indicator_column(split: Split, name: str) -> np.ndarray:
-    """Return 1 for each row with the label of a column, else 0; shape (rows,), float32."""
+    """Read a column of 0 and 1 (or false and true); shape (rows,), float32; cached.
+
+    Raises:
+        ConfigError: A row with another value, or without one.
+    """
 
     def find() -> dict[str, np.ndarray]:
         has = np.zeros(len(split.rows), dtype=np.float32)
@@ -195,12 +199,10 @@ def _indicator_column(split: Split, name: str) -> np.ndarray:
 
 
 class LabelSetMetrics(SummedMetrics):
-    """Loss; f1 over all labels of all examples, and its mean over labels.
+    """Mean loss, micro and macro F1, and the share of examples with all labels right.
 
-    The share of examples with all labels right.
-
-    A label is predicted where its probability is above one half. A label that neither occurs nor is
-    predicted has an f1 of 0, as in scikit-learn.
+    A label is predicted if its probability is above one half. A label that neither occurs nor is
+    predicted has an F1 of 0, as in scikit-learn.
 
     Args:
         labels: Names by number.
@@ -214,9 +216,9 @@ class LabelSetMetrics(SummedMetrics):
         self.labels = labels
 
     def counted(self, outputs: ModelOutput, batch: Batch) -> tuple[int, np.ndarray]:
-        """Count the examples with all labels right.
+        """Count examples with all labels right, and right, predicted and true ones of each label.
 
-        Right, predicted and true ones of each label.
+        The latter have the shape (3, labels).
         """
         predicted = (outputs.logits > 0).long().cpu().numpy()
         actual = batch["labels"].long().cpu().numpy()
@@ -225,7 +227,7 @@ class LabelSetMetrics(SummedMetrics):
         )
 
     def table(self) -> ClassTable:
-        """Return figures by label."""
+        """Return precision, recall and F1 by label."""
         return table_of_counts("label", self.labels, self.sums[-1])
 
     def compute(self) -> dict[str, float]:

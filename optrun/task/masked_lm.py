@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class MaskedLm(LanguageModel):
-    """Chosen tokens from all the others.
+    """Prediction of masked tokens.
 
-    Which tokens are chosen is a function of seed, epoch and example: new masks in each epoch, the
-    same ones at each evaluation.
+    Which tokens are masked depends on seed, epoch and example: masks are new in each epoch, and the
+    same at each evaluation.
 
     Raises:
         ConfigError: No text, or a tokenizer without a mask token.
@@ -29,7 +29,11 @@ class MaskedLm(LanguageModel):
     chunks_loss = True
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:  # noqa: ARG002
-        """Set the mask id, the special ids, and the ids that may replace a chosen token."""
+        """Set the mask id, the special ids, and the ids that may replace a chosen token.
+
+        Raises:
+            ConfigError: The tokenizer has no mask token.
+        """
         if tokenizer.mask_token_id is None:
             raise ConfigError(
                 "task=masked_lm: the tokenizer has no mask token. Choose a model made for it, such"
@@ -41,10 +45,11 @@ class MaskedLm(LanguageModel):
         self.probability = self.config.mlm_probability
 
     def transform(self, example: Example, randomness: np.random.Generator) -> Example:
-        """Choose tokens; of the chosen 80 % become the mask, 10 % any ordinary token, 10 % stay.
+        """Choose tokens to predict: 80 % become the mask, 10 % a random token, 10 % stay.
 
-        At least one token is chosen where there is one that may be, so that no example is without a
-        target.
+        Each token that is not special is chosen with `task.mlm_probability`; if none is, one random
+        token. Only special tokens: nothing is chosen. `labels` has the ids of the chosen tokens,
+        else `IGNORED`.
         """
         ids = example["input_ids"].copy()
         labels = np.full_like(ids, IGNORED)

@@ -1,4 +1,4 @@
-"""A text from a text, by encoder and decoder."""
+"""Text to text with an encoder-decoder model, such as translation or summarization."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class Seq2SeqLm(Task):
-    """`data.text_column` to `data.target_column`.
+    """Texts of `data.text_column` to texts of `data.target_column`.
 
-    The model makes its decoder inputs from the labels.
+    The model derives its decoder inputs from the labels.
 
     Raises:
         ConfigError: A missing column, a row without a target, a tokenizer without a padding token.
@@ -36,11 +36,15 @@ class Seq2SeqLm(Task):
 
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
-        """Yield texts and targets in turn."""
+        """Yield text and target of each training row."""
         return interleave_columns(source.train, _columns(source, source.train))
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Look for the padding token, and for rows without a target."""
+        """Check that there is a padding token and that each row has a target; sets the limits.
+
+        Raises:
+            ConfigError: The tokenizer has no padding token, or a row has no target.
+        """
         if tokenizer.pad_token_id is None:
             raise ConfigError(
                 "task=seq2seq_lm: the tokenizer has no padding token. Name another with"
@@ -61,7 +65,11 @@ class Seq2SeqLm(Task):
         limit: int | None,
         seed: int | None,
     ) -> ExampleSource:
-        """Read texts and targets side by side."""
+        """Read one example for each row: `input_ids` of the text, `labels` of the target.
+
+        Raises:
+            ConfigError: A text or a target without a token.
+        """
         text, target = _columns(source, split)
         part = split.take(chosen(len(split.rows), limit, seed=seed))
 
@@ -86,19 +94,19 @@ class Seq2SeqLm(Task):
         )
 
     def sizes(self, batch: Batch) -> tuple[int, int]:
-        """Count the tokens of texts and targets, and the examples."""
+        """Count the tokens of texts and targets without padding, and the examples."""
         tokens, examples = super().sizes(batch)
         return tokens + self.count(batch), examples
 
     def running_metrics(self) -> MetricAccumulator:
-        """Make loss, perplexity and accuracy over target tokens."""
+        """Construct loss, perplexity and accuracy over target tokens."""
         return self.token_metrics(shift=False)
 
 
 def _ids(
     tokenizer: PreTrainedTokenizerBase, batch: list[str], longest: int | None, side: str
 ) -> list[list[int]]:
-    """Encode texts, or as `side` says targets; None: uncut."""
+    """Encode texts (`side` is `text`) or targets (`target`); longest: None for no truncation."""
     arguments: PlainDict = {"text_target": batch} if side == "target" else {"text": batch}
     ids: list[list[int]] = tokenizer(
         **arguments,
@@ -111,13 +119,13 @@ def _ids(
 
 
 def _columns(source: Source, split: Split) -> tuple[str, str]:
-    """Find the columns of texts and of targets."""
+    """Find the column of texts and the column of targets."""
     target = target_column(source, split)
     return text_column(source, split, taken=(target,)), target
 
 
 def _expect_targets(split: Split, target: str) -> bool:
-    """Refuse the first row without a text to produce; True: there is none."""
+    """Refuse the first row with an empty or missing target; True if there is none."""
     for row, value in enumerate(values(split, target)):
         if value is None or value == "":
             raise ConfigError(
