@@ -253,10 +253,11 @@ def check_file(key: str, path: Path, kind: Format, encoding: str | None = None) 
         key: The configuration key, for messages.
         path: The file; not empty.
         kind: The format that its ending says.
-        encoding: The encoding of a text that the user named; None: it is found.
+        encoding: `data.encoding`; None: it is found.
 
     Returns:
-        The encoding; and a line of the text for a person to judge it by, empty if it is certain.
+        The encoding; and a line of the text for a person to judge a guess by, else empty. UTF-8 for
+        a folder and for formats that are no text. The result is cached.
 
     Raises:
         ConfigError: Another format, an encoding that cannot be told, a pointer of Git LFS, a web
@@ -264,31 +265,38 @@ def check_file(key: str, path: Path, kind: Format, encoding: str | None = None) 
     """
     if path.is_dir():
         return UTF8, ""
-
-    def look() -> tuple[str, str]:
-        try:
-            with open_file(path, follow=True) as file:
-                raw = file.read(64)
-            if raw.startswith(b"version https://git-lfs"):
-                raise UnreadableFileError(
-                    "this is a pointer of Git LFS, the data themselves are not here. Fetch them:"
-                    " git lfs pull"
-                )
-            recognised = next(
-                (row for row in FORMATS.values() if row.magic and raw.startswith(row.magic)), kind
-            )
-            if recognised.name != kind.name:
-                instead = name_with_ending(path, recognised.endings[0])
-                raise UnreadableFileError(
-                    f"cannot be read as {kind.name}: its bytes are {recognised.name}. Call it"
-                    f" {instead}."
-                )
-            return kind.check(path, kind.name, encoding)
-        except UnreadableFileError as error:
-            raise ConfigError(f"{key}={path}: {error}") from error
-
-    name, sample = cached_result(f"content-5 {kind.name} {encoding} {path.name}", look, path)
+    try:
+        encoding_and_sample = cached_result(
+            f"content-5 {kind.name} {encoding} {path.name}",
+            lambda: _check_content(path, kind, encoding),
+            path,
+        )
+    except UnreadableFileError as error:
+        raise ConfigError(f"{key}={path}: {error}") from error
+    name, sample = encoding_and_sample  # a list if it comes from the cache
     return name, sample
+
+
+def _check_content(path: Path, kind: Format, encoding: str | None) -> tuple[str, str]:
+    """Check a file as `check_file`, without a cache.
+
+    Raises:
+        UnreadableFileError: As the ConfigError of `check_file`.
+    """
+    with open_file(path, follow=True) as file:
+        raw = file.read(64)
+    if raw.startswith(b"version https://git-lfs"):
+        raise UnreadableFileError(
+            "this is a pointer of Git LFS, the data themselves are not here. Fetch them: git lfs"
+            " pull"
+        )
+    for row in FORMATS.values():
+        if row.magic and raw.startswith(row.magic) and row.name != kind.name:
+            raise UnreadableFileError(
+                f"cannot be read as {kind.name}: its bytes are {row.name}. Call it"
+                f" {name_with_ending(path, row.endings[0])}."
+            )
+    return kind.check(path, kind.name, encoding)
 
 
 def refuse_other_content(key: str, path: Path, kind: Format) -> None:

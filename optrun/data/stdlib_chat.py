@@ -23,14 +23,14 @@ Turns = list[dict[str, str]]
 
 
 def load_stdlib_chat(config: StdlibChatConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read chats; as `stdlib_source`."""
+    """Read chats about functions; `documents` makes no difference."""
     return _load(
         config, "chats", lambda path: ({"messages": chat} for chat in chats_of(path)), "messages"
     )
 
 
 def load_stdlib_preferences(config: StdlibPreferencesConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read pairs of answers, the right one chosen; as `stdlib_source`."""
+    """Read pairs of answers, the right one chosen; `documents` makes no difference."""
     return _load(config, "pairs of answers", pairs_of, "prompt", "chosen", "rejected")
 
 

@@ -50,7 +50,7 @@ Line = list[tokenize.TokenInfo]
 
 
 def load_stdlib_tokens(config: StdlibTokensConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read lines as tokens with their kinds; as `stdlib_source`."""
+    """Read lines as lists of tokens with their kinds; `documents` makes no difference."""
     from datasets import Features, Sequence, Value
 
     columns = ColumnsConfig(name=config.name, text_column="tokens", label_column="labels")
@@ -66,7 +66,7 @@ def _tokens_of(path: Path) -> Iterator[dict[str, list[str]]]:
 
 
 def load_stdlib_statements(config: StdlibStatementsConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read statements without their keyword; as `stdlib_source`."""
+    """Read statements without their first keyword, which is the label; `documents` is ignored."""
     from datasets import Features, Value
 
     columns = ColumnsConfig(name=config.name, text_column="text", label_column="label")

@@ -17,7 +17,7 @@ _SHORTEST, _LONGEST = 20, 400
 
 
 def load_stdlib_pairs(config: StdlibPairsConfig, *, documents: bool) -> Source:  # noqa: ARG001
-    """Read summaries and code; as `stdlib_source`."""
+    """Read summaries of functions beside their code; `documents` makes no difference."""
     from datasets import Features, Value
 
     columns = ColumnsConfig(name=config.name, text_column="summary", text_pair_column="code")

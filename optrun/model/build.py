@@ -169,7 +169,7 @@ def _load(
 
 
 def _new_names(report: Report) -> list[str]:
-    """List the parameters missing from the weights, or there in another shape."""
+    """List the parameters that the weights lack, or have in another shape."""
     mismatched = (
         str(entry[0] if isinstance(entry, tuple) else entry)
         for entry in report.get("mismatched_keys", ())
