@@ -73,7 +73,7 @@ def compare(straight: RunDir, other: RunDir, step: int) -> list[Section]:
 
 
 def _counters(snapshot: Snapshot) -> dict[str, object]:
-    """Copy the counters of a checkpoint that do not depend on the clock."""
+    """Copy the counters of a checkpoint, without any from the clock."""
     train = {key: value for key, value in snapshot.metadata.train.items() if key != "seconds"}
     train["without_end"] = dict(train.get("without_end", {}))
     for counters in (train, train["without_end"]):
@@ -85,7 +85,7 @@ def _counters(snapshot: Snapshot) -> dict[str, object]:
 
 
 def _metrics_lines(run: RunDir) -> dict[str, object]:
-    """Map `line 1`, `line 2`, ... to the values of metrics that do not depend on the clock."""
+    """Map `line 1`, `line 2`, ... to their metrics, without any from the clock."""
     lines: dict[str, object] = {}
     for number, record in enumerate(read_metrics(run.metrics).records, 1):
         lines[f"line {number}"] = {
@@ -110,7 +110,7 @@ def _compare_tensors(
 def _first_tensor_difference(
     one: Mapping[str, torch.Tensor], two: Mapping[str, torch.Tensor]
 ) -> str | None:
-    """Describe the first tensor that is missing or differs in dtype, shape or bits; None: none."""
+    """Describe the first missing or different tensor, by dtype, shape or bits; None: none."""
     for key in {**one, **two}:
         if key not in two:
             return f"{key} is only in the undisturbed run"
@@ -134,7 +134,7 @@ def _kind(tensor: torch.Tensor) -> str:
 
 
 def _compare_values(name: str, one: object, two: object) -> Section:
-    """Compare values that JSON can hold; `one` is the undisturbed run."""
+    """Compare values from JSON; `one` is the undisturbed run."""
     return Section(name, _count(one), _digest(one), first_difference(one, two, name))
 
 

@@ -274,7 +274,7 @@ class FormulaReference:
     def step(
         self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
     ) -> None:
-        """Step every tensor whose gradient is not None; its entry of `weights` is replaced."""
+        """Step every tensor with a gradient; its entry of `weights` is replaced."""
         for name, grad in grads.items():
             if grad is None:
                 continue

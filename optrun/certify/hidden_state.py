@@ -64,7 +64,7 @@ def _step(optimizer: torch.optim.Optimizer, number: int) -> None:
 
 
 def _plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """Copy the attributes that are plain (`_is_plain`), without state, groups and defaults."""
+    """Copy the plain attributes (`_is_plain`), without state, groups and defaults."""
     return {
         name: copy.deepcopy(value)
         for name, value in vars(optimizer).items()

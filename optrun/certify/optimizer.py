@@ -357,7 +357,7 @@ def weights_after_steps(
 
 
 def family_of(dialect: str) -> str | None:
-    """Name the choice with dialects that has this name or this dialect; None if none has.
+    """Name the choice of a dialect, or itself if it has dialects; None for other names.
 
     Example:
         >>> family_of("timm"), family_of("adamax"), family_of("mine")
@@ -419,7 +419,7 @@ def build_reference(
 
 
 def defaults_of(choice: str) -> PlainDict:
-    """Map the options that a dialect or `ALTERNATIVES` may change to their defaults."""
+    """Map the options in dialects and `ALTERNATIVES` to their defaults."""
     params = [("w", torch.nn.Parameter(torch.ones(1)))]
     optimizer: Any = build_optimizer(choice, [{"params": params}], lr=1.0)
     keys = {*ALTERNATIVES[choice], *chain.from_iterable(DIALECTS[choice].values())}

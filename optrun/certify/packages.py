@@ -85,7 +85,7 @@ class ParamsSide:
     def step(
         self, grads: Mapping[str, Tensor | None], hyperparameters: Mapping[str, Hyperparameters]
     ) -> None:
-        """Set gradients, which may be None, and learning rates, and step the optimizer."""
+        """Set gradients, maybe None, and learning rates, and step the optimizer."""
         for name, grad in grads.items():
             self.params[name].grad = None if grad is None else grad.clone()
         self.set_lr(hyperparameters)

@@ -48,7 +48,7 @@ class Certificate:
 
     @property
     def fell(self) -> Counter[str]:
-        """Count the kills by the phase that they fell in, `Kill.fell`."""
+        """Count the kills by phase, `Kill.fell`."""
         return Counter(kill.fell for kill in self.kills)
 
     @property
@@ -88,7 +88,7 @@ def certify(
     folder: Path,
     watch: Callable[[str], None],
 ) -> Certificate:
-    """Compare an undisturbed run with runs that were killed and resumed.
+    """Compare an undisturbed run with killed and resumed runs.
 
     Each killed run takes up to `_KILLS_PER_RUN` kills. More runs follow until `kills` are reached,
     or one differs.

@@ -110,7 +110,7 @@ class Child:
         return self.code
 
     def ranks(self) -> list[int]:
-        """List the processes that it started as ranks, which lead groups of their own.
+        """List the ranks started by the process; each leads a process group.
 
         Without /proc the list is empty.
         """
@@ -186,7 +186,7 @@ class Tempo:
 
 
 def import_all(imported: Path) -> None:
-    """Import the modules that a child had imported, so that later children start faster.
+    """Import the modules of a child, so later children start faster.
 
     Args:
         imported: The file of module names that the child wrote.
@@ -266,7 +266,7 @@ class Trials:
             self.watch(kill)
 
     def _choose_phase(self) -> str:
-        """Draw the phase to kill in: a save in 90 % of the cases, where most can go wrong."""
+        """Draw the phase to kill in: a save in 90 % of the cases, the riskiest phase."""
         return self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
 
     def _kill_unless_ended(self, child: Child) -> str | None:
@@ -330,7 +330,7 @@ class Trials:
             time.sleep(_LOOK)
 
     def _refuse_wrong_start(self, run: RunDir, before: int, resumes: int) -> None:
-        """Refuse a start that did not go on from the newest complete checkpoint.
+        """Refuse a start unless it went on from the newest complete checkpoint.
 
         Does nothing if the summary cannot be read, as after a kill before it was written.
 
@@ -394,7 +394,7 @@ def _temporary_folders(run: RunDir) -> list[str]:
 
 
 def _phase_of_kill(run: RunDir, before: int) -> str:
-    """Infer what the killed process was doing from the files that it left.
+    """Infer the phase of a killed process from the files it left.
 
     Args:
         run: Directory of the run.

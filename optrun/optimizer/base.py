@@ -143,10 +143,10 @@ class NamedOptimizer(Optimizer):
             self.register_step_post_hook(_after_step)
 
     def _resolve(self) -> None:
-        """Look up what the options of a class say of each parameter; a hook for subclasses."""
+        """Apply the options of a class to the names of parameters; a hook for subclasses."""
 
     def _refresh_groups(self) -> None:
-        """Check the groups, and look up again what they say of each parameter.
+        """Check the groups, and apply their options to the names of parameters again.
 
         Called after a change of the groups: by the constructor, `add_param_group`, `__setstate__`,
         or, noticed before a step, by a host such as accelerate. Names of functions in a loaded
@@ -169,7 +169,7 @@ class NamedOptimizer(Optimizer):
         self._seen_group_entries = self._group_entries()
 
     def _group_entries(self) -> list[object]:
-        """List the entries of all groups that a host may replace: tensors, names and `RULES`."""
+        """List the replaceable entries of all groups: tensors, names and `RULES`."""
         entries: list[object] = []
         for group in self.param_groups:
             entries += map(group.get, ("params", "param_names", *self.RULES))
@@ -206,7 +206,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def _check_options(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
-        """Check options by `CHECKS`, and return those that are functions of the step.
+        """Check options by `CHECKS`, and return the functions of the step among them.
 
         Changes `options`: a function is replaced by its value at step 0, and each value by what its
         checker returns for it, such as a tuple for a list.
@@ -263,7 +263,7 @@ class NamedOptimizer(Optimizer):
             self._refresh_groups()
 
     def _refuse_shards(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Refuse the first parameter that is sharded over several processes, with a ValueError."""
+        """Refuse the first parameter sharded over several processes, with a ValueError."""
         for name, param in named:
             if isinstance(param, Tensor) and sharding_of(param).groups:
                 raise ValueError(
@@ -292,7 +292,7 @@ class NamedOptimizer(Optimizer):
         return name not in self._undecayed
 
     def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[str]:
-        """Collect the names of parameters that an option with a list of patterns excludes.
+        """Collect the names of parameters excluded by an option with a list of patterns.
 
         Each group is searched with the patterns that stand in it. A list that several groups share
         has to match somewhere in one of them.
@@ -350,11 +350,11 @@ class NamedOptimizer(Optimizer):
             del flagged.found_inf
 
     def counters(self) -> Any:
-        """Return what a step counts on the host, for `set_counters`: the steps of each group."""
+        """Return the step count of each group, for `set_counters`."""
         return [group["step"] for group in self.param_groups]
 
     def set_counters(self, counters: Any) -> None:
-        """Restore what `counters` returned."""
+        """Restore counters from the result of `counters`."""
         for group, step in zip(self.param_groups, counters, strict=True):
             group["step"] = step
 
@@ -362,7 +362,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
-        """Describe what drives the learning rate; None if nothing does, so that `set_lr` may.
+        """Describe the driver of the learning rate; None if `set_lr` may set it.
 
         A scheduler is named before a function of the step.
         """
@@ -374,7 +374,7 @@ class NamedOptimizer(Optimizer):
         return None
 
     def _lr_scheduler(self) -> str | None:
-        """Name the scheduler that writes the lr; None without one.
+        """Name the scheduler of the lr; None without one.
 
         One of optrun's has its name; one of torch's is noticed because it wraps `step`.
         """
@@ -515,7 +515,7 @@ class NamedOptimizer(Optimizer):
                     )
 
     def __getstate__(self) -> StateDict:
-        """Return what is pickled: torch's entries, and the attributes of this class."""
+        """Return the attributes to pickle: torch's entries, and those of this class."""
         keys = ("_lr_driven_by", "_base_functions", "_built", "_apart", "_grouped", "_has_names")
         return {**super().__getstate__(), **{key: getattr(self, key) for key in keys}}
 
@@ -579,7 +579,7 @@ def _keywords(cls: type[Optimizer]) -> list[str]:
 
 
 def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Look at groups that a host has replaced, and set functions of the step; a hook of torch."""
+    """Look at replaced groups, and set functions of the step; a hook of torch."""
     assert isinstance(optimizer, NamedOptimizer)
     optimizer._refresh_changed_groups()
     optimizer._set_functions()

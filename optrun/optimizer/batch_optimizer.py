@@ -99,7 +99,7 @@ class BatchOptimizer(NamedOptimizer):
         return self.FORMULA.step(batch)
 
     def kernel(self, group: Group, device: str, *, sharded: bool = False) -> str:
-        """Name the kernel that steps a group on a type of device; `sharded`: it has DTensors."""
+        """Name the kernel of a group on a type of device; `sharded`: it has DTensors."""
         return self.FORMULA.kernel(group, device, sharded=sharded)
 
     @torch.no_grad()
@@ -144,7 +144,7 @@ class BatchOptimizer(NamedOptimizer):
         )
 
     def counters(self) -> Any:
-        """Return what a step counts on the host: steps of groups, ratios, `COUNTERS` of states."""
+        """Return step counts of groups, ratios, and `COUNTERS` of states, for `set_counters`."""
         of_params: dict[Tensor, Scalars] = {}
         for param, state in self.state.items():
             if state:
@@ -152,7 +152,7 @@ class BatchOptimizer(NamedOptimizer):
         return super().counters(), self._ratios, of_params
 
     def set_counters(self, counters: Any) -> None:
-        """Restore what `counters` returned; a parameter that had no state then has none again."""
+        """Restore counters; a parameter without state in them has none again."""
         of_groups, self._ratios, of_params = counters
         super().set_counters(of_groups)
         for param, state in self.state.items():

@@ -112,7 +112,7 @@ class Batch:
         return any(sharding.groups for sharding in self.shardings)
 
     def append(self, name: str, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append the local shard of a parameter, or the rows that a sparse gradient lists.
+        """Append the local shard of a parameter, or the rows of a sparse gradient.
 
         Args:
             name: Name of the parameter.
@@ -205,7 +205,7 @@ def is_plain(param: Tensor, grad: Tensor, states: Sequence[Tensor]) -> bool:
 
 
 def usable_gradient(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
-    """Return a gradient that an update can read: dense, or coalesced and sparse over its rows.
+    """Return a gradient in a usable layout: dense, or coalesced and sparse over its rows.
 
     Args:
         grad: As autograd left it.

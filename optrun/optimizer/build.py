@@ -69,7 +69,7 @@ def options_of(config: OptimizerConfig) -> PlainDict:
 
 
 def require_optimizer(config: OptimizerConfig) -> None:
-    """Refuse an optimizer of pytorch_optimizer that is not installed or not offered.
+    """Refuse an optimizer of pytorch_optimizer if it is not installed or not offered.
 
     Does nothing for other optimizers. Called before data are read.
 
@@ -83,7 +83,7 @@ def require_optimizer(config: OptimizerConfig) -> None:
 def refuse_unshardable(
     config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()
 ) -> None:
-    """Refuse an optimizer that cannot step sharded parameters, before ranks are started.
+    """Refuse an optimizer without support for shards, before ranks are started.
 
     A class of a plugin must set `TAKES_SHARDS = True` itself: one that it inherits does not count.
     Does nothing unless `distributed` is `fsdp`.
@@ -213,7 +213,7 @@ def divide_groups(
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
-    """Tell whether a parameter is a hidden matrix, which Muon steps.
+    """Tell whether a parameter is a hidden matrix, to be stepped by Muon.
 
     It must be 2-D, and its role `matrix`. If the role is None, its shorter side must be at least 8,
     and the longer one at most 8 times as long.
@@ -239,7 +239,7 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
-    """Divide the entries of a group's `params` into those for Muon and the others.
+    """Divide the entries of a group's `params` between Muon and its companion.
 
     Args:
         group: A group dict; the matrix of a `head` layer is not for Muon.

@@ -56,6 +56,6 @@ def class_of_member(name: str) -> type[NamedOptimizer]:
 
 
 def is_builtin(name: str) -> bool:
-    """Tell whether an optimizer is optrun's; False for those of plugins and unknown names."""
+    """Tell whether an optimizer is optrun's; False for plugins and unknown names."""
     row = registry.choices("optimizer").get(name)
     return row is not None and row.origin is None

@@ -21,7 +21,7 @@ from optrun.optimizer.groups import list_params, name_param_pairs, refuse_repeat
 
 
 class Composite(NamedOptimizer):
-    """Step each parameter group by the optimizer that its key `optimizer` names.
+    """Step each parameter group by the optimizer in its key `optimizer`.
 
     The optimizers are its `members`. They share one state, one base lr and the dicts of the groups,
     which keep the order in which they were given: a scheduler, a checkpoint and `set_lr` see a
@@ -61,7 +61,7 @@ class Composite(NamedOptimizer):
         self._build_members()
 
     def _register_hooks(self) -> None:
-        """Register no hooks: those of each member count its steps and set its functions of them."""
+        """Register no hooks: the members' hooks count steps and set functions of the step."""
 
     @property
     def _lr_driven_by(self) -> str | None:
@@ -74,7 +74,7 @@ class Composite(NamedOptimizer):
             member._lr_driven_by = value
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group to the optimizer that its key `optimizer` names.
+        """Add a group to the optimizer in its key `optimizer`.
 
         Without that key it goes to the first member. An optimizer that has no group yet is built,
         and counts its steps from those that the others have done. While the constructor runs,
@@ -102,7 +102,7 @@ class Composite(NamedOptimizer):
         self._offer_momentum()
 
     def _build_members(self) -> None:
-        """Build each member with all of its groups at once, from the groups that wait.
+        """Build each member from all of its waiting groups at once.
 
         Its patterns and its `name_dict` must see all of its names. The groups of the composite keep
         the order in which they were given.
@@ -200,7 +200,7 @@ class Composite(NamedOptimizer):
 
     @property
     def trust_ratios(self) -> dict[str, float]:
-        """Trust ratios of the last step by parameter name, from the members that have some."""
+        """Trust ratios of the last step by parameter name, of all members with trust ratios."""
         ratios: dict[str, float] = {}
         for member in self.members.values():
             ratios.update(getattr(member, "trust_ratios", {}))
@@ -217,7 +217,7 @@ class Composite(NamedOptimizer):
         return config
 
     def __getstate__(self) -> StateDict:
-        """Return what is pickled: as in `NamedOptimizer`, with the members."""
+        """Return the attributes to pickle: as in `NamedOptimizer`, with the members."""
         keys = ("members", "_options", "_first_member", "_driver")
         state = super().__getstate__()
         del state["_lr_driven_by"]

@@ -126,7 +126,7 @@ class SlopeLine:
         return f"{highest:+.1f}"
 
     def in_words(self) -> str:
-        """Describe a line that fails, and the likely cause; the line must have an `expected`."""
+        """Describe the failure of a line, and its likely cause; it must have an `expected`."""
         measured = {
             "initial": "the initial output of its module",
             "change": "the change of its module's output",
@@ -236,7 +236,7 @@ def coordinate_check(
 def _params_shared_by_units(
     larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]
 ) -> set[str]:
-    """Find the names of parameters of constant size that a growing number of units shares.
+    """Find the names of parameters of constant size, shared by a growing number of units.
 
     An example is a query norm, which acts on every head. The gradient of such a parameter is a sum
     over n units. At first the summands are noise, and the sum grows with sqrt(n); once the units

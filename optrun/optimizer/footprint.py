@@ -127,12 +127,12 @@ def _tensors_in(value: object) -> list[Tensor]:
 
 
 def _nbytes(value: Tensor, _param: Tensor) -> int:
-    """Count the bytes of a state tensor that has its real shape."""
+    """Count the bytes of a state tensor of its real shape."""
     return value.numel() * value.itemsize
 
 
 def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
-    """Count the bytes that the state tensor of a small parameter has for the real parameter.
+    """Scale the bytes of a small parameter's state tensor to the real parameter.
 
     Returns None if a side of it is neither 1 nor a side of the small parameter.
     """

@@ -33,7 +33,7 @@ DESCRIPTIVE_KEYS = frozenset(
 
 
 def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Refuse the first key that is not allowed, with the nearest valid one.
+    """Refuse the first unknown key, with the nearest valid one.
 
     A name that another package has for an option is answered with ours.
 
@@ -62,7 +62,7 @@ def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str)
 
 @dataclass
 class StepFunction:
-    """The function of an option that depends on the step; a group has it under `functions`."""
+    """The function of the step behind an option; a group has it under `functions`."""
 
     function: Callable[[int], float]
     written: float
@@ -70,7 +70,7 @@ class StepFunction:
 
 
 def placeholder_name(group_index: int, position: int) -> str:
-    """Make the name of a parameter that has none, for messages and tables."""
+    """Make a name for a parameter without one, for messages and tables."""
     return f"group {group_index} parameter {position}"
 
 
@@ -104,7 +104,7 @@ def name_param_pairs(params: Iterable[object], group_index: int) -> list[tuple[s
 
 
 def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
-    """Refuse a name that occurs twice, or a tensor under two names.
+    """Refuse a repeated name, or a tensor under two names.
 
     Raises:
         ValueError: Naming the name, or both names of the tensor.
@@ -174,7 +174,7 @@ def has_names(listed: Iterable[object]) -> bool:
 
 
 def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
-    """Refuse the parameters of FSDP1: flat slices of a buffer, which have lost their shape.
+    """Refuse the parameters of FSDP1: flat slices of a buffer, without their shape.
 
     They are recognised by type or name; within a process group also by their layout: all are 1-D,
     and one is empty or lies in a larger buffer.

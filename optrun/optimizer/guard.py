@@ -50,7 +50,7 @@ class Guard:
         return None
 
     def step(self, numbers: torch.Tensor) -> None:
-        """Take a step, which changes nothing if one of the values is not finite.
+        """Take a step; it changes nothing if one of the values is not finite.
 
         Args:
             numbers: Values such as loss and gradient norm, on the device of the parameters. Values
@@ -63,7 +63,7 @@ class Guard:
         self.step_on_device(torch.isfinite(numbers).all().logical_not().float())
 
     def step_on_device(self, found_inf: torch.Tensor) -> None:
-        """Take a step whose kernels change nothing if a flag is set.
+        """Take a step; its kernels change nothing if a flag is set.
 
         Args:
             found_inf: 1.0 if nothing may change, else 0.0; shape (), float32.
@@ -74,7 +74,7 @@ class Guard:
         optimizer.step_unless(found_inf)
 
     def take_back(self) -> None:
-        """Restore the counters on the host to before the last step; for a step that was skipped.
+        """Restore the counters on the host to before the last step, after a skipped one.
 
         Does nothing on a CPU.
         """

@@ -167,7 +167,7 @@ class LazyAdam(BatchOptimizer):
         }
 
     def _sparse_policy(self, _group: Group) -> str:
-        """Update the rows that a sparse gradient lists, and no others."""
+        """Update the rows of a sparse gradient, and no others."""
         return "rows"
 
     def _update(self, batch: Batch) -> None:

@@ -159,7 +159,7 @@ class Mars(BatchOptimizer):
         return param.dim() >= 2
 
     def _scalars(self, group: Group, traits: bool, counters: Scalars) -> Scalars:
-        """Add the strength of the variance reduction, which is 0 in the first step."""
+        """Add the strength of the variance reduction; 0 in the first step."""
         beta1 = group["betas"][0]
         is_first = counters["step"] == 1
         return {

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 @dataclass(frozen=True)
 class Sharding:
-    """The processes over which a tensor is sharded."""
+    """The processes with the shards of a tensor."""
 
     groups: tuple[dist.ProcessGroup, ...]
     """One group for each mesh dimension over which the tensor is sharded; empty if it is not."""
@@ -27,7 +27,7 @@ class Sharding:
 
 
 def sharding_of(tensor: Tensor) -> Sharding:
-    """Return the process groups over which a tensor is sharded; none for one that is no DTensor.
+    """Return the process groups of a tensor's shards; none unless it is a DTensor.
 
     Raises:
         ValueError: For a DTensor with `Partial` placements, whose shards have still to be summed.

@@ -213,7 +213,7 @@ def _named_keywords(cls: type[Optimizer]) -> set[str]:
 
 
 def _without_zero_decay(options: Options, keywords: Iterable[str]) -> dict[str, object]:
-    """Copy options without a `weight_decay` of 0 that the optimizer has no keyword for.
+    """Copy options without a `weight_decay` of 0 if the optimizer has no such keyword.
 
     Another `weight_decay` stays, and is refused later.
     """

@@ -9,7 +9,7 @@ from optrun.base.errors import nearest
 
 
 def compiled(option: str, patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compile patterns; refuse one that is no regular expression.
+    """Compile patterns; refuse an invalid regular expression.
 
     Raises:
         ValueError: With the option, the pattern and what `re` says about it.

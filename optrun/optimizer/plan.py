@@ -112,7 +112,7 @@ class Memory:
 
 @dataclass
 class PlannedBatch:
-    """Parameters with a gradient that are stepped by one update.
+    """Parameters with a gradient, to be stepped by one update.
 
     The lists have one entry for each parameter.
     """
@@ -156,7 +156,7 @@ class PlannedBatch:
     def plain_batch(
         self, options: Options, grads: list[Tensor], states: list[State], slots: Sequence[str]
     ) -> Batch | None:
-        """Make a batch whose tensors kernels read by address; None if their memory has changed.
+        """Make a batch for kernels by address; None if the memory of its tensors has changed.
 
         Args:
             options: Options that the tensors share.
@@ -186,7 +186,7 @@ class PlannedBatch:
 
 @dataclass
 class Plan:
-    """The batches in which an optimizer steps its parameters, and for what they were computed."""
+    """The batches of an optimizer's parameters, and the inputs of their computation."""
 
     params: list[Tensor]
     """The parameters of all groups."""
@@ -221,7 +221,7 @@ class Plan:
 
 
 def shared_options(optimizer: Optimizer) -> list[str]:
-    """List the options that a batch shares: all defaults but `lr` and `weight_decay`."""
+    """List the options shared within a batch: all defaults but `lr` and `weight_decay`."""
     return [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
 
 

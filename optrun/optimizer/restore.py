@@ -40,7 +40,7 @@ def canonical(name: str) -> str:
 
 
 def refuse_difference(saved: Sequence[str], current: Sequence[str]) -> None:
-    """Refuse names of saved parameters that are not those of the optimizer, in any order.
+    """Refuse names of saved parameters unless they are the optimizer's, in any order.
 
     Args:
         saved: Names of the parameters in the saved state.
@@ -88,7 +88,7 @@ def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
 
 
 def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> None:
-    """Refuse a state tensor that is a DTensor and placed otherwise than its parameter.
+    """Refuse a DTensor in the state with other placements than its parameter.
 
     A full tensor passes, and so does one of another shape whose parameter is a DTensor.
 
@@ -150,7 +150,7 @@ def refuse_other_state(
 def restore_state(
     optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, PlainMapping]
 ) -> dict[Tensor, dict[str, Any]]:
-    """Map each parameter to a copy of the state that was saved under its name.
+    """Map each parameter to a copy of the state saved under its name.
 
     Both a state dict and a checkpoint are loaded through this function.
 
@@ -224,7 +224,7 @@ def shard_like(value: Tensor, param: Tensor) -> Tensor:
 def load_by_name(
     optimizer: Optimizer, state_dict: PlainMapping
 ) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
-    """Compute the state and the groups that an optimizer has after loading a state dict.
+    """Compute the state and the groups of an optimizer after loading a state dict.
 
     Args:
         optimizer: Has the parameters; nothing of it is changed.
@@ -290,7 +290,7 @@ def _refuse_foreign_tensors(name: str, param: Tensor, entries: PlainMapping) -> 
 
 
 def _restored_group(current: Group, saved: Group) -> dict[str, Any]:
-    """Merge a saved group over the current one, whose parameters, names and functions stay.
+    """Merge a saved group over the current one; parameters, names and functions stay.
 
     A group that torch saved lacks some of our keys: those keep their current value.
     """
@@ -357,7 +357,7 @@ def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
 
 
 def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) -> int:
-    """Return the index of the one saved group that parameters come from.
+    """Return the index of the one saved group of some parameters.
 
     Args:
         names: Names of the parameters of a group, at least one.

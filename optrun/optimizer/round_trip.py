@@ -102,7 +102,7 @@ def build_checked(
 
 
 def check_round_trip(build: Build, groups: Sequence[Group]) -> None:
-    """Save the state of a small copy after 11 steps, and compare a second copy that loads it.
+    """Save the state of a small copy after 11 steps, load it into a second one, and compare.
 
     Both are stepped to step 24 and have to be equal bit by bit. The states of the global random
     generators are restored.
@@ -202,7 +202,7 @@ def _resumed(first: SmallCopy, build: Build, groups: Sequence[Group]) -> SmallCo
 
 
 def _remember_random_states() -> Callable[[], None]:
-    """Return a function that restores the current states of the random generators.
+    """Return a function to restore the current states of the random generators.
 
     Those of torch on the CPU, of Python and of NumPy; not those of GPUs.
     """

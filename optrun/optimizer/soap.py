@@ -236,7 +236,7 @@ class Soap(BatchOptimizer):
         }
 
     def _preconditioned(self, param: Tensor, group: Group) -> list[int]:
-        """List the dimensions of a parameter that have a preconditioner."""
+        """List the dimensions of a parameter with a preconditioner."""
         if param.numel() == 0 or (param.dim() < 2 and not group["precondition_1d"]):
             return []
         return [

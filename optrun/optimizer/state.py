@@ -164,7 +164,7 @@ def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> No
 
 
 def _refuse_nonnumeric_counters(group: Group, counters: PlainMapping) -> None:
-    """Refuse a saved counter that is no number if the group holds a number under its key."""
+    """Refuse a saved counter of another type if the group has a number under its key."""
     for key, value in counters.items():
         if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
             raise ValueError(
@@ -199,7 +199,7 @@ def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _options(optimizer: Optimizer, group: Group) -> list[str]:
-    """List the keys of a group that are options, and neither counters nor descriptions.
+    """List the options among the keys of a group, without counters and descriptions.
 
     Options are the defaults of an optimizer of optrun and of its members, else the keywords of the
     constructor.
@@ -213,7 +213,7 @@ def _options(optimizer: Optimizer, group: Group) -> list[str]:
 
 
 def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Collect the attributes in which another library's optimizer may count.
+    """Collect the attributes of another library's optimizer that may be counters.
 
     These are numbers, and objects with a `state_dict`, that are no keywords of its constructor and
     not private. Empty for an optimizer of optrun.
@@ -275,7 +275,7 @@ def _load_counters(
 
 
 def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
-    """Refuse state that another library's optimizer made with another value of an option.
+    """Refuse state of another library's optimizer made with another value of an option.
 
     Only options that are no floats: switches, names and counts. Whether the state fits, only that
     library could tell, and it does by a traceback at the next step or not at all.
@@ -294,7 +294,7 @@ def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: s
 
 
 def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value to what JSON can hold; `_unpack` is the inverse.
+    """Convert a value for JSON; `_unpack` is the inverse.
 
     Args:
         value: A tensor, number, string, None, or a list, tuple, deque or dict of these.

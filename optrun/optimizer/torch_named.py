@@ -77,7 +77,7 @@ class _OneLayout(Optimizer):
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
-        """Collect tensors as torch does, then copy those whose strides differ from the parameter's.
+        """Collect tensors as torch does, then copy any with other strides than the parameter.
 
         Only for fused groups. `grads` gets the copy; a state tensor gets its data.
 
@@ -152,7 +152,7 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
     def _init_group(
         self, group: ParamGroup, params: list[Tensor], grads: list[Tensor], *state: Any
     ) -> Any:
-        """Collect the tensors of neighbouring fused groups with equal options as those of one.
+        """Collect the tensors of neighbouring fused groups with equal options as one group.
 
         torch steps group by group, and each call of a kernel has a cost. The first of such groups
         gets the parameters of all, the others get none.
@@ -172,7 +172,7 @@ class _FusedAdam(_OneLayout, NamedOptimizer):
         return [group["fused"] or id(group), *map(group.get, self.defaults)]
 
     def skips_on_device(self) -> bool:
-        """Tell whether torch's fused kernels, which read `found_inf`, step all groups."""
+        """Tell whether torch's fused kernels step all groups; they read `found_inf`."""
         return all(group["fused"] for group in self.param_groups)
 
 
@@ -244,13 +244,13 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
                 keep_base_lr(group, group.get("functions", ()), self.defaults["lr"])
 
     def _set_functions(self) -> None:
-        """Set functions of the step, after a step that failed has left its decay behind."""
+        """Set functions of the step, and restore a decay left behind by a failed step."""
         for group in self.param_groups:
             group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
         super()._set_functions()
 
     def _register_hooks(self) -> None:
-        """Register the hooks, with those that replace the decay for each step."""
+        """Register the hooks, and two more to replace the decay for each step."""
         super()._register_hooks()
         if _decay_of_step not in self._optimizer_step_pre_hooks.values():
             self.register_step_pre_hook(_decay_of_step)
@@ -258,7 +258,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
 
 
 def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Replace the weight decay of each group for a step by what its `weight_decay_mode` asks for.
+    """Replace the weight decay of each group for a step, by its `weight_decay_mode`.
 
     torch multiplies the decay with lr, so it is set to decay * decay_scale / lr; 0 if lr is 0. The
     option stays in the group under `given_weight_decay`. Nothing changes for "decoupled".

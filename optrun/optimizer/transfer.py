@@ -70,7 +70,7 @@ def _muon(size: Growth, options: Options) -> float:
 
 
 def _adjustment(shape: tuple[int, ...], form: str | None) -> float:
-    """Return the factor on lr that torch's Muon applies for a shape; `form`: `adjust_lr_fn`."""
+    """Return the factor on lr of torch's Muon for a shape; `form`: `adjust_lr_fn`."""
     rows, columns = shape[:2]
     if form == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))
@@ -225,7 +225,7 @@ def _rules_and_options(optimizer: Optimizer, choice: str) -> dict[str, tuple[str
 
 
 def _rule_of(choice: str) -> str:
-    """Return the muP rule that an optimizer's schema names in `transfer`.
+    """Return the muP rule in `transfer` of an optimizer's schema.
 
     Raises:
         ConfigError: It names none, or one that is not in `RULES`.
@@ -246,7 +246,7 @@ def _rule_of(choice: str) -> str:
 
 
 def _refuse_options(choice: str, rule: str, group: Options) -> None:
-    """Refuse options whose best value depends on the width, and that no rule scales.
+    """Refuse options with a best value for one width only, and no rule to scale them.
 
     These are LAMB's bounds and its L1 and L2, and a coupled weight decay of Adam.
 

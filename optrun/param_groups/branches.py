@@ -103,7 +103,7 @@ class _Branches(Watch):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run an operation on shapes, and note what its first result was computed from."""
+        """Run an operation on shapes, and note the origin of its first result."""
         out = super().__torch_dispatch__(func, types, args, kwargs)
         first = out[0] if isinstance(out, tuple | list) and out else out
         if isinstance(first, Tensor):
@@ -142,7 +142,7 @@ class _Branches(Watch):
             self._stream[id(out)] = self._stream[id(before)]
 
     def _sum(self, summands: Sequence[Tensor], out: Tensor) -> None:
-        """Note what a sum is: output plus bias, two branches, or a branch added to the stream.
+        """Note the kind of a sum: output plus bias, two branches, or branch plus stream.
 
         The stream was computed before the branch began. A branch whose stream is unknown begins
         one; if its tower has a stream already, a norm has hidden that.

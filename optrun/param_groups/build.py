@@ -295,7 +295,7 @@ def _hyper_parameters(
 def _explain_claim(
     config: ParamGroupsConfig, layer: Layer | None, rule_index: int | None, rule: Group
 ) -> str:
-    """Return what put parameters into a group: a rule, the reason of their layer, or the choice."""
+    """Return the reason for a group: a rule, the reason of the layer, or the choice."""
     if rule_index is not None:
         return f"rules[{rule_index}] {rule['pattern']}"
     if layer is None:

@@ -57,7 +57,7 @@ class Growth:
 
     @property
     def carried(self) -> float:
-        """Factor on logits or on a residual branch that its weights contain.
+        """Factor on logits or on a residual branch contained in its weights.
 
         A branch's factor stands in its last weights; Dey et al. 2025, arXiv:2505.01618, alpha = 1.
         """
@@ -134,7 +134,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
 
 
 def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
-    """Name the matrices of the head, whose output no later matrix reads.
+    """Name the matrices of the head; no later matrix reads their output.
 
     They are outside of all blocks and of `base_model`. Of the matrices in one container, or in an
     `nn.Sequential`, only the last one is. Output embeddings always are.

@@ -30,7 +30,7 @@ _EMBEDDING_DIRECT = re.compile(r"embed|(^|_)emb(_|$)|(^|_)pos(_|$)|(^|_)tokens?(
 
 @dataclass(frozen=True)
 class Layer:
-    """The layer that a parameter belongs to, counted from the embeddings to the head.
+    """The layer of a parameter, counted from the embeddings to the head.
 
     Attributes:
         layer_id: 0 for embeddings, i + 1 for block i, n_layers + 1 for the head.
@@ -81,7 +81,7 @@ def layer_at(layer_id: int, n_layers: int, why: str, tower: str = "") -> Layer:
 
 
 def restore_layer(layer: Layer, layer_id: int, label: str) -> Layer:
-    """Return the layer that a parameter had when its run was started.
+    """Return the layer of a parameter at the start of its run.
 
     It differs from `layer` if another version of optrun or another batch assigns it otherwise.
 
@@ -174,7 +174,7 @@ class Layers:
         return self._layers()
 
     def _layers(self) -> dict[str, Layer]:
-        """Map every parameter to its layer by name, or to that by use if it has another label."""
+        """Map every parameter to its layer by use, else by name."""
         layers = {name: self._layer_by_name(name) for name in self.params}
         for name, layer in self._layers_by_use().items():
             if layer.label != layers[name].label:
@@ -284,11 +284,11 @@ class Layers:
         return False
 
     def _tower_around(self, path: str) -> list[_Tower]:
-        """List the tower whose root contains a module: one, or none."""
+        """List the tower around a module: one, or none."""
         return [tower for tower in self.towers if is_inside(path, tower.root)][:1]
 
     def _towers_near(self, path: str) -> list[_Tower]:
-        """List the tower around a module, else all towers in its closest ancestor that has some."""
+        """List the tower around a module, else all towers in its closest ancestor with any."""
         tower_around = self._tower_around(path)
         if tower_around:
             return tower_around
@@ -311,7 +311,7 @@ class _Tower:
 
 
 def _find_towers(stacks: list[Stack]) -> list[_Tower]:
-    """Make a tower of each stack: the topmost module around it that contains no other stack."""
+    """Make a tower of each stack: the topmost module around it without another stack."""
     names = _tower_names([stack.path for stack in stacks])
     towers = []
     for stack, name in zip(stacks, names, strict=True):
@@ -325,7 +325,7 @@ def _find_towers(stacks: list[Stack]) -> list[_Tower]:
 
 
 def _tower_names(paths: list[str]) -> list[str]:
-    """Shorten each path to the parts that tell it from the others; empty for a single path.
+    """Shorten each path to its distinguishing parts; empty for a single path.
 
     Example:
         >>> _tower_names(["text_model.encoder.layers", "vision_model.encoder.layers"])

@@ -24,7 +24,7 @@ class HasName(Protocol):
 
 @dataclass(frozen=True)
 class NamedParam:
-    """A parameter with its name, which a parameter of torch does not have."""
+    """A parameter with its name; torch's parameters have none."""
 
     name: str
     tensor: Tensor

@@ -39,7 +39,7 @@ class Parametrized:
 
 
 def parametrize(config: RunConfig, build: Callable[[ModelConfig], Any]) -> Parametrized:
-    """Compare the model of a run with its base, and set the keys that muP asks for.
+    """Compare the model of a run with its base, and set the keys for muP.
 
     Under `standard` the configuration is returned as it is, and nothing is built.
 
@@ -95,7 +95,7 @@ def _shown(base: PlainMapping) -> str:
 def _scale_tied_logits(
     config: ModelConfig, model: Any, base: Any, sizes: dict[str, Growth]
 ) -> dict[str, float]:
-    """Scale the logits of a head that is tied to the embedding, as muP asks.
+    """Scale the logits of a head tied to the embedding, as muP asks.
 
     If the architecture has a configuration key for it, that is returned with its value. Else the
     norm before the head takes the factor: `logits` of its parameters is set in `sizes`, which is

@@ -60,12 +60,12 @@ class Stack:
 
 
 def stacks_of(model: nn.Module) -> list[Stack]:
-    """List the stacks of a model that are towers, see `find_stacks`."""
+    """List the towers of a model, see `find_stacks`."""
     return find_stacks(tree_of(dict(model.named_parameters()), roles_of(model), model))
 
 
 def find_stacks(root: Node) -> list[Stack]:
-    """List the stacks of a tree that are towers, in its order; none without a list of blocks.
+    """List the towers of a tree, in its order; none without a list of blocks.
 
     Blocks must have three matrices and a norm; if no stack has such blocks, two matrices.
     """
@@ -84,7 +84,7 @@ def find_stacks(root: Node) -> list[Stack]:
 
 
 def _outermost_lists(node: Node) -> list[tuple[Stack, Node]]:
-    """List the outermost lists of modules that repeat, as stacks, each with its parent node."""
+    """List the outermost lists of repeated modules, as stacks, each with its parent node."""
     lists: list[tuple[Stack, Node]] = []
     for child in node.children.values():
         if child.numbered and _repeats(child):

@@ -58,7 +58,7 @@ def carrier_of_logits(model: nn.Module) -> tuple[str, float]:
 
 
 class _LastNorm(Watch):
-    """Note the norms that are called before the head of a model.
+    """Note the norms called before the head of a model.
 
     Args:
         model: On the meta device.

@@ -130,7 +130,7 @@ def tree_of(
 
 
 def _add_path(root: Node, path: str) -> Node:
-    """Add the nodes of a dotted path that are missing, and return the last one."""
+    """Add the missing nodes of a dotted path, and return the last one."""
     node = root
     for part in split_path(path):
         if part not in node.children:

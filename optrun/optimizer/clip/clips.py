@@ -62,7 +62,7 @@ class Clip:
 
 
 def clip_by_value(min_value: float, max_value: float) -> Rule:
-    """Make a rule that clips g = min(max(g, min_value), max_value), elementwise.
+    """Make a rule to clip g = min(max(g, min_value), max_value), elementwise.
 
     The rule raises ValueError for a sparse gradient if the interval leaves out 0.
     """
@@ -81,7 +81,7 @@ def clip_by_value(min_value: float, max_value: float) -> Rule:
 
 
 def clip_by_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule that scales g by min(1, max_norm / (norm of g + eps)), tensor by tensor."""
+    """Make a rule to scale g by min(1, max_norm / (norm of g + eps)), tensor by tensor."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured
@@ -91,7 +91,7 @@ def clip_by_norm(max_norm: float, eps: float) -> Rule:
 
 
 def clip_by_global_norm(max_norm: float, eps: float) -> Rule:
-    """Make a rule that scales all g by min(1, max_norm / (norm of all g together + eps))."""
+    """Make a rule to scale all g by min(1, max_norm / (norm of all g together + eps))."""
 
     def rule(gradients: Gradients, measured: Tensor | None) -> None:
         lengths = norms(gradients) if measured is None else measured

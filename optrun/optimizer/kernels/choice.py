@@ -64,7 +64,7 @@ class Formula:
         return pick(options["foreach"], device, self.kernels(sharded=sharded))
 
     def step(self, batch: Batch) -> Tensor | None:
-        """Step a batch in place by the kernel that its options and device call for.
+        """Step a batch in place by the kernel for its options and device.
 
         If that kernel cannot read the tensors by their addresses, the loop steps them, on an
         accelerator foreach. If tensors share memory, the loop does.
@@ -145,7 +145,7 @@ def pick(foreach: bool | None, device: str, kernels: Sequence[str]) -> str:
 
 
 def _choice_of_environment(device: str) -> str:
-    """Read the kernel that `OPTRUN_KERNEL` names; `auto` if it is unset or empty.
+    """Read the kernel in `OPTRUN_KERNEL`; `auto` if it is unset or empty.
 
     Raises:
         ConfigError: It is no kernel, or one that cannot step tensors on this type of device.

@@ -43,7 +43,7 @@ def kernel_of(optimizer: Optimizer, device: str, *, sharded: bool = False) -> st
 
 
 def refuse_different(kernels: Sequence[str]) -> None:
-    """Refuse ranks with different kernels, whose replicas would differ in their last bits.
+    """Refuse ranks with different kernels: replicas would differ in their last bits.
 
     Args:
         kernels: Result of `kernel_of` on each rank.
@@ -69,7 +69,7 @@ def _steppers(optimizer: Optimizer) -> list[tuple[Any, PlainMapping]]:
 
 
 def _kernel_of_group(stepper: object, group: Group, device: str, *, sharded: bool) -> str:
-    """Name the kernel that steps a group: our own, else `torch`, `foreach` or `loop`."""
+    """Name the kernel of a group: one of `Formula`, else `torch`, `foreach` or `loop`."""
     if hasattr(stepper, "kernel"):
         return str(stepper.kernel(group, device, sharded=sharded))
     ancestors = type(stepper).__mro__

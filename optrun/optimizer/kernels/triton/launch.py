@@ -149,7 +149,7 @@ class Table:
         return sent
 
     def _free_pinned_memory(self) -> tuple[Tensor, torch.cuda.Event]:
-        """Return pinned memory whose last copy is through, with its event; allocate if none is."""
+        """Return pinned memory after its last copy, with its event; allocate if none is free."""
         for pinned, copied in self._pinned:
             if copied.query():
                 return pinned, copied

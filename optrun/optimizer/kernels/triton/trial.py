@@ -23,7 +23,7 @@ NEAR = 1e-5
 
 
 def trial(device: torch.device) -> str:
-    """Compare small steps by the Triton kernels on a device with those by the loop.
+    """Compare small steps by the Triton kernels on a device with the loop.
 
     Returns:
         Empty if all is right; else what is wrong: an error such as a missing compiler, other values
@@ -42,7 +42,7 @@ def trial(device: torch.device) -> str:
 
 @torch.no_grad()
 def _problem(name: str, device: torch.device) -> str:
-    """Describe what is wrong in the steps of one optimizer; empty if nothing is."""
+    """Describe the error in the steps of one optimizer; empty without one."""
     truth = _after_steps(name, "loop", torch.float64, device)
     first = _after_steps(name, "triton", torch.float32, device)
     second = _after_steps(name, "triton", torch.float32, device)
