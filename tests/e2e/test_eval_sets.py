@@ -148,10 +148,6 @@ def test_in_a_sweep(here: Path, capsys: pytest.CaptureFixture[str], forked_jobs:
             ["task.problem_type=regression", "task.class_weights=balanced"],
             ["task.class_weights=balanced", "regression"],
         ),
-        (
-            ["task.problem_type=multi_label_classification", "task.class_weights=balanced"],
-            ["task.class_weights=balanced", "exactly one class"],
-        ),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else None,
 )
