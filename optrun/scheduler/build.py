@@ -151,7 +151,7 @@ def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
 
     Example:
         >>> schedule_in_words("wsd", 0, 100, 150)
-        'wsd goes on at step 100 of 150 (branch_schedule=continue)'
+        'wsd continues at step 100 of 150 (branch_schedule=continue)'
         >>> schedule_in_words("cosine", 100, 100, 150)
         'cosine starts anew at the branch, over 50 steps (branch_schedule=restart)'
     """
