@@ -184,7 +184,7 @@ def _not_among(
         choices_with_key: Other choices of the group that have the key.
     """
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
-    siblings = [name for name in siblings if "." not in name]
+    siblings = [name for name in siblings if "." not in name and name != "name"]
     elsewhere = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)
     close = [*(f"{head}.{name}" for name in nearest(leaf, siblings)), *elsewhere]
     hint = f"Did you mean {' or '.join(close)}? " if close else ""

@@ -540,6 +540,30 @@ def test_preferences_train_experts_too() -> None:
     assert last["eval/loss"] == pytest.approx(last["train/loss"], rel=0.02), "as TRL's"
 
 
+# Tokens
+# ------------------------------------------------------------------------------------------
+
+
+def test_added_tokens_keep_the_rows_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """The new rows begin as the mean of the old ones, as transformers makes them."""
+    model = save("decoder", "llama", "AutoModelForCausalLM", eos_token_id=5, bos_token_id=None)
+    tokenizer = tokenizer_of("decoder")
+    tokenizer.add_tokens(["zork", "blip"])
+    tokenizer.save_pretrained("more")
+    write_rows(Path("rows.jsonl"), [{"text": f"{sentence(n)} zork"} for n in range(12)])
+    words = ["model=pretrained", "model.path=base", "data=files", "data.train=rows.jsonl"]
+    assert optrun(*words, "model.tokenizer=more") == 2
+    advice = f"model.config.vocab_size={len(tokenizer)}"
+    assert advice in " ".join(capsys.readouterr().err.split())
+    train("model.tokenizer=more", advice)
+    before = model.get_input_embeddings().weight
+    after = transformers.AutoModelForCausalLM.from_pretrained("exported").get_input_embeddings()
+    old, new = after.weight[: len(before)], after.weight[len(before) :]
+    assert torch.allclose(old, before, rtol=0, atol=1e-25)
+    assert len(new) == 2
+    assert torch.allclose(new, before.mean(0).expand_as(new), atol=1e-6)
+
+
 # The law, for every task
 # ------------------------------------------------------------------------------------------
 
