@@ -68,7 +68,7 @@ def decoded(content: bytes) -> Image:
     try:
         with library.open(io.BytesIO(content)) as image:
             image.load()
-            return ImageOps.exif_transpose(image)
+            turned = ImageOps.exif_transpose(image)
     except (
         OSError,
         ValueError,
@@ -76,6 +76,24 @@ def decoded(content: bytes) -> Image:
         library.DecompressionBombError,
     ) as error:  # what Pillow raises
         raise ConfigError(f"this image cannot be decoded: {error}") from error
+    if has_shape_in_alpha(turned):
+        raise ConfigError(
+            "this image has one colour, and its shape lies in the alpha channel, which image"
+            " processors drop. Write it on a background."
+        )
+    return turned
+
+
+def has_shape_in_alpha(image: Image) -> bool:
+    """Tell whether an image has one colour behind an alpha channel that varies, as logos do.
+
+    Image processors drop that channel, as `convert("RGB")` does: one colour is left.
+    """
+    if "A" not in image.getbands():
+        return False
+    extrema = image.convert("RGBA").getextrema()
+    is_constant = [low == high for low, high in extrema]
+    return is_constant == [True, True, True, False]
 
 
 def content_of(value: object) -> bytes | str | None:

@@ -48,3 +48,19 @@ def test_values_that_nobody_knows_are_refused() -> None:
     for values in (np.full((2, 2), 70000), np.full((2, 2), -3)):
         with pytest.raises(ConfigError, match="expected 8 or 16 bits"):
             in_8_bits(Image.fromarray(values.astype(np.int32)))
+
+
+def test_a_shape_that_lies_in_alpha_alone_is_refused() -> None:
+    """Without its alpha channel, a black logo on nothing is a black square."""
+    pixels = np.zeros((4, 4, 4), dtype=np.uint8)
+    pixels[..., 3] = 255
+    for place, is_refused in (((0, 0, 3), True), ((0, 0, 1), False)):
+        shape = pixels.copy()
+        shape[place] = 9
+        file = io.BytesIO()
+        Image.fromarray(shape).save(file, "png")
+        if is_refused:
+            with pytest.raises(ConfigError, match="alpha channel"):
+                decoded(file.getvalue())
+        else:
+            assert decoded(file.getvalue()).size == (4, 4)
