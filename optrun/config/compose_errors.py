@@ -13,7 +13,7 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
 
-from optrun.base.errors import ConfigError, did_you_mean
+from optrun.base.errors import ConfigError, OptrunError, did_you_mean
 from optrun.config.groups import CHOICES, GROUPS
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import all_keys, node_at, unknown_key
@@ -53,7 +53,7 @@ def composition_error(hydra: Hydra, config_name: str, error: BaseException) -> C
     config_path = re.match(r"In '([^']+)':", str(error))
     if isinstance(cause, OmegaConfBaseException) and config_path and config_path[1] in READ:
         return _merge_error(config_path[1], cause)
-    message = first_line(cause if isinstance(cause, OmegaConfBaseException) else error)
+    message = _short_message(cause if isinstance(cause, OmegaConfBaseException) else error)
     if isinstance(cause, ConfigKeyError):
         message = str(unknown_key(cause.parent_node._get_root(), str(cause.full_key)))
     if isinstance(error, KeyError):
@@ -71,15 +71,27 @@ def _last_file() -> str:
     return ""
 
 
-def first_line(error: BaseException) -> str:
-    """Return the message of the ConfigError behind an error.
+def _first_of_optrun(error: BaseException) -> OptrunError | None:
+    """Return the first OptrunError among an error and what it was raised from; else None.
 
-    Without one, the first line of the error's own message.
+    The OptrunError may itself be raised from another error, such as a ValueError. OmegaConf erases
+    `__cause__` from what it raises (unless OC_CAUSE=1), so `__context__` is followed, too.
     """
-    cause: BaseException = error
-    while cause.__cause__ is not None:
-        cause = cause.__cause__
-    if isinstance(cause, ConfigError):
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OptrunError):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _short_message(error: BaseException) -> str:
+    """Return the message of the first OptrunError that an error was raised from.
+
+    Without one, the first line of the error's own message; the name of its class if it has none.
+    """
+    cause = _first_of_optrun(error)
+    if cause is not None:
         return str(cause)
     lines = [line for line in str(error).splitlines() if line.strip()]
     if lines:
@@ -164,10 +176,9 @@ def interpolation_error(cfg: DictConfig | None, error: OmegaConfBaseException) -
         cfg: What it stands in; None: it is not known.
         error: What OmegaConf raised.
     """
-    message = first_line(error)
+    message = _short_message(error)
     key = str(error.full_key or "")
-    is_told = isinstance(error.__cause__, ConfigError)
-    if is_told or not key or not isinstance(error, InterpolationResolutionError):
+    if _first_of_optrun(error) or not key or not isinstance(error, InterpolationResolutionError):
         return ConfigError(message)
     node = None if error.parent_node is None else node_at(error.parent_node._get_root(), key)
     text = node._value() if node is not None else "${...}"

@@ -251,6 +251,15 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
 
 
 def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
+    """Refuse a choice of Hydra's, such as `hydra/launcher=joblib`, that is not installed.
+
+    Of a deletion (`~hydra/launcher`) the value is None, of a sweep the object of Hydra's grammar:
+    neither is the name of a choice, so both are refused as well.
+
+    Raises:
+        ConfigError: An unknown group, with the nearest ones; or an unknown name, with all names of
+            the group.
+    """
     key = override.key_or_group
     value = str(override.value())
     options = hydra.config_loader.get_group_options(key)

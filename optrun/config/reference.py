@@ -37,6 +37,14 @@ _RESOLVER = re.compile(r"^\$\{(?:dialect|default_warmup):(.*)\}$")
 _KEY = re.compile(r"([a-z_]\w*):(?: (.*?))?(?:(?:^|\s+)# (.*))?$")
 
 
+class _Row(typing.NamedTuple):
+    """One key as a YAML or a schema writes it."""
+
+    key: str
+    default: str
+    meaning: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """One key for people."""
@@ -52,7 +60,7 @@ def top_level() -> list[Entry]:
     """List the keys of the top level, such as `lr`."""
     hints = typing.get_type_hints(RunConfig)
     rows = _commented(_text("config"))
-    return [_entry("", row, hints) for row in rows if row[0] in hints and row[0] not in CHOICES]
+    return [_entry("", row, hints) for row in rows if row.key in hints and row.key not in CHOICES]
 
 
 def defaults() -> dict[str, tuple[str, str]]:
@@ -76,19 +84,20 @@ def entries(group: str, choice: str) -> list[Entry]:
     """List the keys of a choice: those of its YAML in its order, then those of its schema alone.
 
     Meaning and default of a key come from the YAML, else from the docstring and the default of the
-    field. Keys with the name of the choice as their value are left out.
+    field. A choice in `complete_choices` is read from its schema alone, since it has no YAML of its
+    own. A key with the name of the choice as its value, `name: lamb`, is left out.
     """
     schema = CHOICES[group][choice]
     hints = typing.get_type_hints(schema)
     text = "" if choice in complete_choices(group) else _text(f"{group}/{choice}")
-    rows = {row[0]: row for row in _commented(text) if row[0] in hints}
+    rows = {row.key: row for row in _commented(text) if row.key in hints}
     for key, value in schema_defaults(schema).items():
         if key not in rows and key != "name":
-            rows[key] = (key, _written(value), _docstring(schema, key))
+            rows[key] = _Row(key, _written(value), _docstring(schema, key))
     return [
         _entry(f"{group.replace('/', '.')}.", row, hints)
         for row in rows.values()
-        if row[1] != choice
+        if row.default != choice
     ]
 
 
@@ -107,12 +116,12 @@ def type_name(hint: Any) -> str:
     return _NAMES.get(hint, "any")
 
 
-def _entry(prefix: str, row: tuple[str, str, str], hints: Mapping[str, object]) -> Entry:
-    key, default, meaning = row
-    default = _RESOLVER.sub(r"\1", default)
+def _entry(prefix: str, row: _Row, hints: Mapping[str, object]) -> Entry:
+    """Complete a row by the type of its key, which gets a prefix such as `optimizer.`."""
+    default = _RESOLVER.sub(r"\1", row.default)
     if default.startswith("${"):
         default = "computed"
-    return Entry(f"{prefix}{key}", default, type_name(hints[key]), meaning)
+    return Entry(f"{prefix}{row.key}", default, type_name(hints[row.key]), row.meaning)
 
 
 def _written(value: object) -> str:
@@ -123,7 +132,7 @@ def _written(value: object) -> str:
 def _docstring(schema: type[object], key: str) -> str:
     """Return the docstring below a field of a dataclass or its bases; empty if it has none."""
     for owner in schema.__mro__:
-        if key not in vars(owner).get("__annotations__", {}):
+        if key not in inspect.get_annotations(owner):
             continue
         source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
         body = source.body[0].body  # type: ignore[attr-defined]
@@ -138,7 +147,7 @@ def _text(name: str) -> str:
     return read_text(config_dir() / f"{name}.yaml")
 
 
-def _commented(text: str) -> Iterator[tuple[str, str, str]]:
+def _commented(text: str) -> Iterator[_Row]:
     """Yield the top-level keys of a file, each with its default as written and its comment.
 
     The comment stands beside, below or above the key.
@@ -150,7 +159,7 @@ def _commented(text: str) -> Iterator[tuple[str, str, str]]:
     for line in [*text.splitlines(), "end: 0"]:
         if match := _KEY.match(line):
             if key:
-                yield key, default, comment.strip()
+                yield _Row(key, default, comment.strip())
             key = match[1]
             default = (match[2] or "").strip()
             comment = match[3] or above

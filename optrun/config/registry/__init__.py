@@ -92,6 +92,10 @@ def schema_defaults(schema: type[Any]) -> PlainDict:
 
 
 def _default(field: Any, hint: Any) -> Any:
+    """Return the default of a dataclass field: its own, else None if its type has None, else `???`.
+
+    `???` is OmegaConf's mark for a value that must be given.
+    """
     if field.default is not MISSING:
         return field.default
     if field.default_factory is not MISSING:

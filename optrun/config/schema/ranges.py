@@ -170,14 +170,14 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def patterns(name: str, value: object) -> list[str]:
+def check_patterns(name: str, value: object) -> list[str]:
     """Check for a list of regular expressions; a bare string would be taken letter by letter."""
     if isinstance(value, str):
         raise TypeError(
             f"{name}={value!r}: expected a list of patterns, got one string. Write [{value!r}]."
         )
     if not isinstance(value, Iterable) or isinstance(value, dict):
-        raise _refused(name, value, "a list of patterns or None", kind=True)
+        raise _refused(name, value, "a list of patterns", kind=True)
     entries = list(value)
     for entry in entries:
         if not isinstance(entry, str):
@@ -217,7 +217,7 @@ ThreeBetas = Annotated[
     tuple[float, float, float],
     several("three numbers, each in [0, 1)", fraction, fraction, fraction),
 ]
-Patterns = Annotated[list[str], patterns]
+Patterns = Annotated[list[str], check_patterns]
 
 
 def in_order(

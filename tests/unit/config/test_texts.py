@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from omegaconf.errors import InterpolationResolutionError
 
 from optrun.base.errors import ConfigError
 from optrun.config import literal, overrides, store
 from optrun.config.compose import compose_line, compose_request
+from optrun.config.compose_errors import interpolation_error
 from optrun.config.groups import GROUPS
 from optrun.config.request import CommandLine
 from optrun.config.schema.run import RunConfig
@@ -140,3 +142,17 @@ def test_plain_numbers_and_quoted_texts_in_a_recipe(tmp_path: Path) -> None:
     assert store.compose(store.open_hydra(str(tmp_path)), "mine", []).run_name == "10"
     (tmp_path / "mine.yaml").write_text("defaults: [config, _self_]\nrun_name: '1_0'\n")
     assert store.compose(store.open_hydra(str(tmp_path)), "mine", []).run_name == "1_0"
+
+
+def test_the_refusal_of_a_resolver_is_shown() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose_request(store.open_hydra(), CommandLine(overrides=["lr=${times:fast,2}"]))
+    assert str(refused.value) == "${times:fast,2}: expected two numbers."
+
+
+def test_a_refusal_with_a_cause_of_its_own_is_shown() -> None:
+    refusal = ConfigError("lr=fast: expected a number above 0.")
+    refusal.__cause__ = ValueError("could not convert string to float: 'fast'")
+    error = InterpolationResolutionError("ConfigError raised while resolving interpolation")
+    error.__cause__ = refusal
+    assert str(interpolation_error(None, error)) == str(refusal)
