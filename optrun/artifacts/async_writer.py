@@ -24,7 +24,7 @@ _LOOK_SECONDS = 0.2
 
 
 @dataclass
-class Order:
+class SaveRequest:
     """A request to write one checkpoint."""
 
     snapshot: Snapshot
@@ -32,7 +32,7 @@ class Order:
     ranked: Sequence[int]
     """Steps by their metric, best first, also those that have no checkpoint."""
     keep_best: int
-    """How many of the best that are whole are kept."""
+    """How many of the best complete ones are kept."""
     keep: Collection[int]
     """Other steps to be kept."""
     before_commit: Callable[[], None]
@@ -40,9 +40,9 @@ class Order:
 
 @dataclass
 class Result:
-    """The outcome of an order."""
+    """The outcome of a save."""
 
-    order: Order
+    request: SaveRequest
     folder: Path | None
     """The committed folder; None where it failed before the rename."""
     seconds: float
@@ -50,14 +50,14 @@ class Result:
 
 
 class AsyncWriter:
-    """Writes checkpoints in a thread, one order at a time.
+    """Writes checkpoints in a thread, one at a time.
 
     Args:
         run: The run directory.
         retention: Deletes older checkpoints after each commit, on the rank that holds the run's
             lock. None on the other ranks, which write their shards and nothing else.
         saving: Ranks that save together, as for `save_checkpoint`; used only in writer threads.
-            Every rank must give the same orders in the same sequence.
+            Every rank must make the same requests in the same sequence.
     """
 
     def __init__(
@@ -74,24 +74,24 @@ class AsyncWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether an order is running, or its result was not taken yet."""
+        """Whether a save is running, or its result was not taken yet."""
         return self._thread is not None
 
     @property
     def ended(self) -> bool:
-        """Whether an order is done and its result was not taken yet."""
+        """Whether a save is done and its result was not taken yet."""
         return self._thread is not None and not self._thread.is_alive()
 
-    def start(self, order: Order) -> None:
-        """Start to write; the result of the previous order must have been taken."""
+    def start(self, request: SaveRequest) -> None:
+        """Start to write; the result of the previous save must have been taken."""
         assert self._thread is None, "one save at a time"
         self._thread = threading.Thread(
-            target=self._work, args=(order,), name="optrun-saver", daemon=True
+            target=self._work, args=(request,), name="optrun-saver", daemon=True
         )
         self._thread.start()
 
     def result(self, *, wait: bool) -> Result | None:
-        """Take the result of the last order.
+        """Take the result of the last save.
 
         Args:
             wait: Wait for the result; otherwise None if it is not ready.
@@ -107,15 +107,15 @@ class AsyncWriter:
         self._result = None
         return result
 
-    def _work(self, order: Order) -> None:
-        """Write the checkpoint of an order, and keep its result or error."""
+    def _work(self, request: SaveRequest) -> None:
+        """Write the checkpoint of a request, and keep its result or error."""
         start_time = time.monotonic()
         folder = None
         error: BaseException | None = None
         try:
-            folder = save_checkpoint(self.run, order.snapshot, order.before_commit, self.saving)
+            folder = save_checkpoint(self.run, request.snapshot, request.before_commit, self.saving)
             if self.retention is not None:
-                _delete_older(self.run, self.retention, folder, order)
+                _delete_older(self.run, self.retention, folder, request)
         except OSError as refused:
             error = StorageError(
                 f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}."
@@ -123,12 +123,12 @@ class AsyncWriter:
             error.__cause__ = refused
         except BaseException as failure:  # carried to the thread that asked, which raises it
             error = failure
-        self._result = Result(order, folder, time.monotonic() - start_time, error)
+        self._result = Result(request, folder, time.monotonic() - start_time, error)
 
 
-def _delete_older(run: RunDir, retention: Retention, folder: Path, order: Order) -> None:
-    """Point `checkpoints/best` at the best whole checkpoint and delete expired ones."""
+def _delete_older(run: RunDir, retention: Retention, folder: Path, request: SaveRequest) -> None:
+    """Point `checkpoints/best` at the best complete checkpoint and delete expired ones."""
     retention.trust(folder)
-    best = retention.whole(order.ranked, order.keep_best)
+    best = retention.complete(request.ranked, request.keep_best)
     point_best(run, best[0] if best else None)
-    retention({*best, *order.keep, order.snapshot.global_step})
+    retention({*best, *request.keep, request.snapshot.global_step})

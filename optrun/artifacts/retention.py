@@ -1,7 +1,7 @@
 """Which checkpoints there are, which one is newest, and which ones go.
 
-Steps decide, as integers; never the time of a file. A folder counts when it is whole, whatever it
-is called.
+Steps decide, as integers; never the time of a file. A folder counts when it is complete, whatever
+its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def step_of(folder: Path) -> int:
     return step
 
 
-def latest_whole(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
+def latest_complete(run: RunDir) -> tuple[Path | None, dict[Path, list[str]]]:
     """Find the newest complete checkpoint of a run, and the faults of newer ones.
 
     Raises:
@@ -100,23 +100,23 @@ class Retention:
         self.run = run
         self.keep_last = keep_last
         self._run_id = run_id_of(run)
-        self._whole: dict[str, str] = {}
-        """Checkpoint to the signature of its files when they were known to be whole."""
+        self._signatures: dict[str, str] = {}
+        """Checkpoint to the signature of its files when they were last known to be complete."""
 
     def trust(self, folder: Path) -> None:
         """Remember a checkpoint as complete without reading it.
 
         Only for one that was just written, flushed and committed.
         """
-        self._whole[folder.name] = _signature(folder)
+        self._signatures[folder.name] = _signature(folder)
 
-    def whole(self, steps: Iterable[int], count: int) -> list[int]:
+    def complete(self, steps: Iterable[int], count: int) -> list[int]:
         """List the first `count` of these steps that have a complete checkpoint."""
-        whole_steps = (step for step in steps if self._is_there(self.run.checkpoint(step)))
-        return list(islice(whole_steps, count))
+        complete_steps = (step for step in steps if self._is_there(self.run.checkpoint(step)))
+        return list(islice(complete_steps, count))
 
     def _is_there(self, folder: Path) -> bool:
-        return folder.is_dir() and not folder.is_symlink() and self._is_whole(folder)
+        return folder.is_dir() and not folder.is_symlink() and self._is_complete(folder)
 
     def __call__(self, keep: Collection[int]) -> list[Path]:
         """Delete all checkpoints except the newest and those to keep.
@@ -130,7 +130,7 @@ class Retention:
         expired = []
         newest = 0
         for folder in checkpoint_folders(self.run):
-            if folder.is_symlink() or not self._is_whole(folder):
+            if folder.is_symlink() or not self._is_complete(folder):
                 continue
             if newest < self.keep_last:
                 newest += 1
@@ -141,17 +141,17 @@ class Retention:
             deleted = [folder for folder in expired if stack.enter_context(deleting(folder))]
             for folder in deleted:
                 remove_folder(folder)
-                self._whole.pop(folder.name, None)
+                self._signatures.pop(folder.name, None)
         return deleted
 
-    def _is_whole(self, folder: Path) -> bool:
+    def _is_complete(self, folder: Path) -> bool:
         """Tell whether a checkpoint is complete; verify it only if its files changed."""
         signature = _signature(folder)
-        if self._whole.get(folder.name) == signature:
+        if self._signatures.get(folder.name) == signature:
             return True
         if problems(folder, self._run_id):
             return False
-        self._whole[folder.name] = signature
+        self._signatures[folder.name] = signature
         return True
 
 

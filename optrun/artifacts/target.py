@@ -93,14 +93,14 @@ class Target:
             ConfigError: The path is neither a run nor a checkpoint.
             CheckpointError: The checkpoint is damaged, or the run has no complete one.
         """
-        from optrun.artifacts.retention import latest_whole
+        from optrun.artifacts.retention import latest_complete
 
         if self.checkpoint is not None:
             wrong = problems(self.checkpoint, run_id_of(self.run))
             if wrong:
                 raise CheckpointError(wrong[0])
             return self.checkpoint
-        newest, damaged = latest_whole(self.run)
+        newest, damaged = latest_complete(self.run)
         if newest is None:
             faults = " ".join(reasons[0] for reasons in damaged.values())
             raise CheckpointError(f"{self.path}: no checkpoint that is whole. {faults}".strip())

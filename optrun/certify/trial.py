@@ -16,7 +16,7 @@ from pathlib import Path
 from optrun.artifacts.atomic import DOOMED
 from optrun.artifacts.checkpoint import REPLACED, TEMPORARY
 from optrun.artifacts.metrics import read_metrics, read_summary
-from optrun.artifacts.retention import latest_whole, step_of
+from optrun.artifacts.retention import latest_complete, step_of
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import OptrunError
@@ -363,7 +363,7 @@ def _refuse_damage(run: RunDir) -> None:
 
 def committed(run: RunDir) -> int:
     """Return the step of the newest complete checkpoint; -1 if there is none."""
-    folder, _ = latest_whole(run)
+    folder, _ = latest_complete(run)
     if folder is None:
         return -1
     return step_of(folder)

@@ -71,9 +71,11 @@ def _interrupts() -> Iterator[list[int]]:
 
 
 def storage_error(error: OSError) -> StorageError | None:
-    """Translate a disk error of the operating system.
+    """Translate an error of the operating system about a file or a disk.
 
-    None if the error is not about a disk.
+    Every error that names a file is one, such as a missing file or one without permission. Of the
+    others only those of a full, broken or read-only disk are; None for the rest, such as a refused
+    connection.
     """
     if error.filename is not None:
         return StorageError(f"{error.filename}: {error.strerror}.")

@@ -18,7 +18,9 @@ def generator(seed: int, stream: str, *counters: int) -> np.random.Generator:
     Args:
         seed: The run's seed.
         stream: What is drawn: "order", "mask", "split", ...
-        counters: Where: epoch, example index, ...; each 0 or more.
+        counters: Where: epoch, example index, ...; each 0 or more. Use one number of counters for
+            each stream: SeedSequence pads with zeros, so that `generator(0, "mask", 5)` and
+            `generator(0, "mask", 5, 0)` draw the same.
 
     Returns:
         Philox (Salmon et al. 2011) keyed by all of them.

@@ -104,11 +104,22 @@ def _read_local_rank(
 ) -> tuple[int, int]:
     """Read the rank among those of this machine, and their number.
 
-    Without variables for both all ranks are taken to be on this machine. If only the number is
-    missing, it is the smallest that fits, or all ranks if SLURM has one machine.
+    Without a variable for the local rank, all ranks are taken to be on this machine. With one,
+    their number is the first of these that is known:
+
+    1. under srun, SLURM's number of tasks on this machine;
+    2. the launcher's variable for it, unless it is no plain number;
+    3. the number of all ranks if SLURM has one machine;
+    4. the local rank plus 1, the smallest number that fits.
+
+    Args:
+        env: The environment variables.
+        names: Those of the launcher.
+        rank: Rank of this process among all ranks.
+        ranks: Number of all ranks.
 
     Raises:
-        ConfigError: SLURM has several machines, and the local rank is missing.
+        ConfigError: The local rank is missing although SLURM has several machines, or is no number.
     """
     if not env.get(names.local_rank, "").strip():
         if int(env.get("SLURM_NNODES", "1")) > 1:

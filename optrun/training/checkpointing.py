@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.artifacts import retention
-from optrun.artifacts.async_writer import AsyncWriter, Order, Result
+from optrun.artifacts.async_writer import AsyncWriter, Result, SaveRequest
 from optrun.artifacts.checkpoint import Snapshot
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders, step_name
 from optrun.base.errors import NonFiniteError, StorageError
@@ -59,7 +59,7 @@ class CheckpointManager:
     """Called with the folder of each checkpoint when it is complete."""
     _stall: float = 0.0
     _write_seconds: float | None = None
-    _refused: Order | None = None
+    _refused: SaveRequest | None = None
     _failures: int = 0
     _retry_at: int = 0
     _submitted: int | None = None
@@ -117,14 +117,14 @@ class CheckpointManager:
                 )
                 self._refused = None
             self._submitted = self.state.global_step
-            self._writer.start(self._order(self.snapshot(random, last)))
+            self._writer.start(self._request(self.snapshot(random, last)))
             self._stall += self.clock() - start
 
-    def _order(self, snapshot: Snapshot) -> Order:
-        """Build the order to write a snapshot, with the steps whose checkpoints are not deleted."""
+    def _request(self, snapshot: Snapshot) -> SaveRequest:
+        """Build the request to write a snapshot, with the steps whose checkpoints stay."""
         keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
         ranked = self.ranking.best(self.state)
-        return Order(snapshot, ranked, self.config.keep_best, keep, self.sync)
+        return SaveRequest(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
     def among_best(self) -> bool:
         """Tell whether the present step is one of the `keep_best` best of the saved steps."""
@@ -151,8 +151,8 @@ class CheckpointManager:
             random: Random states to save in place of the present ones; None: the present ones.
 
         Raises:
-            StorageError: The disk refused, also with `checkpoint.on_storage_error=warn`: there may
-                be no later try.
+            StorageError: The disk refused, also with `checkpoint.on_storage_error=continue`: there
+                may be no later try.
         """
         if self._submitted != self.state.global_step:
             self.save(random, last=True)
@@ -186,7 +186,7 @@ class CheckpointManager:
             and not self._writer.busy
             and self.state.global_step >= self._retry_at
         ):
-            self._writer.start(self._order(self._refused.snapshot))
+            self._writer.start(self._request(self._refused.snapshot))
             self._refused = None
 
     def wait(self) -> None:
@@ -214,14 +214,19 @@ class CheckpointManager:
             self.note(str(result.error))
 
     def _follow_up(self, result: Result) -> None:
-        """Report a finished save: call `on_save`, or raise its error, note it, or plan a retry.
+        """Act on the outcome of a save.
 
-        The time between tries doubles with each failure, from 1 to 1024 steps.
+        - Saved: call `on_save`, and forget earlier failures.
+        - Saved, but the disk refused the deletion of older checkpoints or `checkpoints/best`: note.
+        - NaN or infinity, and training returns to an earlier checkpoint anyway: note.
+        - The disk refused the checkpoint, and `checkpoint.on_storage_error=continue`: note, and
+          plan a retry.
+        - Anything else: raise the error of the save.
 
         Raises:
-            BaseException: The error of the save, unless the policy is to go on.
+            BaseException: The error of the save, in the last case.
         """
-        step = result.order.snapshot.global_step
+        step = result.request.snapshot.global_step
         error: BaseException | None = result.error
         if error is None:
             self._failures = 0
@@ -241,11 +246,19 @@ class CheckpointManager:
             or self.config.on_storage_error is OnStorageError.stop
         ):
             raise error
+        self._plan_retry(result.request, error)
+
+    def _plan_retry(self, request: SaveRequest, error: StorageError) -> None:
+        """Keep a refused save for a later step, and note when it is tried again.
+
+        The number of steps until then doubles with each failure, from 1 to 1024. The first save
+        that succeeds resets it.
+        """
         wait = min(2**self._failures, _MAX_STEPS_BETWEEN_TRIES)
         self._failures += 1
-        self._refused = result.order
+        self._refused = request
         self._retry_at = self.state.global_step + wait
-        newest = retention.latest_whole(self.run)[0]
+        newest = retention.latest_complete(self.run)[0]
         self.note(
             f"warning: {error} Training continues without it; newest good checkpoint: "
             f"{newest.name if newest else 'none'}; next try after step {self._retry_at:,}. "

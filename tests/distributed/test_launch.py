@@ -14,7 +14,7 @@ import pytest
 
 from optrun.api import run as run_from_python
 from optrun.artifacts.lock import starting
-from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.retention import latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import ConfigError
 from optrun.launch.rank_checks import idle_note
@@ -118,7 +118,7 @@ def started(folder: Path, *more: str) -> Iterator[Started]:
 
 def whole(run: Path) -> int:
     """The step of the newest whole checkpoint."""
-    newest, damaged = latest_whole(RunDir(run))
+    newest, damaged = latest_complete(RunDir(run))
     assert newest is not None
     assert not damaged
     return int(newest.name.removeprefix("step-"))

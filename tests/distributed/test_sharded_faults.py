@@ -27,7 +27,7 @@ from optrun.artifacts import sharded as sharded_of
 from optrun.artifacts.atomic import remove_folder
 from optrun.artifacts.checkpoint import Snapshot, load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import foreign_files, problems, read_manifest, seal
-from optrun.artifacts.retention import clean_leftovers, latest_whole
+from optrun.artifacts.retention import clean_leftovers, latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import local_part
 from optrun.base.errors import (
@@ -251,7 +251,7 @@ def test_a_killed_rank_leaves_the_last_whole_checkpoint(
     told = run.path.with_name("told")
     assert told.read_text().startswith("RankLostError: another rank no longer answers")
     clean_leftovers(run)
-    newest, wrong = latest_whole(run)
+    newest, wrong = latest_complete(run)
     assert newest is not None
     assert wrong == {}
     committed = stage in ("renamed", "committed") or (stage, victim) == ("hashes are in", 1)
@@ -393,7 +393,7 @@ def test_the_older_one_is_taken(tmp_path: Path) -> None:
     run = sharded_run(tmp_path / "run", (1, 2, 3))
     flip(run.checkpoint(3) / MODEL)
     (run.checkpoint(2) / OPTIMIZER).unlink()
-    newest, wrong = latest_whole(run)
+    newest, wrong = latest_complete(run)
     assert newest == run.checkpoint(1)
     assert [MODEL in wrong[run.checkpoint(3)][0], OPTIMIZER in wrong[run.checkpoint(2)][0]] == [
         True,

@@ -20,9 +20,9 @@ import torch.multiprocessing as mp
 from torch.multiprocessing import ProcessExitedException
 
 from optrun.artifacts import sharded as sharded_of
-from optrun.artifacts.async_writer import AsyncWriter, Order, Result
+from optrun.artifacts.async_writer import AsyncWriter, Result, SaveRequest
 from optrun.artifacts.checkpoint import load_checkpoint
-from optrun.artifacts.retention import Retention, clean_leftovers, latest_whole, step_of
+from optrun.artifacts.retention import Retention, clean_leftovers, latest_complete, step_of
 from optrun.artifacts.run_check import run_problems
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import StorageError
@@ -47,8 +47,10 @@ def writer_of(run: RunDir, rank: int, keep_last: int = 2) -> AsyncWriter:
     return AsyncWriter(run, retention, group())
 
 
-def order(step: int) -> Order:
-    return Order(fsdp_snapshot(step), ranked=[1], keep_best=1, keep=[], before_commit=lambda: None)
+def order(step: int) -> SaveRequest:
+    return SaveRequest(
+        fsdp_snapshot(step), ranked=[1], keep_best=1, keep=[], before_commit=lambda: None
+    )
 
 
 def written(writer: AsyncWriter, step: int) -> Result:
@@ -104,11 +106,11 @@ def test_a_shard_that_changes_is_looked_at_again(saved: RunDir) -> None:
     too.
     """
     retention = Retention(saved, keep_last=2)
-    assert retention.whole([4, 3], 2) == [4, 3]
+    assert retention.complete([4, 3], 2) == [4, 3]
     flip(saved.checkpoint(4) / MODEL)
-    assert retention.whole([4, 3], 2) == [3]
+    assert retention.complete([4, 3], 2) == [3]
     flip(saved.checkpoint(4) / MODEL)
-    assert retention.whole([4, 3], 2) == [4, 3]
+    assert retention.complete([4, 3], 2) == [4, 3]
 
 
 def goes_on_after_a_full_disk(folder: Path, rank: int) -> None:
@@ -124,7 +126,7 @@ def goes_on_after_a_full_disk(folder: Path, rank: int) -> None:
 
 
 def writer_result(writer: AsyncWriter, failed: Result) -> Path | None:
-    writer.start(failed.order)  # as the manager tries again: the same snapshot
+    writer.start(failed.request)  # as the manager tries again: the same snapshot
     result = writer.result(wait=True)
     assert result is not None
     return result.folder
@@ -180,7 +182,7 @@ def test_ranks_killed_at_random(tmp_path: Path) -> None:
         with pytest.raises(ProcessExitedException):
             started.join()
         clean_leftovers(run)
-        folder, wrong = latest_whole(run)
+        folder, wrong = latest_complete(run)
         assert folder is not None
         assert wrong == {}
         assert step_of(folder) > newest

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from optrun.artifacts.retention import latest_whole, step_of
+from optrun.artifacts.retention import latest_complete, step_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import OptrunError
 from optrun.distributed.world import World
@@ -121,7 +121,7 @@ class Torchruns:
 
 def committed(run: RunDir) -> int:
     """Step of the newest whole checkpoint; 0: there is none."""
-    newest, _ = latest_whole(run)
+    newest, _ = latest_complete(run)
     return 0 if newest is None else step_of(newest)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.retention import latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.config.registry import plugins
 from tests.running import TINY_BERT, optrun, write_labelled
@@ -167,7 +167,7 @@ def test_the_steps_are_saved_first(
     ]:
         assert fact in said
     assert "Traceback" not in said
-    newest, _ = latest_whole(RunDir("run"))
+    newest, _ = latest_complete(RunDir("run"))
     assert newest is not None
     assert newest.name == f"step-{step:08}"
     write()

@@ -16,7 +16,13 @@ import pytest
 from optrun.artifacts import run_dir as names
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import problems
-from optrun.artifacts.retention import Retention, clean_leftovers, latest_whole, point_best, pointed
+from optrun.artifacts.retention import (
+    Retention,
+    clean_leftovers,
+    latest_complete,
+    point_best,
+    pointed,
+)
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import StorageError
 from tests.faults.checkpoints import make_run, snapshot
@@ -33,7 +39,7 @@ def save_and_retain(run: RunDir) -> None:
 
 
 def newest(run: RunDir) -> int:
-    folder, _ = latest_whole(run)
+    folder, _ = latest_complete(run)
     assert folder is not None
     return load_checkpoint(folder).global_step
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
 from optrun.artifacts.manifest import FORMAT, foreign_files, problems, read_manifest
-from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.retention import latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.tensor_file import tensor_digest
 from optrun.base.errors import CheckpointError
@@ -38,7 +38,7 @@ def run(whole: RunDir, tmp_path: Path) -> RunDir:
 
 def falls_back(run: RunDir, file: str, to: int = 2) -> None:
     """The newest is refused, with the file's name, and an older one is used."""
-    folder, wrong = latest_whole(run)
+    folder, wrong = latest_complete(run)
     assert folder == run.checkpoint(to)
     assert file in " ".join(wrong[run.checkpoint(3)])
     with pytest.raises(CheckpointError, match=file.replace(".", r"\.")) as refused:
@@ -77,7 +77,7 @@ def test_files_swapped_between_checkpoints(run: RunDir, file: str) -> None:
     one.rename(aside)
     other.rename(one)
     aside.rename(other)
-    folder, wrong = latest_whole(run)
+    folder, wrong = latest_complete(run)
     assert folder == run.checkpoint(1)
     named = "manifest" if file == "manifest.json" else file
     assert all(named in " ".join(reasons) for reasons in wrong.values())
@@ -86,7 +86,7 @@ def test_files_swapped_between_checkpoints(run: RunDir, file: str) -> None:
 
 def test_folder_renamed_to_another_step(run: RunDir) -> None:
     run.checkpoint(3).rename(run.checkpoint(7))
-    folder, wrong = latest_whole(run)
+    folder, wrong = latest_complete(run)
     assert folder == run.checkpoint(2)
     assert "the folder says step 7, its manifest step 3" in wrong[run.checkpoint(7)][0]
 
@@ -118,7 +118,7 @@ def test_one_flipped_bit_anywhere(whole: RunDir, place: float, bit: int) -> None
         wrong = problems(folder)
         if wrong:
             assert path.name in wrong[0]
-            assert latest_whole(whole)[0] == whole.checkpoint(2)
+            assert latest_complete(whole)[0] == whole.checkpoint(2)
         else:
             assert path.name == "manifest.json"  # a space between two words of JSON
             after = load_checkpoint(folder)
@@ -181,7 +181,7 @@ def test_state_of_another_step_with_a_manifest_that_agrees(run: RunDir) -> None:
 def test_all_damaged_lists_all(run: RunDir) -> None:
     for step in (1, 2, 3):
         (run.checkpoint(step) / FILES[step]).unlink()
-    folder, wrong = latest_whole(run)
+    folder, wrong = latest_complete(run)
     assert folder is None
     assert [reasons[0].split(": ")[0].rsplit("/", 1)[1] for reasons in wrong.values()] == [
         "manifest.json",
@@ -239,7 +239,7 @@ def test_a_pickle_beside_is_never_opened(run: RunDir, tmp_path: Path) -> None:
 def test_a_link_out_of_the_run_is_not_followed(run: RunDir, tmp_path: Path) -> None:
     shutil.move(run.checkpoint(3), tmp_path / "step-00000003")
     run.checkpoint(3).symlink_to(tmp_path / "step-00000003")
-    folder, wrong = latest_whole(run)
+    folder, wrong = latest_complete(run)
     assert folder == run.checkpoint(2)
     assert "a link" in wrong[run.checkpoint(3)][0]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from optrun.artifacts.checkpoint import load_checkpoint, save_checkpoint
-from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.retention import latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.compare import compare
 from optrun.cli.certify_resume import command_line
@@ -196,7 +196,7 @@ def test_death_while_going_on(straight: Straight, go: Go, tmp_path: Path, share:
         run = straight.cut(tmp_path / str(at), 3)
         (run.checkpoints / ".saving-step-00000004-1").mkdir()
         assert going_on(run, at) == 9
-        assert latest_whole(run)[0] in [run.checkpoint(step) for step in (3, 4, 5, 6)]
+        assert latest_complete(run)[0] in [run.checkpoint(step) for step in (3, 4, 5, 6)]
         assert going_on(run, min(at // 2 + 1, 10)) == 9  # and killed once more
         assert go(f"resume={at}")[0] == 0
         straight.same(run)

@@ -20,7 +20,7 @@ import pytest
 
 from optrun.artifacts.checkpoint import load_checkpoint, open_verified, save_checkpoint
 from optrun.artifacts.lock import RunLock, refuse_held
-from optrun.artifacts.retention import Retention, latest_whole
+from optrun.artifacts.retention import Retention, latest_complete
 from optrun.base.errors import CheckpointError, LockedError, StorageError
 from optrun.certify.trial import Child
 from optrun.cli import main as cli
@@ -256,7 +256,7 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
             os._exit(code)
     looked, last = 0, 0
     while os.waitpid(child, os.WNOHANG) == (0, 0):
-        folder, wrong = latest_whole(run)
+        folder, wrong = latest_complete(run)
         for reasons in wrong.values():
             assert (
                 "missing" in reasons[0] or "cannot be read" in reasons[0]
@@ -271,4 +271,4 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
         assert loaded.global_step >= last
         looked, last = looked + 1, loaded.global_step
     assert looked > 5
-    assert latest_whole(run)[0] == run.checkpoint(59)
+    assert latest_complete(run)[0] == run.checkpoint(59)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.retention import latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.runner.snapshot import Copier
 from optrun.task.evaluation import TokenMetrics
@@ -52,7 +52,7 @@ def test_out_of_memory_names_step_and_shapes(
     assert code == 1
     assert "step 3: out of memory with micro-batches of input_ids (4, 16)" in said
     assert "training.gradient_accumulation_steps" in said
-    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
+    assert latest_complete(RunDir("run"))[0] == RunDir("run").checkpoint(2)
 
 
 def test_out_of_memory_in_an_evaluation_names_its_batch_size(
@@ -74,7 +74,9 @@ def test_out_of_memory_in_an_evaluation_names_its_batch_size(
             assert code == 1
             assert "evaluation: out of memory with batches of input_ids (" in said
             assert "Give a smaller training.per_device_eval_batch_size" in said
-    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(3), "what was done is saved"
+    assert latest_complete(RunDir("run"))[0] == RunDir("run").checkpoint(3), (
+        "what was done is saved"
+    )
     assert go("resume=run")[0] == 0
     straight.same(Path("run"))
 

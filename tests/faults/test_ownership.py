@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.artifacts.async_writer import AsyncWriter, Order
+from optrun.artifacts.async_writer import AsyncWriter, SaveRequest
 from optrun.artifacts.checkpoint import make_checkpoints_dir
 from optrun.artifacts.retention import Retention, clean_leftovers
 from optrun.artifacts.run_dir import RunDir
@@ -110,7 +110,7 @@ def test_leftovers_and_retention_leave_what_is_not_ours(tmp_path: Path) -> None:
     )
     writer = AsyncWriter(run, Retention(run, keep_last=1))
     for step in (1, 2):
-        writer.start(Order(snapshot(step), [], 0, [], lambda: None))
+        writer.start(SaveRequest(snapshot(step), [], 0, [], lambda: None))
         result = writer.result(wait=True)
         assert result is not None
         assert result.error is None

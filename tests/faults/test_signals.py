@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from optrun.artifacts import async_writer as saver_of
-from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.retention import latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.certify.trial import Child
 from optrun.cli import main as cli
@@ -214,7 +214,7 @@ def test_a_second_one_inside_a_save_leaves_the_checkpoint_before(
 
     assert in_child(run) == 143
     run_dir = RunDir("run")
-    assert latest_whole(run_dir)[0] == run_dir.checkpoint(2)
+    assert latest_complete(run_dir)[0] == run_dir.checkpoint(2)
     assert any(
         path.name.startswith(".saving-step-00000003") for path in run_dir.checkpoints.iterdir()
     )

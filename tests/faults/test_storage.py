@@ -38,7 +38,7 @@ from optrun.artifacts.checkpoint import (
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.manifest import problems
 from optrun.artifacts.metrics import MetricsWriter, read_metrics
-from optrun.artifacts.retention import latest_whole
+from optrun.artifacts.retention import latest_complete
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.errors import StorageError
 from optrun.data.loader import BatchLoader
@@ -129,7 +129,7 @@ def test_stop_ends_cleanly_and_resumes_exactly(
     assert "it takes" in said
     assert "are free" in said
     assert summary(Path("run"))["status"] == "failed"
-    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(2)
+    assert latest_complete(RunDir("run"))[0] == RunDir("run").checkpoint(2)
     assert go("resume=run", "checkpoint.on_storage_error=continue")[0] == 0
     straight_records = records(straight.path)
     assert records(Path("run")) == straight_records
@@ -147,7 +147,7 @@ def test_the_last_save_has_no_later(
         Full(patch, {6, 7, 8})
         code, _ = go(*straight.words, "hydra.run.dir=run")
     assert code == 74
-    assert latest_whole(RunDir("run"))[0] == RunDir("run").checkpoint(5)
+    assert latest_complete(RunDir("run"))[0] == RunDir("run").checkpoint(5)
     with monkeypatch.context() as patch:
         Full(patch, set(range(1, 20)))
         words = straight.words_with("checkpoint.save_steps=null", "training.max_seconds=1e-9")
@@ -203,7 +203,7 @@ def test_a_file_size_limit_is_a_full_disk(tmp_path: Path) -> None:
     run = make_run(tmp_path, (1,))
     with no_file_larger(300_000), pytest.raises(StorageError, match="File too large"):
         save_checkpoint(run, snapshot(2, numbers=200_000))
-    assert latest_whole(run)[0] == run.checkpoint(1)
+    assert latest_complete(run)[0] == run.checkpoint(1)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == ["last", "step-00000001"]
 
 
@@ -225,7 +225,7 @@ def test_full_at_any_byte(memory_path: Path) -> None:
         except StorageError as error:
             said = str(error)
         assert ("File too large" in said) == (limit < largest), limit
-        assert latest_whole(run)[0] == run.checkpoint(2 if limit == largest else 1), limit
+        assert latest_complete(run)[0] == run.checkpoint(2 if limit == largest else 1), limit
         assert not list(run.checkpoints.glob(".*")), limit
 
 
@@ -520,6 +520,6 @@ def test_an_error_in_data_or_evaluation_leaves_the_checkpoints(
         with pytest.raises(kind, match="a defect"):
             go(*straight.words, "hydra.run.dir=run")
     assert summary(Path("run"))["status"] == "failed"
-    assert latest_whole(RunDir("run"))[0] is not None
+    assert latest_complete(RunDir("run"))[0] is not None
     assert go("resume=run")[0] == 0
     straight.same(Path("run"))

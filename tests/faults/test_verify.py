@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from optrun.artifacts.async_writer import AsyncWriter, Order
+from optrun.artifacts.async_writer import AsyncWriter, SaveRequest
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.metrics import MetricsWriter, take_up
 from optrun.artifacts.retention import Retention, clean_leftovers
@@ -186,7 +186,7 @@ def a_start(run: RunDir, step: int) -> None:
                 {"step": at, "train/loss": 1 / at, "unscheduled": ["eval/"], "eval/loss": 2.0}
             )
             replace_text(run.summary, f'{{"step": {at}}}')
-            saver.start(Order(snapshot(at), [at], 1, [], metrics.sync))
+            saver.start(SaveRequest(snapshot(at), [at], 1, [], metrics.sync))
             result = saver.result(wait=True)
             assert result is not None
             assert result.error is None
