@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from optrun.report.statistics import ALPHA, Verdict, compare, rule_out, seeds_for
+from optrun.report.statistics import ALPHA, Verdict, compare, paired_tests, seeds_for
 
 Array = NDArray[np.float64]
 Random = np.random.Generator
@@ -76,6 +76,15 @@ LIMITS: dict[str, Callable[[Random, tuple[int, ...]], Array]] = {
 """Noise for which no paired t test of few seeds keeps its rate."""
 BLOCK = 2000
 """Tables at a time: 12 contenders on 5 seeds have 720 differences."""
+
+
+def rule_out(values: Array, mode: str, alpha: float = ALPHA) -> NDArray[np.bool_]:
+    """Tell who is worse than some other at alpha / (k - 1), as `compare`; shape (..., k).
+
+    Many tables at once; values: shape (..., k, seeds).
+    """
+    rejected = paired_tests(values, mode).p < alpha / (values.shape[-2] - 1)
+    return np.asarray(rejected.any(axis=-1))
 
 
 def gone(values: Array, mode: str = "min", alpha: float = ALPHA) -> NDArray[np.bool_]:

@@ -26,6 +26,8 @@ from optrun.artifacts.run_dir import (
 from optrun.base.errors import CheckpointError, ConfigError, nearest, printable, refuse_url
 from optrun.base.reading import read_text
 
+_OUTPUTS = Path("outputs")
+"""Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
 _LOOK_SECONDS = 0.05
 _SHOWN = 3
 """Runs of a folder that a message names."""
@@ -178,13 +180,12 @@ def locate(value: str, key: str = "") -> Target:
     return Target(typed, path, "model" if is_model else "other")
 
 
-def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | None:
+def find_target(value: str, run_dir: Path | None) -> Target | None:
     """Find the run or checkpoint that `resume=` names.
 
     Args:
         value: RUN_DIR, CHECKPOINT, `latest` or `auto`.
         run_dir: The typed `hydra.run.dir`, or None. If given, `latest` and `auto` look only there.
-        outputs: Folder to search for runs otherwise.
 
     Returns:
         The target; None for `auto` if there is nothing to resume.
@@ -195,12 +196,12 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
     """
     typed = f"resume={value}"
     if value in ("latest", "auto"):
-        path = _latest_run(run_dir, outputs)
+        path = _latest_run(run_dir)
         if path is not None:
             return Target(typed, path, "run")
         if value == "auto":
             return None
-        where = run_dir if run_dir is not None else outputs
+        where = _OUTPUTS if run_dir is None else run_dir
         raise CheckpointError(
             f"{typed}: no run in {where}. Start one without resume, or with resume=auto."
         )
@@ -219,8 +220,8 @@ def find_target(value: str, *, run_dir: Path | None, outputs: Path) -> Target | 
     return target
 
 
-def _latest_run(run_dir: Path | None, outputs: Path) -> Path | None:
-    """Find the run in `outputs` with the latest start, or take the run in `run_dir`.
+def _latest_run(run_dir: Path | None) -> Path | None:
+    """Find the run in `outputs/` with the latest start, or take the run in `run_dir`.
 
     None if there is none that wrote a summary, or if training in `run_dir` has not begun.
     """
@@ -230,7 +231,7 @@ def _latest_run(run_dir: Path | None, outputs: Path) -> Path | None:
             return run_dir
         return None
     started = []
-    for path in find_runs(outputs):
+    for path in find_runs(_OUTPUTS):
         try:
             summary = read_summary(RunDir(path).summary, any_format=True)
         except (OSError, ValueError):

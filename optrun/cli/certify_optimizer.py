@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError
@@ -80,8 +79,7 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
     Values of the command line win over the preset.
     """
     from optrun.certify.optimizer import family_of
-    from optrun.config import store
-    from optrun.config.compose import compose_request
+    from optrun.config.compose import compose_changed
     from optrun.config.dialects import DIALECTS
     from optrun.config.overrides import is_hydra
     from optrun.config.tokens import is_typed, key_of
@@ -98,9 +96,7 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
     if not chosen and family is not None and dialect not in DIALECTS[DEFAULT_CHOICE]:
         overrides = [f"optimizer={family}", *overrides]
         notes.append(f"optimizer={family}: the first that has the dialect {dialect}")
-    request = compose_request(
-        store.open_hydra(command_line.config_dir), replace(command_line, overrides=overrides)
-    )
+    request = compose_changed(command_line, overrides)
     if request.config.parametrization.name != "standard":
         raise ConfigError(
             f"parametrization={request.config.parametrization.name}: a dialect is compared at one"
@@ -119,12 +115,7 @@ def _composed(command_line: CommandLine, dialect: str) -> tuple[Request, list[st
         raise ConfigError(
             f"dialect={dialect}: optimizer={choice} has no dialects. optimizer={family} has it."
         )
-    return (
-        compose_request(
-            store.open_hydra(command_line.config_dir), replace(command_line, overrides=overrides)
-        ),
-        notes,
-    )
+    return compose_changed(command_line, overrides), notes
 
 
 def describe(verdict: Verdict) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,12 +108,11 @@ def command_line(line: CommandLine, steps: int) -> tuple[list[str], list[str], R
     Raises:
         ConfigError: An override has no effect here, or the configuration does not compose.
     """
-    from optrun.config import store
-    from optrun.config.compose import compose_request
+    from optrun.config.compose import compose_changed
 
     forced = {**_FORCED, "training.max_steps": str(steps)}
     tokens, replaced = with_forced(line.overrides, forced)
-    request = compose_request(store.open_hydra(line.config_dir), replace(line, overrides=tokens))
+    request = compose_changed(line, tokens)
     if not request.config.checkpoint.enabled:
         raise ConfigError("checkpoint=none: nothing is saved, so there is nothing to resume from.")
     options = ["-cn", line.config_name]

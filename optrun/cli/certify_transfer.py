@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, ConfigError, printable
@@ -40,8 +39,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
         0 if every slope is within its limits, else 1.
     """
     from optrun.cli.values import read_seeds
-    from optrun.config import store
-    from optrun.config.compose import compose_request
+    from optrun.config.compose import compose_changed
 
     key_values = arguments.key_values
     command_line = arguments.command_line()
@@ -52,9 +50,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     overrides, replaced = with_forced(
         command_line.overrides, {**FORCED, "training.max_steps": str(steps)}
     )
-    request = compose_request(
-        store.open_hydra(command_line.config_dir), replace(command_line, overrides=overrides)
-    )
+    request = compose_changed(command_line, overrides)
 
     from optrun.certify.transfer import certify
     from optrun.optimizer.coordinates import WRONG_FACTOR

@@ -14,6 +14,7 @@ from optrun.base.formatting import count
 from optrun.config import store
 from optrun.config.compose import compose_request
 from optrun.config.literal import quote_path
+from optrun.config.registry import NO_TEXTS
 from optrun.config.request import CommandLine
 from optrun.config.tokens import is_typed
 
@@ -45,8 +46,6 @@ _FEWEST_STEPS = 300
 _MOST_EPOCHS = 20
 _EPOCHS_OF_PRETRAINED = 3
 _LONGEST_EXAMPLE = 512
-_NOT_TEXT = ("true", "false", "null", "nan", "inf")
-"""Words that Hydra reads as other values than texts."""
 _CELL_WIDTH = 60
 """Characters of a cell that are shown."""
 
@@ -175,7 +174,7 @@ class _Draft:
 def _quote(text: str) -> str:
     """Quote a text for Hydra, where it needs that."""
     is_plain = re.fullmatch(r"[A-Za-z_./]([\w./ -]*[\w./-])?", text, re.ASCII)
-    if is_plain and text.lower() not in _NOT_TEXT:
+    if is_plain and text.lower() not in NO_TEXTS:
         return text
     return quote_path(text)
 

@@ -29,9 +29,6 @@ from optrun.launch.single_run import Caller, execute, start
 if TYPE_CHECKING:
     from optrun.runner.outcome import Outcome
 
-_OUTPUTS = Path("outputs")
-"""Where `latest` and `auto` look, unless `hydra.run.dir` names another directory."""
-
 
 def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) -> Outcome:
     """Continue the run that `resume=` names.
@@ -58,12 +55,12 @@ def resume(hydra: Hydra, command_line: CommandLine, value: str, caller: Caller) 
             " where there is none to continue with."
         )
     given_dir = _run_dir(command_line)
-    target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
+    target = find_target(value, given_dir)
     if target is None:  # resume=auto, and nothing to resume
         new_run = command_line.without("resume")
         checked, cfg = compose_new(hydra, new_run, caller.console)
         # That took a moment, in which another process may have begun there, and ended.
-        target = find_target(value, run_dir=given_dir, outputs=_OUTPUTS)
+        target = find_target(value, given_dir)
         if target is None:
             return start(hydra, replace(command_line, overrides=checked), cfg, caller)
     if target.checkpoint is None and target.run.is_unbegun():

@@ -24,6 +24,16 @@ def compose_request(hydra: Hydra, command_line: CommandLine) -> Request:
     return request_of(command_line, cfg, checked)
 
 
+def compose_changed(command_line: CommandLine, overrides: Sequence[str]) -> Request:
+    """Compose one run from a command line with other overrides, over the user's folders.
+
+    Raises:
+        ConfigError: As `compose_request`.
+    """
+    hydra = store.open_hydra(command_line.config_dir)
+    return compose_request(hydra, replace(command_line, overrides=overrides))
+
+
 def compose_line(hydra: Hydra, command_line: CommandLine) -> tuple[list[str], DictConfig]:
     """Check the overrides of one run, and compose them.
 

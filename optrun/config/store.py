@@ -247,10 +247,7 @@ def typed(cfg: DictConfig) -> RunConfig:
         raise
     except OmegaConfBaseException as error:
         raise interpolation_error(cfg, error) from error
-    if not isinstance(config, RunConfig):
-        raise ConfigError(
-            "this configuration is not built on `config`: begin its defaults list with `- config`."
-        )
+    assert isinstance(config, RunConfig)
     for group, schemas in GROUPS.items():
         kind_of(group, schemas, getattr(config, group))
     return config

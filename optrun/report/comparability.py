@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import glob
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,10 +12,9 @@ from pathlib import Path
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import plain
-from optrun.base.reading import read_text
+from optrun.config.original_cwd import original_cwd
 from optrun.report.runs import Run
 
-_CWD = re.compile(r"^    cwd: (.+)$", re.MULTILINE)
 _OF_EXAMPLES = ("data.train.", "data.eval.", "data.path.")
 """Keys whose files the fingerprint of the examples knows."""
 _SOURCE = (
@@ -40,7 +38,7 @@ def unify_paths(runs: Sequence[Run]) -> None:
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.
     """
-    folder = cache(_started_in)
+    folder = cache(original_cwd)
     keys: dict[str, None] = {}
     for run in runs:
         keys |= dict.fromkeys(run.config)
@@ -54,7 +52,10 @@ def unify_paths(runs: Sequence[Run]) -> None:
             value = run.config.get(key)
             if not isinstance(value, str):
                 continue
-            contents = [_name_examples(run, key), _name_files(value, folder(run.path))]
+            contents = [
+                _name_examples(run, key),
+                _name_files(value, folder(RunDir(run.path).hydra)),
+            ]
             names = [name for name in contents if name is not None]
             known_spellings = [spellings[name] for name in names if name in spellings]
             spelling = known_spellings[0] if known_spellings else value
@@ -93,18 +94,6 @@ def _name_files(value: str, folder: Path | None) -> object | None:
     path = Path(folder or "/", value).expanduser()
     if path.exists() or glob.glob(str(path), recursive=True):  # noqa: PTH207
         return os.path.realpath(path)
-    return None
-
-
-def _started_in(run: Path) -> Path | None:
-    """Find the working directory of a run in Hydra's record, if known."""
-    try:
-        text = read_text(RunDir(run).hydra / "hydra.yaml")
-    except (OSError, ValueError):
-        return None
-    line = _CWD.search(text)  # to parse this long file takes time
-    if line:
-        return Path(line[1].strip("'\""))
     return None
 
 

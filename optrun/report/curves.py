@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from optrun.artifacts.atomic import replace_bytes
 from optrun.artifacts.objective import is_better
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import duration, plain, rate
@@ -25,8 +26,8 @@ from optrun.report.theme import (
     legend,
     number_axis,
     ring,
-    save_png,
     style_axes,
+    to_png,
 )
 
 _LEGEND_LIMIT = 6
@@ -48,7 +49,8 @@ def draw_curves(run_dir: Path | str) -> Path:
     files = RunDir(run_dir)
     files.metrics.stat()
     run = load_run(files.path)
-    return save_png(curves_figure(run, run_title(run)), files.curves)
+    replace_bytes(files.curves, to_png(curves_figure(run, run_title(run))))
+    return files.curves
 
 
 def curves_figure(run: Run, title: str = "") -> Chart:

@@ -155,12 +155,13 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
 def _write_value(ax: Axes, x: float, y: float, difference: float) -> None:
     """Write a value from outside the limits beside its arrowhead."""
     is_right = difference > x
-    label = ax.annotate(
+    ax.annotate(
         f"{difference:+.4g}",
         (x, y),
         xytext=(-8 if is_right else 8, 0),
         textcoords="offset points",
         ha="right" if is_right else "left",
         va="center",
+        fontsize=8,
+        color=INK,
     )
-    label.set(fontsize=8, color=INK)

@@ -23,7 +23,7 @@ from optrun.base import shell
 from optrun.base.bounded_yaml import interpolations, yaml_mapping
 from optrun.base.errors import EXIT_NONFINITE, ConfigError, OtherFormatError, printable
 from optrun.base.formatting import plain
-from optrun.base.plain import lookup
+from optrun.base.plain import flat, lookup
 from optrun.report.sweep_folder import find_waiting, in_sweep
 
 Array = NDArray[np.float64]
@@ -475,7 +475,7 @@ def read_config(path: Path) -> dict[str, object]:
     return {printable(str(key)): _numbers(value) for key, value in config.items()}
 
 
-def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting]:
+def flatten(config: Mapping[str, object]) -> dict[str, Setting]:
     """Flatten to dotted keys and their leaves; a list is one leaf, an empty mapping too.
 
     A plugin's choice is written with its kind, and an optimizer of pytorch-optimizer with its
@@ -487,16 +487,15 @@ def flatten(config: Mapping[str, object], prefix: str = "") -> dict[str, Setting
         >>> flatten({"optimizer": {"name": "pytorch_optimizer", "class_name": "lamb"}})
         {'optimizer.name': 'lamb (pytorch_optimizer)'}
     """
-    flat: dict[str, Setting] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            section = value if prefix else _name_with_kind(value)
-            flat |= flatten(section, f"{prefix}{key}.")
-        elif isinstance(value, (str, int, float, type(None))):
-            flat[f"{prefix}{key}"] = value
-        else:
-            flat[f"{prefix}{key}"] = repr(value)
-    return flat
+    named = {
+        key: _name_with_kind(value) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+    }
+    settings = flat(named)
+    for key, value in settings.items():
+        if not isinstance(value, str | int | float | None):
+            settings[key] = repr(value)
+    return settings
 
 
 def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:

@@ -180,31 +180,6 @@ def paired_tests(values: Array, mode: str) -> PairedTests:
     return PairedTests(n, np.where(n > 0, mean * size, np.nan), sd * size, t, p)
 
 
-def rule_out(values: Array, mode: str, alpha: float = ALPHA) -> NDArray[np.bool_]:
-    """Rule out contenders by paired tests against each other.
-
-    Contender i is ruled out if, for some j, the one-sided paired t test of "i is no worse than j"
-    rejects at alpha / (k - 1). Of the best contender these k - 1 statements are all true. By
-    Bonferroni it is lost with a chance of at most alpha, whatever the spreads and however
-    contenders depend on each other.
-
-    Args:
-        values: Shape (..., k, seeds); NaN where a contender has no score on a seed.
-        mode: "min" if less is better, "max" if more is.
-        alpha: Chance to lose the best of a table.
-
-    Returns:
-        Shape (..., k).
-
-    Source: Hsu 1984, Constrained simultaneous confidence intervals for multiple comparisons with
-    the best, Annals of Statistics 12; Hsu 1996, Multiple Comparisons, ch. 4. Hsu pools one variance
-    over all contenders and uses the joint distribution of the differences; here each pair has its
-    own variance, and Bonferroni bounds the error.
-    """
-    rejected = paired_tests(values, mode).p < alpha / _others(values.shape[-2])
-    return np.asarray(rejected.any(axis=-1))
-
-
 def compare(
     scores: Scores,
     *,
@@ -216,8 +191,11 @@ def compare(
 ) -> Judgement:
     """Judge contenders by paired t tests over seeds.
 
-    Without a baseline, test each for being the best as `rule_out` does; with one, run two-sided
-    tests against it, corrected by Holm over k - 1.
+    Without a baseline, test each for being the best: contender i is ruled out if, for some j, the
+    one-sided paired t test of "i is no worse than j" rejects at alpha / (k - 1). Of the best
+    contender these k - 1 statements are all true. By Bonferroni it is lost with a chance of at most
+    alpha, whatever the spreads and however contenders depend on each other. With a baseline, run
+    two-sided tests against it, corrected by Holm over k - 1.
 
     Args:
         scores: Contender -> seed -> score. Each pair is compared over the seeds that both have.
@@ -232,6 +210,11 @@ def compare(
     Raises:
         ValueError: No contender has a score, or a score is not finite; an unknown baseline, or
             another mode.
+
+    Source: Hsu 1984, Constrained simultaneous confidence intervals for multiple comparisons with
+    the best, Annals of Statistics 12; Hsu 1996, Multiple Comparisons, ch. 4. Hsu pools one variance
+    over all contenders and uses the joint distribution of the differences; here each pair has its
+    own variance, and Bonferroni bounds the error.
     """
     _refuse_unfit(scores, mode, baseline)
     names = list(scores)

@@ -9,7 +9,6 @@ import contextlib
 import io
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,12 +16,10 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
-from optrun.artifacts.atomic import replace_bytes
 from optrun.base.formatting import count, rate
 
 Array = NDArray[np.float64]
@@ -111,9 +108,9 @@ def above(ax: Axes, text: str, x: int, points: int, *, fontsize: float) -> None:
     )
 
 
-def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None) -> list[Line2D]:
+def ring(ax: Axes, x: float, y: float, colour: str, *, label: str | None = None) -> None:
     """Draw a ring around a point, such as the best result."""
-    return ax.plot(
+    ax.plot(
         x,
         y,
         color=colour,
@@ -236,13 +233,3 @@ def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
     with any_letters(figure):  # `Figure.savefig` would draw twice, once to no effect
         canvas.print_png(buffer, metadata={"Software": SOFTWARE})
     return buffer.getvalue()
-
-
-def save_png(figure: Figure, path: Path) -> Path:
-    """Write a picture to a PNG file, replaced by one rename.
-
-    Raises:
-        OSError: The disk refused the write.
-    """
-    replace_bytes(path, to_png(figure))
-    return path

@@ -55,8 +55,6 @@ class Warning:
     """Of `_KINDS`."""
     text: str
     """One or two sentences with what to do."""
-    runs: tuple[str, ...] = ()
-    """Labels of the runs it is about, as far as it is about some."""
 
 
 OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
@@ -85,10 +83,10 @@ def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
         of: The runs it is about.
         details: What else its template needs.
     """
-    labels = tuple(run.label for run in of)
+    labels = [run.label for run in of]
     count = plural(len(labels), "run")
     text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels), **details)
-    return Warning(kind, text, labels)
+    return Warning(kind, text)
 
 
 def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:

@@ -13,22 +13,18 @@ if TYPE_CHECKING:
     from optrun.task.class_table import ClassFigures, ClassTable
 
 _KEYS = ("precision", "recall", "f1", "support")
-_MOST_ROWS = 30
-"""A longer table is left to `optrun evaluate`."""
 _MOST_SHOWN = 12
-"""A confusion matrix of more classes does not fit into a terminal."""
+"""More classes do not fit into the end of a training or into a confusion matrix on a terminal;
+`optrun evaluate` shows the figures of all of them."""
 
 
-def tables_of(
-    summary: Mapping[str, object], *, most: int = _MOST_ROWS
-) -> Iterator[tuple[str, Table]]:
-    """Yield the table of metrics by class of each evaluation set.
+def tables_of(summary: Mapping[str, object]) -> Iterator[tuple[str, Table]]:
+    """Yield the table of metrics by class of each evaluation set with at most 12 classes.
 
     Yields nothing if they were computed for other weights than the summary's metrics.
 
     Args:
         summary: Values of `summary.json`; missing ones are left out.
-        most: Largest number of classes in a table; larger tables are left out.
 
     Yields:
         Name of the evaluation set (empty if there is only one), and its table.
@@ -40,7 +36,7 @@ def tables_of(
         return
     for name, values in sets.items():
         rows = values["classes"]
-        if 0 < len(rows) <= most:
+        if 0 < len(rows) <= _MOST_SHOWN:
             yield str(name), _tabulated(str(next(iter(rows[0]))), rows, values["means"])
 
 

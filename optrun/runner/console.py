@@ -33,8 +33,6 @@ from optrun.training.display import Display
 
 _PIPED = 120
 """Characters of a line that goes into a file."""
-_MOST_CLASSES = 12
-"""A table of more is left to `optrun evaluate`."""
 
 
 class _Lines(logging.Formatter):
@@ -211,5 +209,5 @@ def _results(console: Console, summary: SummaryValues) -> None:
             style="bold" if name == main else "",
         )
     console.print(table)
-    for name, classes in tables_of(summary, most=_MOST_CLASSES):
+    for name, classes in tables_of(summary):
         console.print(to_rich(classes, title=name or None))

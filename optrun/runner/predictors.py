@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar, SupportsFloat
 
 import numpy as np
 import torch
@@ -42,9 +42,6 @@ from optrun.task.tokens import (
 from optrun.training.failures import of_memory_in_evaluation
 from optrun.training.step import Precision
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 Inputs = dict[str, Any]
 """One row, encoded: arrays of ids by name, and what else its prediction needs."""
 Values = dict[str, Any]
@@ -75,7 +72,7 @@ class Predictor(ABC):
     generates: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
 
-    model: PreTrainedModel
+    model: Any
     tokenizer: Any
     labels: list[str]
     config: RunConfig
@@ -189,23 +186,20 @@ class TextClasses(Predictor):
         logits = self.run(self.batch(inputs)).logits.float().cpu()
         if self.config.task.of_numbers:
             return [{"prediction": plain(number)} for number in logits.reshape(-1)]
+        shares = logits.sigmoid() if self.config.task.of_sets else logits.softmax(-1)
+        return [self._values(row) for row in shares]
+
+    def _values(self, shares: torch.Tensor) -> Values:
+        """Build the prediction of one row: the likeliest label, or all labels above 0.5.
+
+        Of equally likely labels the first one wins. shares: Probabilities, shape (classes,).
+        """
+        by_label = dict(zip(self.labels, map(plain, shares), strict=True))
         if self.config.task.of_sets:
-            return [self.likely(self.by_label(row)) for row in logits.sigmoid()]
-        return [self.likeliest(self.by_label(row)) for row in logits.softmax(-1)]
-
-    def by_label(self, row: torch.Tensor) -> dict[str, float]:
-        """Map each label to its probability; row: shape (classes,)."""
-        return dict(zip(self.labels, map(plain, row), strict=True))
-
-    def likely(self, shares: dict[str, float]) -> Values:
-        """Return all labels above 0.5."""
-        labels = [label for label, share in shares.items() if share > 0.5]
-        return {"prediction": labels, "probabilities": shares}
-
-    def likeliest(self, shares: dict[str, float]) -> Values:
-        """Return the likeliest label, the first of equal ones."""
-        label = max(shares, key=shares.__getitem__)
-        return {"prediction": label, "probability": shares[label], "probabilities": shares}
+            labels = [label for label, share in by_label.items() if share > 0.5]
+            return {"prediction": labels, "probabilities": by_label}
+        label = max(by_label, key=by_label.__getitem__)
+        return {"prediction": label, "probability": by_label[label], "probabilities": by_label}
 
 
 class ImageClasses(TextClasses):
@@ -326,7 +320,7 @@ class TextGeneration(Predictor):
             ConfigError: The model cannot generate, an option does not fit, or no room is left for a
                 prompt.
         """
-        model: Any = self.model
+        model = self.model
         if not model.can_generate():
             name = type(model).__name__
             raise ConfigError(f"{self.config.task.name}: {name} of transformers cannot generate.")
@@ -383,12 +377,10 @@ class TextGeneration(Predictor):
     def predict(self, inputs: list[Inputs]) -> list[Values]:
         """Continue a batch of prompts, padded on the left if there is no encoder."""
         batch = pad_inputs(inputs, self.padding, left=self.is_decoder)
-        model: Any = self.model
         tokenizer = self.tokenizer
+        options = {"generation_config": self.options, "tokenizer": tokenizer}
         with self._refusing_options():
-            ids = self.run(
-                batch, model.generate, generation_config=self.options, tokenizer=tokenizer
-            )
+            ids = self.run(batch, self.model.generate, **options)
         if self.is_decoder:
             ids = ids[:, batch["input_ids"].shape[1] :]
         written = tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -421,9 +413,8 @@ class ChatAnswers(TextGeneration):
             ConfigError: A row is no chat, or the template refuses it.
         """
         template = use_template(self.tokenizer, None)
-        columns = question_columns(
-            self.source, self.split, getattr(self.config.task, "layout", None)
-        )
+        layout = getattr(self.config.task, "layout", None)
+        columns = question_columns(self.source, self.split, layout)
         prompts = []
         for row in questions(self.split, columns, template.roles if template else ROLES):
             if isinstance(row, str):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Target = TypeVar("Target", bound=Callable[..., Any])
 
-_NO_TEXTS = ("null", "true", "false", "inf", "nan")
+NO_TEXTS = ("null", "true", "false", "inf", "nan")
 """What Hydra's grammar reads as another value than a text, whatever the case."""
 
 KINDS = ("optimizer", "scheduler", "task", "metric", "data", "tracker", "callback")
@@ -341,7 +341,7 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
         and name.isidentifier()
         and not name.endswith("_schema")
     )
-    if not plain or name.lower() in _NO_TEXTS:
+    if not plain or name.lower() in NO_TEXTS:
         raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
     base = _imported(BASES[kind]) if kind in BASES else None
     expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"

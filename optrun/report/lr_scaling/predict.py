@@ -148,9 +148,8 @@ def find_lr_for_run(
     source = "the optimum at this size"
     if answer.exponents:
         source = f"predicted for {write_size(answer.target)}"
-    lr = rate(answer.lr.value)
-    interval = f"90 % interval {answer.lr.interval()}"
-    return answer.lr.value, f"{folder}: lr {lr}, {interval}, {source}{where}"
+    lr = f"lr {rate(answer.lr.value)}, 90 % interval {answer.lr.interval()}"
+    return answer.lr.value, f"{folder}: {lr}, {source}{where}"
 
 
 def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:

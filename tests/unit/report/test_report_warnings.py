@@ -238,7 +238,7 @@ def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[...
     findings = analyse_runs(load_runs([tmp_path]))
     (warning,) = find_warnings(findings)
     assert warning.kind == "repeated"
-    assert warning.runs != ("again",)
+    assert ": again." not in warning.text
     (tmp_path / "again" / "metrics.jsonl").write_text('{"step": 1, "tra')
     (tmp_path / "again" / "config.yaml").unlink()
     summary = json.loads((tmp_path / "again" / "summary.json").read_text())
@@ -249,7 +249,7 @@ def test_repeats_files_and_missing_metric(tmp_path: Path, make_run: Callable[...
     }
     assert "line 1 is torn" in found["files"].text
     assert "config.yaml is missing" in found["files"].text
-    assert found["metric"].runs == ("again",)
+    assert "again" in found["metric"].text
 
 
 def test_a_run_without_a_finite_metric_is_named(
@@ -278,7 +278,7 @@ def test_a_run_without_a_finite_metric_is_named(
     (found,) = [
         each for each in find_warnings(analyse_runs(load_runs([tmp_path]))) if each.kind == "metric"
     ]
-    assert found.runs == ("adamw-1",)
+    assert "adamw-1" in found.text
     assert "eval/accuracy" in found.text
 
 

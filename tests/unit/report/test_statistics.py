@@ -23,7 +23,6 @@ from optrun.report.statistics import (
     detectable,
     holm,
     pooled_sd,
-    rule_out,
     seeds_for,
 )
 
@@ -201,7 +200,7 @@ def test_the_best_mean_is_never_ruled_out_and_compare_is_rule_out() -> None:
         values = _drawn(seed, contenders=2 + seed % 6, apart=0.5)
         judged = compare(_scores(values), mode="max", matters=0.0)
         assert judged.reference == judged.ranking[0] == judged.possible[0]
-        gone = rule_out(values[None], "max")[0]
+        gone = simulated.rule_out(values[None], "max")[0]
         assert [
             each.verdict == Verdict.ruled_out for each in judged.comparisons.values()
         ] == gone.tolist()
@@ -372,7 +371,7 @@ def test_a_detectable_difference_is_found_in_four_of_five(
     apart = np.array([0.0, foreseen, *[30.0] * (contenders - 2)])
     values = np.random.default_rng(0).standard_normal((tables, contenders, seeds)) + apart[:, None]
     alpha = ALPHA / 2 if baseline else ALPHA  # of two sides; Holm's first step
-    assert rule_out(values, "min", alpha)[:, 1].mean() == pytest.approx(
+    assert simulated.rule_out(values, "min", alpha)[:, 1].mean() == pytest.approx(
         POWER, abs=4 * math.sqrt(0.16 / tables)
     )
     seen = (
