@@ -29,7 +29,7 @@ from optrun.model.adapter_modules import (
     match_modules,
     shared_modules,
 )
-from optrun.model.quantization import Quantization, dequantize, quantize, tensor_sizes
+from optrun.model.quantization import dequantize, quantize, tensor_sizes
 from optrun.model.tokenizer import in_one_line
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def inject(
     new: Iterable[str] = (),
     *,
     base: str | None = None,
-    quantization: Quantization | None = None,
+    quantized: bool = False,
     dequantized: bool = False,
     meta: bool = False,
 ) -> list[str]:
@@ -115,7 +115,7 @@ def inject(
             to its base, any other head to the task, and trains in full.
         new: Names of parameters that are in no file of weights; they must train.
         base: Hub name or folder of the weights; None: they were drawn from a seed.
-        quantization: Quantise the frozen linear modules outside of the head; None: none of them.
+        quantized: Quantise the frozen linear modules outside of the head.
         dequantized: Replace them by plain modules with the quantised values.
         meta: The model and its factors are on the meta device.
 
@@ -133,10 +133,10 @@ def inject(
     saved = _modules_to_save(config, model, auto_class, list(new))
     targets = _targets(config, model, saved, auto_class)
     notes = []
-    if quantization is not None:
+    if quantized:
         skipped = [*saved, *head_modules(model)]
         frozen = [path for path in linear_modules(model) if not _is_inside_any(path, skipped)]
-        notes.append(quantize(quantization, model, frozen, meta=meta))
+        notes.append(quantize(model, frozen, meta=meta))
         if dequantized:
             dequantize(model)
     names = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")

@@ -24,7 +24,7 @@ from optrun.model.configuration import (
     stored_vocab_size,
 )
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
-from optrun.model.quantization import quantization_options
+from optrun.model.quantization import is_quantized
 from optrun.model.tokenizer import in_one_line
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _inject(
         spec.auto_class,
         [name for name, _ in model.named_parameters() if name in new],
         base=base,
-        quantization=quantization_options(config),
+        quantized=is_quantized(config),
         meta=meta,
     )
     if base is None and not meta:

@@ -21,22 +21,14 @@ from optrun.config.schema.model import ModelConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Quantization = dict[str, str | bool]
-"""The values of `quantization` and `bnb_4bit_use_double_quant` of a model choice, by name."""
-_MARK = "_optrun_quantization"
+_BITS = "4bit"
 _TYPE = "nf4"
 _WEIGHTS_PER_SCALE = 64
-_SCALES_PER_GROUP = 256
-"""Scales that share a scale of their own if they are quantised, too (double quantisation)."""
 
 
-def quantization_options(config: ModelConfig) -> Quantization | None:
-    """Return the quantisation that a model choice asks for; None: it asks for none."""
-    bits = getattr(config, "quantization", None)
-    if bits is None:
-        return None
-    name = "bnb_4bit_use_double_quant"
-    return {"quantization": bits, name: getattr(config, name)}
+def is_quantized(config: ModelConfig) -> bool:
+    """Say whether a model choice asks for a quantised base."""
+    return getattr(config, "quantization", None) is not None
 
 
 def require_quantization(config: ModelConfig) -> None:
@@ -45,21 +37,17 @@ def require_quantization(config: ModelConfig) -> None:
     Raises:
         ConfigError: With the command that installs it.
     """
-    quantization = quantization_options(config)
-    if quantization is not None and importlib.util.find_spec("bitsandbytes") is None:
+    if is_quantized(config) and importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
-            f"model.quantization={quantization['quantization']}: the package bitsandbytes is not"
-            " installed. pip install 'optrun[quantization]'"
+            f"model.quantization={_BITS}: the package bitsandbytes is not installed."
+            " pip install 'optrun[quantization]'"
         )
 
 
-def quantize(
-    options: Quantization, model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False
-) -> str:
+def quantize(model: PreTrainedModel, paths: Iterable[str], *, meta: bool = False) -> str:
     """Replace linear modules by 4-bit ones.
 
     Args:
-        options: From `quantization_options`.
         model: On the CPU, or on the meta device; changed in place.
         paths: Dotted names of the modules, `nn.Linear` or transformers' `Conv1D`.
         meta: The model is on the meta device.
@@ -70,34 +58,29 @@ def quantize(
     Raises:
         ConfigError: There is nothing to quantise.
     """
-    bits = options["quantization"]
     linear_paths = list(paths)
     if not linear_paths:
         raise ConfigError(
-            f"model.quantization={bits}: {type(model).__name__} has no linear module that stays"
+            f"model.quantization={_BITS}: {type(model).__name__} has no linear module that stays"
             " frozen."
         )
     before = sum(tensor_bytes(model).values())
     for path in linear_paths:
-        model.set_submodule(path, _build_4bit_linear(options, model.get_submodule(path), meta=meta))
-    setattr(model, _MARK, dict(options))
+        model.set_submodule(path, _build_4bit_linear(model.get_submodule(path), meta=meta))
     model.is_loaded_in_4bit = True  # by which peft knows
     after = sum(tensor_bytes(model).values())
-    twice = ", its constants quantised, too" if options["bnb_4bit_use_double_quant"] else ""
     return (
-        f"model.quantization={bits}: {len(linear_paths)} linear modules of the base in 4 bits"
-        f" (nf4{twice}): its weights take {after / 2**20:,.1f} MiB in place of"
-        f" {before / 2**20:,.1f}"
+        f"model.quantization={_BITS}: {len(linear_paths)} linear modules of the base in 4 bits"
+        f" (nf4): its weights take {after / 2**20:,.1f} MiB in place of {before / 2**20:,.1f}"
     )
 
 
-def quantized(model: nn.Module) -> Quantization | None:
-    """Return the options by which `quantize` changed a model; None: it did not."""
-    options: Quantization | None = getattr(model, _MARK, None)
-    return options
+def quantization_of(model: nn.Module) -> str | None:
+    """Return the `model.quantization` of a built model; None: it has plain weights."""
+    return _BITS if any(_quantized_modules(model)) else None
 
 
-def dequantize(model: nn.Module) -> None:
+def dequantize(model: PreTrainedModel) -> None:
     """Replace quantised modules by plain ones with the values that they compute with."""
     import bitsandbytes.functional as bnb
 
@@ -105,9 +88,7 @@ def dequantize(model: nn.Module) -> None:
         weight = module.weight
         values = bnb.dequantize_4bit(weight.data, weight.quant_state)
         model.set_submodule(path, _build_linear(module, values))
-    for mark in (_MARK, "is_loaded_in_4bit"):
-        if hasattr(model, mark):
-            delattr(model, mark)
+    model.is_loaded_in_4bit = False
 
 
 def tensor_bytes(model: nn.Module) -> dict[str, int]:
@@ -118,11 +99,7 @@ def tensor_bytes(model: nn.Module) -> dict[str, int]:
     sizes = {name: param.numel() * param.itemsize for name, param in model.named_parameters()}
     for path, module in _quantized_modules(model):
         count = module.in_features * module.out_features
-        scales = math.ceil(count / _WEIGHTS_PER_SCALE)
-        scale_bytes = 4 * scales
-        if module.weight.compress_statistics:
-            # A byte each, a scale of each group, a table of the 256 values, and the offset.
-            scale_bytes = scales + 4 * math.ceil(scales / _SCALES_PER_GROUP) + 4 * 256 + 4
+        scale_bytes = 4 * math.ceil(count / _WEIGHTS_PER_SCALE)
         nf4_table = 4 * 16
         sizes[f"{path}.weight"] = math.ceil(count / 2) + scale_bytes + nf4_table
     return sizes
@@ -143,7 +120,7 @@ def _quantized_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield path, module
 
 
-def _build_4bit_linear(options: Quantization, module: Any, *, meta: bool) -> nn.Module:
+def _build_4bit_linear(module: Any, *, meta: bool) -> nn.Module:
     """Build the 4-bit module of an `nn.Linear` or `Conv1D`; with `meta` only its shapes.
 
     The attribute `optrun_source` of the result holds class and dtype of the original.
@@ -160,7 +137,7 @@ def _build_4bit_linear(options: Quantization, module: Any, *, meta: bool) -> nn.
             weight.shape[0],
             bias=module.bias is not None,
             compute_dtype=weight.dtype,
-            compress_statistics=options["bnb_4bit_use_double_quant"],
+            compress_statistics=False,
             quant_type=_TYPE,
         )
     # If this were true, an evaluation would change the layout of the weights.
@@ -173,29 +150,10 @@ def _build_4bit_linear(options: Quantization, module: Any, *, meta: bool) -> nn.
             quant_type=_TYPE,
             module=layer,
         ).to("cpu")
-        if options["bnb_4bit_use_double_quant"]:
-            _compress(layer.weight)
     layer.bias = module.bias
     layer.optrun_source = type(module), weight.dtype
     quantized_layer: nn.Module = layer.train(module.training)
     return quantized_layer
-
-
-def _compress(weight: Any) -> None:
-    """Quantise the scales of a weight in place, as bitsandbytes does with double quantisation.
-
-    Their mean is computed in float64, so that it is the same for any number of threads.
-    """
-    import bitsandbytes.functional as bnb
-
-    state = weight.quant_state
-    offset = state.absmax.double().mean().float()
-    state.absmax, state.state2 = bnb.quantize_blockwise(
-        state.absmax - offset, blocksize=_SCALES_PER_GROUP
-    )
-    state.offset = offset
-    state.nested = True
-    weight.compress_statistics = True
 
 
 def _build_linear(module: Any, weight: Tensor) -> nn.Module:

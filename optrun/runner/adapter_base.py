@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.store import typed
 from optrun.model.adapter import base_tensors, inject, injected
 from optrun.model.build import weights_of
-from optrun.model.quantization import quantization_options, quantized, require_quantization
+from optrun.model.quantization import is_quantized, quantization_of, require_quantization
 from optrun.model.weights import load_model_tensors
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
         "base": base_digest(model),
         "target_modules": list(adapter.modules.targets),
         "modules_to_save": list(adapter.modules.saved),
-        "quantization": quantized(model),
+        "quantization": quantization_of(model),
     }
 
 
@@ -147,7 +146,7 @@ def rebuild_adapter_model(
             f"{checkpoint}: its configuration has no adapter, and its weights are one."
         )
     require_quantization(config.model)
-    quantization = quantization_options(config.model)
+    quantized = is_quantized(config.model)
     adapter = replace(
         config.adapter,
         target_modules=list(facts["target_modules"]),
@@ -164,24 +163,21 @@ def rebuild_adapter_model(
             model,
             config.task.AUTO_CLASS,
             base=base,
-            quantization=quantization,
+            quantized=quantized,
             dequantized=dequantize,
         )
         return model
 
     model = build_with_adapter(dequantize=False)
     refuse_other_adapter(saved, adapter_facts(model), config)
-    if dequantized and quantization is not None:
+    if dequantized and quantized:
         model = build_with_adapter(dequantize=True)
     load_model_tensors(model, snapshot.model)
     return model
 
 
-def _in_words(quantization: Mapping[str, object] | None) -> str:
-    settings = quantization or {"quantization": None}
-    return " ".join(
-        f"model.{name}={'null' if value is None else value}" for name, value in settings.items()
-    )
+def _in_words(quantization: str | None) -> str:
+    return f"model.quantization={quantization or 'null'}"
 
 
 def _origin(path: str | None, name: str, seed: int) -> str:

@@ -219,21 +219,18 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     return merged_model.train(model.training)
 
 
-def _explain_quantised_base(quantization: Mapping[str, object], *, merged: bool) -> str:
+def _explain_quantised_base(quantization: str, *, merged: bool) -> str:
     """Explain how to load a quantised base for the same results."""
     if merged:
         return (
-            f"the factors were trained beside a base in {quantization['quantization']}: these are"
-            " its weights dequantised"
+            f"the factors were trained beside a base in {quantization}: these are its weights"
+            " dequantised"
         )
-    options = "load_in_4bit=True, bnb_4bit_quant_type='nf4'"
-    if quantization["bnb_4bit_use_double_quant"]:
-        options += ", bnb_4bit_use_double_quant=True"
     return (
         "the factors were trained beside a quantised base: give the base dtype=model.dtype of the"
-        f" run and quantization_config=transformers.BitsAndBytesConfig({options}), whose"
-        " llm_int8_skip_modules are the head and what was trained whole, and whose"
-        " bnb_4bit_compute_dtype is that dtype"
+        " run and quantization_config=transformers.BitsAndBytesConfig(load_in_4bit=True,"
+        " bnb_4bit_quant_type='nf4'), whose llm_int8_skip_modules are the head and what was trained"
+        " whole, and whose bnb_4bit_compute_dtype is that dtype"
     )
 
 

@@ -49,20 +49,13 @@ class PretrainedConfig(ModelConfig):
     """Run Python code that comes with the model. Counts only when it stands on the command line."""
     quantization: Annotated[str, one_of("4bit")] | None = None
     """`4bit`: linear modules of a base that an adapter stands beside, nf4 by bitsandbytes."""
-    bnb_4bit_use_double_quant: bool = False
-    """Of each 64 weights in 4 bits the constant is in 8 bits, too, not in 32."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty path, and what has an effect in 4 bits alone."""
+        """Refuse an empty path and a URL."""
         super().__post_init__()
         refuse_url("model.path", self.path)
         expect(
             bool(self.path.strip()), "model.path", repr(self.path), "a hub name or a local folder"
-        )
-        self.expect(
-            self.quantization is not None or not self.bnb_4bit_use_double_quant,
-            "bnb_4bit_use_double_quant",
-            "false without model.quantization=4bit",
         )
 
 

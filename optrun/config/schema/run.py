@@ -134,7 +134,7 @@ class RunConfig(Checked):
             self._expect_room_for_small_steps()
 
     def _quantise_base(self) -> None:
-        """Quantize the base model to 4 bits for `adapter=qlora`, unless it is quantized."""
+        """Quantize the base model to 4 bits for `adapter=qlora`."""
         model = self.model
         expect(
             isinstance(model, PretrainedConfig),
@@ -143,9 +143,8 @@ class RunConfig(Checked):
             f"none or lora with model={model.name}",
             "It quantises pretrained weights: model=pretrained model.path=NAME.",
         )
-        if isinstance(model, PretrainedConfig) and model.quantization is None:
+        if isinstance(model, PretrainedConfig):
             model.quantization = "4bit"
-            model.bnb_4bit_use_double_quant = True
 
     def _expect_room_for_small_steps(self) -> None:
         """Refuse bfloat16 weights without a float32 copy for small steps."""

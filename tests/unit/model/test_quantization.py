@@ -18,7 +18,7 @@ from optrun.model.adapter import base_tensors, inject, merge
 from optrun.model.adapter_modules import linear_modules
 from optrun.model.documents import expect_apart
 from optrun.model.quantization import (
-    quantized,
+    quantization_of,
     tensor_bytes,
     tensor_sizes,
 )
@@ -27,9 +27,6 @@ from tests.unit.model.test_adapter import CAUSAL, COMMON, GPT2, SEQUENCE, lora, 
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
-NF4 = {"quantization": "4bit", "bnb_4bit_use_double_quant": False}
-TWICE = NF4 | {"bnb_4bit_use_double_quant": True}
-EACH = pytest.mark.parametrize("asked", [NF4, TWICE], ids=["nf4", "twice"])
 LARGER = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -44,14 +41,12 @@ KINDS = pytest.mark.parametrize(
 )
 
 
-def both(
-    auto_class: str, kind: str, values: dict[str, Any], asked: Any, **options: Any
-) -> tuple[Any, Any]:
+def both(auto_class: str, kind: str, values: dict[str, Any], **options: Any) -> tuple[Any, Any]:
     """The same model as it is, and quantised, with factors beside it."""
     model = small(auto_class, kind, values)
     other = copy.deepcopy(model)
     torch.manual_seed(1)
-    inject(lora(**options), other, auto_class, quantization=asked)
+    inject(lora(**options), other, auto_class, quantized=True)
     with torch.no_grad():
         for name, param in other.named_parameters():
             if "lora_B" in name:
@@ -64,12 +59,9 @@ def batch(count: int = 2) -> dict[str, torch.Tensor]:
 
 
 @KINDS
-@EACH
-def test_the_base_computes_nearly_what_it_did(
-    auto_class: str, kind: str, values: Any, asked: Any
-) -> None:
-    model, other = both(auto_class, kind, values, asked)
-    assert quantized(other) == asked
+def test_the_base_computes_nearly_what_it_did(auto_class: str, kind: str, values: Any) -> None:
+    model, other = both(auto_class, kind, values)
+    assert quantization_of(other) == "4bit"
     for path in linear_modules(model):
         base = getattr(other.get_submodule(path), "base_layer", None)
         if base is None:  # the head
@@ -86,11 +78,8 @@ def test_the_base_computes_nearly_what_it_did(
 
 
 @KINDS
-@EACH
-def test_factors_have_gradients_and_the_base_none(
-    auto_class: str, kind: str, values: Any, asked: Any
-) -> None:
-    _, model = both(auto_class, kind, values, asked)
+def test_factors_have_gradients_and_the_base_none(auto_class: str, kind: str, values: Any) -> None:
+    _, model = both(auto_class, kind, values)
     before = {name: tensor.clone() for name, tensor in base_tensors(model).items()}
     assert any("absmax" in name for name in before), "the constants belong to the base"
     model.train()(**batch()).logits.square().sum().backward()
@@ -106,20 +95,17 @@ def test_factors_have_gradients_and_the_base_none(
 
 
 @KINDS
-@EACH
 @pytest.mark.parametrize(
     "options", [{}, {"use_dora": True}, {"use_rslora": True}], ids=["lora", "dora", "rslora"]
 )
-def test_a_merge_computes_the_same(
-    auto_class: str, kind: str, values: Any, asked: Any, options: Any
-) -> None:
+def test_a_merge_computes_the_same(auto_class: str, kind: str, values: Any, options: Any) -> None:
     """Factors beside plain modules with the weights that quantised ones compute with, then one
     plain model.
     """
-    plain, model = both(auto_class, kind, values, asked, **options)
+    plain, model = both(auto_class, kind, values, **options)
     torch.manual_seed(1)
-    inject(lora(**options), plain, auto_class, quantization=asked, dequantized=True)
-    assert quantized(plain) is None
+    inject(lora(**options), plain, auto_class, quantized=True, dequantized=True)
+    assert quantization_of(plain) is None
     load_model_tensors(plain, model_tensors(model))
     with torch.no_grad():
         expected = model.eval()(**batch()).logits
@@ -135,14 +121,13 @@ def test_a_merge_computes_the_same(
 
 
 @KINDS
-@EACH
 def test_bytes_and_sizes_are_told_before_they_are_taken(
-    auto_class: str, kind: str, values: Any, asked: Any
+    auto_class: str, kind: str, values: Any
 ) -> None:
-    plain, model = both(auto_class, kind, values, asked)
+    plain, model = both(auto_class, kind, values)
     with torch.device("meta"):
         shapes = small(auto_class, kind, values)
-    inject(lora(), shapes, auto_class, quantization=asked, meta=True)
+    inject(lora(), shapes, auto_class, quantized=True, meta=True)
     found = tensor_bytes(model)
     assert tensor_bytes(shapes) == found
     held = 0
@@ -164,10 +149,9 @@ def test_bytes_and_sizes_are_told_before_they_are_taken(
         assert frozen.get(name, param.numel()) == param.numel(), name
 
 
-@EACH
-def test_weights_of_16_bits_are_computed_in_16(asked: Any) -> None:
+def test_weights_of_16_bits_are_computed_in_16() -> None:
     model = small(CAUSAL, "llama", LARGER).to(torch.bfloat16)
-    inject(lora(), model, CAUSAL, quantization=asked)
+    inject(lora(), model, CAUSAL, quantized=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model.train()(**batch()).logits.float().square().mean()
     loss.backward()
@@ -176,7 +160,6 @@ def test_weights_of_16_bits_are_computed_in_16(asked: Any) -> None:
     )
 
 
-@EACH
-def test_documents_of_a_block_stay_apart(asked: Any) -> None:
-    _, model = both(CAUSAL, "llama", LARGER, asked)
+def test_documents_of_a_block_stay_apart() -> None:
+    _, model = both(CAUSAL, "llama", LARGER)
     expect_apart(model, "task.packing=true")
