@@ -87,6 +87,32 @@ def _job(places, rows, numbers, chunks, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _pointers(lies_at, grad, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
+    """Return where parameter, gradient and three kinds of state of this program begin.
+
+    A kind that a formula does not have lies at 0; nothing loads it.
+    """
+    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
+    grads = _pointer(grad, begin, REAL, ALIGNED)
+    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    thirds = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
+    return params, grads, firsts, seconds, thirds
+
+
+@triton.jit
+def _part(size, TAIL: tl.constexpr, BLOCK: tl.constexpr):
+    """Return first and last element of the whole blocks, or of the rest with `TAIL`."""
+    in_blocks = size // BLOCK * BLOCK
+    return in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL
+
+
+@triton.jit
+def _number(number, REAL: tl.constexpr):
+    return tl.load(number).to(REAL)
+
+
+@triton.jit
 def _decay(number, REAL: tl.constexpr):
     """Return the decay of a moment and 1 minus it."""
     beta = tl.load(number)
@@ -159,23 +185,22 @@ def adam(
 ):
     """Step as `adam_update._single_tensor_adam`."""
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    params, grads, firsts, seconds, _ = _pointers(
+        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
-    scale = tl.load(x + _SCALE).to(REAL)
-    keep = tl.load(x + _KEEP).to(REAL)
-    root = tl.load(x + _ROOT).to(REAL)
-    eps = tl.load(x + _EPS).to(REAL)
-    l2 = tl.load(x + _L2).to(REAL)
-    unscale = tl.load(x + _UNSCALE).to(REAL)
+    scale = _number(x + _SCALE, REAL)
+    keep = _number(x + _KEEP, REAL)
+    root = _number(x + _ROOT, REAL)
+    eps = _number(x + _EPS, REAL)
+    l2 = _number(x + _L2, REAL)
+    unscale = _number(x + _UNSCALE, REAL)
     nesterov = tl.load(x + _NESTEROV)
-    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL) * unscale
             g = tl.where(l2 != 0, g + l2 * w, g)
@@ -202,23 +227,22 @@ def adamax(
 ):
     """Step as `adamax._single_tensor_adamax`."""
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    params, grads, firsts, seconds, _ = _pointers(
+        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    )
     beta1, rest1 = _decay(x + _BETA1, REAL)
-    beta2 = tl.load(x + _BETA2).to(REAL)
-    scale = tl.load(x + _SCALE).to(REAL)
-    keep = tl.load(x + _KEEP).to(REAL)
-    l1 = tl.load(x + _L1).to(REAL)
-    l2 = tl.load(x + _L2).to(REAL)
-    eps = tl.load(x + _EPS).to(REAL)
-    eps_gradient = tl.load(x + _EPS_GRADIENT).to(REAL)
-    eps_denominator = tl.load(x + _EPS_DENOMINATOR).to(REAL)
-    in_blocks = size // BLOCK * BLOCK
+    beta2 = _number(x + _BETA2, REAL)
+    scale = _number(x + _SCALE, REAL)
+    keep = _number(x + _KEEP, REAL)
+    l1 = _number(x + _L1, REAL)
+    l2 = _number(x + _L2, REAL)
+    eps = _number(x + _EPS, REAL)
+    eps_gradient = _number(x + _EPS_GRADIENT, REAL)
+    eps_denominator = _number(x + _EPS_DENOMINATOR, REAL)
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
             first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
@@ -257,24 +281,23 @@ def lamb_moments(
     Moments, squares of weights and directions by chunk.
     """
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    params, grads, firsts, seconds, _ = _pointers(
+        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
-    l1 = tl.load(x + _L1).to(REAL)
-    l2 = tl.load(x + _L2).to(REAL)
-    root = tl.load(x + _ROOT).to(REAL)
-    correction = tl.load(x + _FIRST).to(REAL)
-    eps = tl.load(x + _EPS).to(REAL)
-    decay = tl.load(x + _DECAY).to(REAL)
+    l1 = _number(x + _L1, REAL)
+    l2 = _number(x + _L2, REAL)
+    root = _number(x + _ROOT, REAL)
+    correction = _number(x + _FIRST, REAL)
+    eps = _number(x + _EPS, REAL)
+    decay = _number(x + _DECAY, REAL)
     weights = tl.full((BLOCK,), 0.0, tl.float64)
     directions = tl.full((BLOCK,), 0.0, tl.float64)
-    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _coupled(_load(grads, at, size, TAIL), w, l1, l2)
             first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
@@ -325,7 +348,7 @@ def set_ratios(
 @triton.jit
 def lamb_update(
     places,
-    _grad_addresses,
+    grad_addresses,
     rows,
     numbers,
     chunks,
@@ -340,19 +363,19 @@ def lamb_update(
     The direction again, as long as the ratio says.
     """
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
-    keep = tl.load(x + _KEEP).to(REAL)
-    eps = tl.load(x + _EPS).to(REAL)
-    root = tl.load(x + _ROOT).to(REAL)
-    correction = tl.load(x + _FIRST).to(REAL)
-    decay = tl.load(x + _DECAY).to(REAL)
+    params, _, firsts, seconds, _ = _pointers(
+        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    )
+    keep = _number(x + _KEEP, REAL)
+    eps = _number(x + _EPS, REAL)
+    root = _number(x + _ROOT, REAL)
+    correction = _number(x + _FIRST, REAL)
+    decay = _number(x + _DECAY, REAL)
     scale = (tl.load(x + _SCALE) * tl.load(ratios + tensor)).to(REAL)
-    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             first = _load(firsts, at, size, TAIL)
             direction = _direction(
@@ -375,17 +398,15 @@ def lion(
 ):
     """Step as `lion._single_tensor_lion`."""
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
+    params, grads, firsts, _, _ = _pointers(lies_at, grad_addresses + tensor, begin, REAL, ALIGNED)
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
-    scale = tl.load(x + _SCALE).to(REAL)
-    keep = tl.load(x + _KEEP).to(REAL)
-    in_blocks = size // BLOCK * BLOCK
+    scale = _number(x + _SCALE, REAL)
+    keep = _number(x + _KEEP, REAL)
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
             first = _load(firsts, at, size, TAIL)
@@ -408,23 +429,20 @@ def schedule_free(
 ):
     """Step as `schedule_free._single_tensor_schedule_free`."""
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    zs = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
+    params, grads, zs, seconds, _ = _pointers(
+        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    )
     beta2, rest2 = _decay(x + _BETA2, REAL)
-    root = tl.load(x + _ROOT).to(REAL)
-    eps = tl.load(x + _EPS).to(REAL)
-    scale = tl.load(x + _SCALE).to(REAL)
-    decay = tl.load(x + _DECAY).to(REAL)
-    rate = tl.load(x + _RATE).to(REAL)
-    mix = tl.load(x + _MIX)
-    rest = (1 - mix).to(REAL)
-    mix = mix.to(REAL)
-    in_blocks = size // BLOCK * BLOCK
+    root = _number(x + _ROOT, REAL)
+    eps = _number(x + _EPS, REAL)
+    scale = _number(x + _SCALE, REAL)
+    decay = _number(x + _DECAY, REAL)
+    rate = _number(x + _RATE, REAL)
+    mix, rest = _decay(x + _MIX, REAL)
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
             z = _load(zs, at, size, TAIL)
@@ -449,24 +467,22 @@ def ademamix(
 ):
     """Step as `ademamix._single_tensor_ademamix`."""
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    slows = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
+    params, grads, firsts, slows, seconds = _pointers(
+        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
     beta3, rest3 = _decay(x + _BETA3, REAL)
-    scale = tl.load(x + _SCALE).to(REAL)
-    keep = tl.load(x + _KEEP).to(REAL)
-    root = tl.load(x + _ROOT).to(REAL)
-    eps = tl.load(x + _EPS).to(REAL)
-    correction = tl.load(x + _FIRST).to(REAL)
-    alpha = tl.load(x + _ALPHA).to(REAL)
-    in_blocks = size // BLOCK * BLOCK
+    scale = _number(x + _SCALE, REAL)
+    keep = _number(x + _KEEP, REAL)
+    root = _number(x + _ROOT, REAL)
+    eps = _number(x + _EPS, REAL)
+    correction = _number(x + _FIRST, REAL)
+    alpha = _number(x + _ALPHA, REAL)
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
             first = _lerp(_load(firsts, at, size, TAIL), g, beta1, rest1)
@@ -495,17 +511,16 @@ def mars_norm(
 ):
     """Compute the squares of the corrected gradients of `mars._single_tensor_mars`."""
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    lasts = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
+    _, grads, _, _, lasts = _pointers(lies_at, grad_addresses + tensor, begin, REAL, ALIGNED)
     strength = tl.load(x + _STRENGTH)
     rest = (1 + strength).to(REAL)
     strength = strength.to(REAL)
     size = tl.where(tl.load(x + _ADAPT) != 0, size, 0)
     squares = tl.full((BLOCK,), 0.0, tl.float64)
-    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             g = _load(grads, at, size, TAIL)
             c = _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
             squares += c.to(tl.float64) * c.to(tl.float64)
@@ -530,26 +545,24 @@ def mars_update(
 ):
     """Step as `mars._single_tensor_mars`, once the norms are known."""
     tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
-    firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
-    seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
-    lasts = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
+    params, grads, firsts, seconds, lasts = _pointers(
+        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
-    scale = tl.load(x + _SCALE).to(REAL)
-    keep = tl.load(x + _KEEP).to(REAL)
-    root = tl.load(x + _ROOT).to(REAL)
-    eps = tl.load(x + _EPS).to(REAL)
+    scale = _number(x + _SCALE, REAL)
+    keep = _number(x + _KEEP, REAL)
+    root = _number(x + _ROOT, REAL)
+    eps = _number(x + _EPS, REAL)
     strength = tl.load(x + _STRENGTH)
     rest = (1 + strength).to(REAL)
     strength = strength.to(REAL)
     ratio = tl.load(ratios + tensor).to(REAL)
     adapt = tl.load(x + _ADAPT) != 0
-    in_blocks = size // BLOCK * BLOCK
     for TAIL in tl.static_range(2):
-        for start in range(in_blocks * TAIL, in_blocks + (size - in_blocks) * TAIL, BLOCK):
-            at = start + tl.arange(0, BLOCK)
+        start, stop = _part(size, TAIL, BLOCK)
+        for block in range(start, stop, BLOCK):
+            at = block + tl.arange(0, BLOCK)
             w = _load(params, at, size, TAIL)
             g = _load(grads, at, size, TAIL)
             c = ratio * _lerp(_load(lasts, at, size, TAIL), g, -strength, rest)
