@@ -170,7 +170,13 @@ def _put_in_place(aside: Path, folder: Path) -> None:
 
 
 def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
-    """Tell whether a checkpoint on disk has the counters and callbacks of a snapshot."""
+    """Tell whether a checkpoint on disk is the state of a snapshot, by counters and callbacks.
+
+    Compared are `train` (steps, examples, tokens, metrics, sums since the last log line), the
+    states of callbacks, and the reason of a stop. Of `train` two entries are left out, which may
+    differ for the same weights: `seconds`, since a resumed run has trained for another time, and
+    `last`, since the end of a run evaluates more.
+    """
 
     def counters(state: PlainMapping) -> PlainDict:
         train = {

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, digests of code, and the identity of its configuration."""
+"""What a run ran on: versions, hardware, digests of code, and the digest of its configuration."""
 
 from __future__ import annotations
 
@@ -26,9 +26,17 @@ _PACKAGES = (
     "hydra-core",
     "omegaconf",
 )
-NOT_IDENTITY = ("run_name", "resume", "lr_from", "matters", "tracking", "checkpoint", "distributed")
+KEYS_WITHOUT_EFFECT = (
+    "run_name",
+    "resume",
+    "lr_from",
+    "matters",
+    "tracking",
+    "checkpoint",
+    "distributed",
+)
 """Groups and keys that may differ between two runs without their results differing."""
-NOT_IDENTITY_OF_TRAINING = (
+TRAINING_KEYS_WITHOUT_EFFECT = (
     "logging_steps",
     "max_seconds",
     "dataloader_num_workers",
@@ -103,18 +111,20 @@ def config_digest(values: Mapping[str, object]) -> str:
     Returns:
         16 hexadecimal digits.
     """
-    text = json.dumps(identity(values), sort_keys=True, default=str)
+    text = json.dumps(result_deciding_values(values), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def identity(values: PlainMapping) -> PlainDict:
-    """Select the result-changing values of a resolved configuration.
+def result_deciding_values(values: PlainMapping) -> PlainDict:
+    """Select the values of a resolved configuration that decide the result of the run.
 
     Args:
         values: The resolved configuration, as plain values.
     """
     result = {
-        key: value for key, value in values.items() if key not in (*NOT_IDENTITY, *_OF_BRANCHES)
+        key: value
+        for key, value in values.items()
+        if key not in (*KEYS_WITHOUT_EFFECT, *_OF_BRANCHES)
     }
     if values.get("branch_from") is not None:
         result |= {key: values.get(key) for key in _OF_BRANCHES}
@@ -122,7 +132,7 @@ def identity(values: PlainMapping) -> PlainDict:
         if trunk is not None:
             result["branch_from"] = trunk.digest  # wherever the checkpoint lies
     if isinstance(values.get("training"), Mapping):
-        result["training"] = _training_identity(values)
+        result["training"] = _result_deciding_training(values)
     training = values.get("training") or {}
     conditional = conditional_keys(
         training.get("early_stopping_patience"),
@@ -150,10 +160,12 @@ _DERIVED = (
 """They make `lr`, which counts at the top."""
 
 
-def _training_identity(values: PlainMapping) -> PlainDict:
-    """Select the result-changing keys of `training`, with the ranks if they matter."""
+def _result_deciding_training(values: PlainMapping) -> PlainDict:
+    """Select the keys of `training` that decide the result, with the ranks if they do."""
     training = values["training"]
-    result = {key: value for key, value in training.items() if key not in NOT_IDENTITY_OF_TRAINING}
+    result = {
+        key: value for key, value in training.items() if key not in TRAINING_KEYS_WITHOUT_EFFECT
+    }
     distributed = values.get("distributed") or {}
     has_ranks = distributed.get("name", "none") != "none"
     if has_ranks and training.get("global_batch_size") is None:  # each rank adds to the batch

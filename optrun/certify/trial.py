@@ -126,6 +126,10 @@ class Child:
     def kill_one(self, ranks: Sequence[int], rng: random.Random) -> str:
         """Kill the process or one of its ranks at random, then all others, and wait for their end.
 
+        If the victim is a rank, the process may first end by itself. Then `kill` ends the whole
+        process group of the process. A rank that leads a group of its own ends when it notices that
+        the process is gone.
+
         Args:
             ranks: Process ids of its ranks.
             rng: Chooses the victim.

@@ -192,9 +192,18 @@ def run_points(
 
 
 def _command(hydra: Hydra, command_line: CommandLine) -> SweepCommand:
-    """Build the command of a sweep for its workers, with the loaded plugins."""
+    """Build the command of a sweep for its workers, with the loaded plugins.
+
+    `plugins_may_change`: whether the user allowed jobs to go on with code that changed since they
+    began. `sweeps_by_itself`: whether the recipe without its overrides is a sweep, so that each job
+    must ask for a single run.
+    """
     return SweepCommand(
-        **vars(replace(command_line)),
+        argv=command_line.argv,
+        config_name=command_line.config_name,
+        names_config=command_line.names_config,
+        config_dir=command_line.config_dir,
+        overrides=command_line.overrides,
         plugins=list(plugins.LOADED.values()),
         plugins_may_change=origins.changes_allowed(),
         sweeps_by_itself=is_sweep(hydra, replace(command_line, overrides=())),

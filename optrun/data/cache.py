@@ -1,10 +1,10 @@
 """The cache of costly results of an input.
 
-`cached` keeps whole folders under a digest of their input. A folder is sealed with the checksums of
-its files and with their state: size, times, place on the disk. If the state differs, the files are
-read and compared; an entry that another program changed is discarded and made anew, and a note says
-so. `cached_result` keeps small results under such a digest, or as long as the file that they come
-from is unchanged. optrun cannot detect a disk that silently returns wrong bytes.
+`cached` keeps whole folders under a digest of their input. `seal.json` in the folder holds the
+checksums of its files and their state: size, times, place on the disk. If the state differs, the
+files are read and compared; an entry that another program changed is discarded and made anew, and a
+note says so. `cached_result` keeps small results under such a digest, or as long as the file that
+they come from is unchanged. optrun cannot detect a disk that silently returns wrong bytes.
 """
 
 from __future__ import annotations
@@ -292,27 +292,29 @@ def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = 
         return find()
     name = key
     state: list[int] = []
-    seal: dict[str, object] = {"key": key}
+    expected: dict[str, object] = {"key": key}
     if of is not None:
         of = of.resolve()
         name = digest(str(of), key)
         state = file_state(of)
-        seal = {"file": str(of), "state": state}
-    memory = cache_dir() / "known" / f"{name[:32]}.json"
+        expected = {"file": str(of), "state": state}
+    cache_file = cache_dir() / "known" / f"{name[:32]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        memory_content: dict[str, Found] = read_json(memory)
-        if memory_content == memory_content | seal:
-            return memory_content["found"]
+        content: dict[str, Found] = read_json(cache_file)
+        if content == content | expected:
+            return content["found"]
     start_time = time.time()
-    finding = find()
-    if of is None or (
-        file_state(of) == state and start_time - max(state[-2:]) / 1e9 > YOUNG_SECONDS
-    ):
-        with contextlib.suppress(
-            OSError
-        ):  # a cache that cannot be written costs time, and nothing else
-            write_whole(memory, json.dumps({**seal, "found": finding}) + "\n")
-    return finding
+    result = find()
+    is_settled = True
+    if of is not None:
+        *_, modified_ns, changed_ns = state
+        age_seconds = start_time - max(modified_ns, changed_ns) / 1e9
+        is_settled = file_state(of) == state and age_seconds > YOUNG_SECONDS
+    if is_settled:
+        # A cache that cannot be written costs time, and nothing else.
+        with contextlib.suppress(OSError):
+            write_whole(cache_file, json.dumps({**expected, "found": result}) + "\n")
+    return result
 
 
 def content_of(path: Path) -> str:
@@ -358,7 +360,7 @@ def _seal_of(folder: Path, key: str, files: Mapping[str, str]) -> str:
 
 
 def file_state(path: Path) -> list[int]:
-    """Return device, inode, size and both times of a file.
+    """Return device, inode, size, and the times of modification and change in nanoseconds.
 
     No program can set back the time of change.
     """

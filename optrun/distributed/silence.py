@@ -62,8 +62,11 @@ def find_hung(
 
 
 def kill(heartbeat: Heartbeat) -> None:
-    """End a hanging rank, with its workers if it leads a process group."""
-    if not heartbeat.pid:  # not begun; and 0 would mean this process's own group
+    """End a hanging rank by SIGKILL, with its workers if it leads a process group.
+
+    Does nothing if the rank has no pid yet, is gone, or belongs to another user.
+    """
+    if not heartbeat.pid:  # 0 would mean the group of this process
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if os.getpgid(heartbeat.pid) == heartbeat.pid:
@@ -73,7 +76,7 @@ def kill(heartbeat: Heartbeat) -> None:
 
 
 def is_alive(heartbeat: Heartbeat) -> bool:
-    """Tell whether a rank of this machine still runs."""
+    """Tell whether a rank of this machine still runs; False for one that has no pid yet."""
     return process_state(heartbeat.pid) not in ("", "Z", "X")
 
 

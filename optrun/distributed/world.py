@@ -123,13 +123,16 @@ class World:
     def from_main(self, act: Callable[[], T]) -> T:
         """Call a function on rank 0 alone, and return its result on every rank.
 
+        The other ranks wait until rank 0 has finished.
+
         Args:
-            act: Sends nothing between ranks.
+            act: Sends nothing between ranks. Its result is pickled on the way.
 
         Raises:
             OptrunError: On every rank, if the function raises one on rank 0.
         """
-        return cast("T", self.broadcast(self.agree(lambda: act() if self.is_main else None)))
+        result = self.agree(lambda: act() if self.is_main else None)
+        return cast("T", self.broadcast(result))
 
     def settle(self, key: str, value: object, judge: Callable[[list[Any]], T]) -> T:  # noqa: ARG002
         """Call `judge` with the values of all ranks, on every rank; `key` is unused.

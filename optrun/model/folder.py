@@ -104,7 +104,14 @@ def _no_weights(folder: Path) -> str | None:
 
 
 def weight_files(folder: Path) -> Iterable[Path]:
-    """List the weight files of a folder and of its index."""
+    """List the weight files of a folder, and those that its index names, each once.
+
+    Safetensors only; files that an index names may be missing. A malformed index is skipped, since
+    transformers says what is wrong with it.
+
+    Raises:
+        ConfigError: An index cannot be read.
+    """
     files = dict.fromkeys(sorted(folder.glob("*.safetensors")))
     for index in folder.glob("*.safetensors.index.json"):
         try:
@@ -112,13 +119,17 @@ def weight_files(folder: Path) -> Iterable[Path]:
         except UnreadableFileError as error:
             raise ConfigError(str(error)) from error
         except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # transformers says what is wrong with it
+            continue
         files.update(dict.fromkeys(folder / str(name) for name in sorted(set(indexed))))
     return files
 
 
 def _broken(path: Path) -> str | None:
-    """Describe the damage of a safetensors file; None if it is intact."""
+    """Describe the damage of a safetensors file; None if it is intact.
+
+    Only its header and its length are read, not its tensors. A pointer of Git LFS and a missing
+    file are damage, too.
+    """
     if not path.is_file():
         return f"its index names {path.name}, which is not there."
     with open_file(path, follow=True) as file:

@@ -83,7 +83,7 @@ def _twin(
         stand_in: Makes the tensor that replaces a parameter.
 
     Returns:
-        The copy, and its parameter for each parameter.
+        The copy; and the parameter of the copy by the one that it replaces.
     """
     params: dict[Tensor, Tensor] = {}
     twin: Optimizer = object.__new__(type(optimizer))
@@ -93,11 +93,13 @@ def _twin(
         for param in group["params"]:
             params[param] = Parameter(stand_in(param))
             memo[id(param)] = params[param]
+    # Schedulers of torch patch `step` on the instance, and hooks are functions of others: the copy
+    # has neither.
     attributes = {
         key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"
     }
     vars(twin).update(copy.deepcopy(attributes, memo))
-    # This also makes hooks.
+    # torch's `__setstate__` makes the dicts of hooks, empty, and patches `step` of the class.
     twin.__setstate__({"state": state, "param_groups": twin.param_groups})
     return twin, params
 

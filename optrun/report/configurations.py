@@ -13,8 +13,8 @@ import numpy as np
 from optrun.artifacts.objective import loss_beside, stand_in
 from optrun.artifacts.provenance import (
     DISTRIBUTED_DTYPES,
-    NOT_IDENTITY,
-    NOT_IDENTITY_OF_TRAINING,
+    KEYS_WITHOUT_EFFECT,
+    TRAINING_KEYS_WITHOUT_EFFECT,
     conditional_keys,
 )
 from optrun.base.errors import ConfigError, did_you_mean
@@ -26,8 +26,8 @@ from optrun.report.statistics import Comparison
 _BESIDE_THE_POINT = {
     "seed",
     "hydra",
-    *NOT_IDENTITY,
-    *(f"training.{key}" for key in NOT_IDENTITY_OF_TRAINING),
+    *KEYS_WITHOUT_EFFECT,
+    *(f"training.{key}" for key in TRAINING_KEYS_WITHOUT_EFFECT),
 }
 """Keys and groups that say where and how a run is written, not what it computes."""
 

@@ -62,7 +62,7 @@ class Scheduler(LRScheduler):
         self.name = name
         self.plateau = plateau
         self._curve = curve
-        self._warn_without_metric_at = warn_without_metric_at
+        self._metric_due_step = warn_without_metric_at
         self._group_count = 0
         self._join_new_groups()
         super().__init__(optimizer)
@@ -95,14 +95,16 @@ class Scheduler(LRScheduler):
         """Set the lr for the next step, after one optimizer step was made.
 
         Args:
-            metric: The watched metric, if it was evaluated at this step, see `observe`.
+            metric: The watched metric, if it was evaluated at this step, see `observe`. None:
+                nothing is observed; a schedule that watches a metric warns once when none has come
+                by its expected step.
 
         Raises:
             ValueError: A metric for a schedule that watches none.
         """
         if metric is not None:
             self._observe_metric(metric)
-        elif self.last_epoch + 1 == self._warn_without_metric_at:
+        elif self.last_epoch + 1 == self._metric_due_step:
             self._warn_without_metric()
         self._step_count += 1
         self._update_lr()

@@ -12,7 +12,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState
 
 from optrun.artifacts.objective import stand_in
-from optrun.artifacts.provenance import identity
+from optrun.artifacts.provenance import result_deciding_values
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, flat
 from optrun.config import saved, store
@@ -158,7 +158,8 @@ class ContenderStudy:
             for key, distribution in self.space.items()
         }
         low_values, high_values = (
-            flat(identity(values)) for values in (self.example.values, self._job(high).values)
+            flat(result_deciding_values(values))
+            for values in (self.example.values, self._job(high).values)
         )
         searched = {key.lstrip("+") for key in self.space}
         common = {

@@ -39,7 +39,7 @@ class CausalLm(LanguageModel):
     predictor = "optrun.runner.predictors:TextGeneration"
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Set `separator`, the end-of-text token, `padding`, and `prompt`, from which it samples.
+        """Set `document_end_id`, `padding`, and `prompt`, the start of sampled texts.
 
         The prompt is `task.prompt`, else that of the data, if they have one.
 
@@ -47,15 +47,15 @@ class CausalLm(LanguageModel):
             ConfigError: The tokenizer has neither an end-of-text nor a separator token.
         """
         if tokenizer.eos_token_id is not None:
-            separator = tokenizer.eos_token_id
+            end_id = tokenizer.eos_token_id
         else:
-            separator = tokenizer.sep_token_id
-        if separator is None:
+            end_id = tokenizer.sep_token_id
+        if end_id is None:
             raise ConfigError(
                 "task=causal_lm: the tokenizer has no end-of-text token to put between documents."
             )
-        self.separator = separator
-        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else separator
+        self.document_end_id = end_id
+        self.padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end_id
         self.prompt = self.config.prompt if self.config.prompt is not None else source.prompt
 
     def read(
@@ -68,7 +68,14 @@ class CausalLm(LanguageModel):
     ) -> ExampleSource:
         """Read examples as `LanguageModel.read`; blocks of token files are examples as they are.
 
-        A warning says if `task.document_masking` finds no end of a document in sampled blocks.
+        A note warns if `task.document_masking` finds no end of a document in sampled blocks.
+
+        Args:
+            source: Its notes and settings count for rows of text only.
+            split: The split to read.
+            tokenizer: Encodes texts; ids of token files must be below its highest id plus 1.
+            limit: Most examples to keep; None: all.
+            seed: Decides which examples are kept. None: the same ones for every seed of a run.
 
         Raises:
             ConfigError: As `LanguageModel.read`; or a token file has ids beyond the tokenizer's.
@@ -79,12 +86,12 @@ class CausalLm(LanguageModel):
         rows.expect_ids_below(1 + max(tokenizer.get_vocab().values()), split.key)
         sampled = range(0, len(rows), max(1, len(rows) // _SAMPLED_BLOCKS))
         if self.config.document_masking and not any(
-            self.separator in rows[index]["input_ids"] for index in sampled
+            self.document_end_id in rows[index]["input_ids"] for index in sampled
         ):
             self.notes.append(
                 f"warning: {split.key}: task.document_masking finds no documents to keep apart:"
-                f" none of {len(sampled):,} blocks holds the id {self.separator}, which ends one"
-                " by the tokenizer"
+                f" none of {len(sampled):,} blocks holds the id {self.document_end_id}, which ends"
+                " one by the tokenizer"
             )
         return limited(rows, limit, seed=seed)
 
@@ -108,7 +115,7 @@ class CausalLm(LanguageModel):
         ids = pad(rows, self.padding)
         labels = pad(rows, IGNORED)
         begins = torch.zeros_like(ids, dtype=torch.bool)
-        begins[:, 1:] = ids[:, :-1] == self.separator
+        begins[:, 1:] = ids[:, :-1] == self.document_end_id
         for number, row in enumerate(rows):
             begins[number, len(row) :] = True
         labels[begins] = IGNORED

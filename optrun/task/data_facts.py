@@ -240,7 +240,11 @@ def _cached_unknown_share(
 
 
 def _unknown_share(ids: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Compute the share of the unknown token in the sampled ids that are not special; 0 of none."""
+    """Compute the share of the unknown token among the ordinary ids, in a sample of the ids.
+
+    Special tokens other than the unknown one are not counted. 0 if no ordinary id is in the sample,
+    or if the tokenizer has no unknown token: `unk_token_id` may be None, which equals no id.
+    """
     unknown = tokenizer.unk_token_id
     sample = ids[:: max(1, len(ids) // _SAMPLED_TOKENS)]
     special = np.array(sorted({*tokenizer.all_special_ids} - {unknown}), dtype=ids.dtype)

@@ -36,7 +36,7 @@ class LanguageModel(Task):
     """A task on texts: joined and cut into blocks (`task.packing`), or one text an example."""
 
     columns = ("text_column",)
-    separator: int | None = None
+    document_end_id: int | None = None
     """Id behind each document, with the ids that the tokenizer puts before a text; None: the
     tokenizer adds its special tokens around each document."""
 
@@ -61,8 +61,8 @@ class LanguageModel(Task):
         packing = self.config.packing
         encoder, key = self._encoder(tokenizer)
         if isinstance(split.rows, StreamRows):
-            if self.separator is not None:
-                filler = self.separator
+            if self.document_end_id is not None:
+                filler = self.document_end_id
             else:
                 filler = int(tokenizer.pad_token_id or 0)
             return self._streamed(split.rows.select_columns([column]), column, encoder, key, filler)
@@ -84,7 +84,9 @@ class LanguageModel(Task):
         if packing and len(encoded):
             examples = packed(encoded, length, keep_rest=split is not source.train)
         else:
-            least = 2 if self.separator is not None else 1 + tokenizer.num_special_tokens_to_add()
+            least = (
+                2 if self.document_end_id is not None else 1 + tokenizer.num_special_tokens_to_add()
+            )
             long = np.flatnonzero(encoded.lengths >= least)
             short = len(encoded) - len(long)
             if short:
@@ -106,12 +108,12 @@ class LanguageModel(Task):
         Begin and end tokens that a text has already are not doubled. A truncated text has no end
         token: it is not the end.
         """
-        separator = self.separator
+        end_id = self.document_end_id
         longest = None if self.config.packing else self.max_length
-        special = separator is None  # the tokenizer itself puts ids around a text
+        special = end_id is None  # the tokenizer itself puts ids around a text
         before, after = ids_around_text(tokenizer)
-        if separator is not None:
-            after = [separator]
+        if end_id is not None:
+            after = [end_id]
         start, end = ([], []) if special else (before, after)
         begin = begin_of_text(tokenizer)
         last = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
@@ -136,7 +138,7 @@ class LanguageModel(Task):
             str(special),
             str(longest),
             str(start),
-            str(separator),
+            str(end_id),
         )
         return encode_texts, key
 

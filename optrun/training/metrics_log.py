@@ -60,7 +60,10 @@ class MetricsLogger(Callback):
             self.refused(self.path, "the line is kept and written later", error)
 
     def _write_waiting(self) -> OSError | None:
-        """Write the waiting records in order; return the error that stopped it, or None."""
+        """Write the waiting records in order; return the error that stopped it, or None.
+
+        Returned and not raised, since each caller handles it when it has released the lock.
+        """
         try:
             if self._writer is None:
                 self._writer = MetricsWriter(self.path)
@@ -90,6 +93,7 @@ class MetricsLogger(Callback):
             writer = self._writer
         if error is not None:
             raise error
+        # Outside of the lock: a slow fsync must not stop training at its next line.
         if writer is not None:
             writer.sync()
 

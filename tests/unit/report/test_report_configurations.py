@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from optrun.artifacts.provenance import NOT_IDENTITY_OF_TRAINING
+from optrun.artifacts.provenance import TRAINING_KEYS_WITHOUT_EFFECT
 from optrun.report.configurations import differing_keys, drop_implied_keys
 from optrun.report.findings import Findings, analyse_runs
 from optrun.report.runs import Run, flatten, load_runs, read_config
@@ -44,7 +44,7 @@ def test_seed_paths_and_tracking_never_separate_runs(tmp_path: Path, make_run: M
             "checkpoint.keep_last": number,
             "training.logging_steps": 1 + number,
         }
-        config |= {f"training.{key}": number for key in NOT_IDENTITY_OF_TRAINING}
+        config |= {f"training.{key}": number for key in TRAINING_KEYS_WITHOUT_EFFECT}
         make_run(tmp_path / str(number), seed=number, max_steps=20, config=config)
     findings = _find(tmp_path)
     assert findings.keys == []

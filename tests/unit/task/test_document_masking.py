@@ -127,7 +127,7 @@ def test_a_batch_of_blocks_and_a_rest(make_source: Make, make_task: Make) -> Non
     for ids, places, labels in zip(
         batch["input_ids"], batch["position_ids"], batch["labels"], strict=True
     ):
-        begins = [0, *((ids[:-1] == task.separator).nonzero().flatten() + 1).tolist()]
+        begins = [0, *((ids[:-1] == task.document_end_id).nonzero().flatten() + 1).tolist()]
         assert set(begins) <= set((places == 0).nonzero().flatten().tolist())
         assert (labels[torch.tensor(begins[1:], dtype=torch.long)] == IGNORED).all()
 
