@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
 from typing import Any
@@ -317,26 +317,60 @@ def _sources(
         saved_groups: Groups of a state dict.
 
     Raises:
-        ValueError: Names, or without names the sizes of groups, differ.
+        ValueError: Canonical names, or without names the sizes of groups, differ.
     """
     saved_names = _saved_names(saved_groups)
-    names = list(chain.from_iterable(current_names))
     is_unnamed = any(
         group["params"] and "param_names" not in group for group in optimizer.param_groups
     )
     if saved_names is None or is_unnamed:
         _refuse_other_sizes(current_names, saved_groups)
         saved_names = current_names
-    saved_name_of = {name: name for name in names}
-    if set(chain.from_iterable(saved_names)) != set(names):
-        saved_names = [list(map(canonical, group_names)) for group_names in saved_names]
-        saved_name_of = {name: canonical(name) for name in names}
-        refuse_difference(list(chain.from_iterable(saved_names)), list(saved_name_of.values()))
-    source_of: dict[str, tuple[int, Any]] = {}
+    sources: dict[str, tuple[int, Any]] = {}
     for index, group in enumerate(saved_groups):
         for name, key in zip(saved_names[index], group["params"], strict=True):
-            source_of[name] = (index, key)
-    return {name: source_of[saved_name_of[name]] for name in names}
+            sources[name] = (index, key)
+    names = list(chain.from_iterable(current_names))
+    if sources.keys() == set(names):
+        return sources
+    return _match_by_canonical_name(sources, names)
+
+
+def _match_by_canonical_name(
+    sources: Mapping[str, tuple[int, Any]], names: Sequence[str]
+) -> dict[str, tuple[int, Any]]:
+    """Map each name to the source whose saved name is the same without prefixes of wrappers.
+
+    Args:
+        sources: Index of the saved group and key in the saved state, by saved name.
+        names: Names of the optimizer's parameters.
+
+    Raises:
+        ValueError: Two names of one side are equal without prefixes, so that it is not known which
+            state belongs to which; or a name has no counterpart.
+    """
+    canonical_sources = {canonical(name): source for name, source in sources.items()}
+    canonical_names = {name: canonical(name) for name in names}
+    for side in (sources, names):
+        _refuse_equal_names(side)
+    refuse_difference(list(canonical_sources), list(canonical_names.values()))
+    return {name: canonical_sources[bare_name] for name, bare_name in canonical_names.items()}
+
+
+def _refuse_equal_names(names: Iterable[str]) -> None:
+    """Refuse names of two parameters that differ in prefixes of wrappers alone.
+
+    Raises:
+        ValueError: Naming both.
+    """
+    first_names: dict[str, str] = {}
+    for name in names:
+        first = first_names.setdefault(canonical(name), name)
+        if first != name:
+            raise ValueError(
+                f"parameters {first!r} and {name!r} differ in the prefixes of wrappers alone, so no"
+                " saved state can be matched to them. Give both sides the same names."
+            )
 
 
 def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:

@@ -264,6 +264,17 @@ def test_wrappers_leave_names_alone() -> None:
     )
 
 
+def test_names_that_wrappers_alone_tell_apart_are_refused() -> None:
+    params = toy()
+    both = {"gain": params["gain"], "module.gain": torch.nn.Parameter(torch.ones(5))}
+    optimizer = Lamb(both.items())
+    same = Lamb(both.items())
+    same.load_state_dict(optimizer.state_dict())
+    wrapped = Lamb((f"_orig_mod.{name}", param) for name, param in both.items())
+    with pytest.raises(ValueError, match=r"'gain' and 'module\.gain' differ in the prefixes"):
+        wrapped.load_state_dict(optimizer.state_dict())
+
+
 def test_unnamed_parameters_load_by_position() -> None:
     params = toy()
     one, two = Lamb(params.values()), Lamb(toy().values())
