@@ -124,7 +124,7 @@ def build_param_groups(
     layer_of: Mapping[str, Layer] = {}
     scales: Mapping[str, float] = {}
     if isinstance(config, LayerwiseConfig):
-        layer_of = _find_layers(config, layers, started_groups)
+        layer_of = _map_to_layers(config, layers, started_groups)
         scales = {name: lr_scale_of(layer, config.decay_rate) for name, layer in layer_of.items()}
     sentences += _note_kept_layers(layer_of)
     roles |= dict.fromkeys(layers.heads(), HEAD)
@@ -255,13 +255,14 @@ def _no_parameters(got: object) -> str:
     )
 
 
-def _find_layers(
+def _map_to_layers(
     config: LayerwiseConfig, layers: Layers, started_groups: Mapping[str, PlainMapping]
 ) -> dict[str, Layer]:
-    """Find the layer of every parameter for `layerwise`.
+    """Map every parameter to its layer for `layerwise`.
 
-    By `name_dict` if there is one, else by the model; then a parameter of `started_groups` keeps
-    the layer that it had.
+    With `name_dict`, it decides alone, and `started_groups` is ignored. Without it the model
+    decides, and then a parameter in `started_groups` keeps the layer that it had at the start of
+    the run.
     """
     if config.name_dict is not None:
         return layers_from_name_dict(layers.params, config.name_dict, n_layers=config.n_layers)

@@ -191,27 +191,39 @@ class Layers:
         spans = []
         for tower in self.towers:
             names = [name for name in self.uses if tower.stack.block_of(name) is not None]
-            first_uses = [self.uses[name][0] for name in names if not tower.stack.on_edge(name)]
+            first_uses = [self.uses[name][0] for name in names if not tower.stack.in_stem(name)]
             if first_uses:
                 spans.append((tower, min(first_uses), max(first_uses)))
         layers = {}
         for name, (first, last) in self.uses.items():
             if any(tower.stack.block_of(name) is not None for tower in self.towers):
                 continue
-            near = self._towers_near(name)
-            spans_near = [(begin, end) for tower, begin, end in spans if tower in near]
-            if not spans_near:
+            towers = self._nearest_towers(name)
+            spans_of_towers = [(begin, end) for tower, begin, end in spans if tower in towers]
+            if not spans_of_towers:
                 continue
-            begin = min(begin for begin, _ in spans_near)
-            end = max(end for _, end in spans_near)
+            begin = min(begin for begin, _ in spans_of_towers)
+            end = max(end for _, end in spans_of_towers)
             if first < begin and (last <= end or self.roles[name] == EMBEDDING):
-                layers[name] = replace(_embedding_layer(near), why="used before the blocks")
+                layers[name] = replace(_embedding_layer(towers), why="used before the blocks")
             elif first > end:
-                layers[name] = replace(_head_layer(near), why="used after the blocks")
+                layers[name] = replace(_head_layer(towers), why="used after the blocks")
         return layers
 
     def _layer_by_name(self, name: str) -> Layer:
-        """Find the layer of a parameter by its name, its modules and their registration."""
+        """Find the layer of a parameter by its name, its modules and their registration.
+
+        The first rule that applies decides:
+
+        1. A parameter in a block belongs to that block, unless it is an embedding in the stem of
+           block 0, which belongs to the embeddings.
+        2. One of the output layer that the model names itself belongs to the head.
+        3. One of the input embeddings that the model names itself belongs to the embeddings.
+        4. Any other is beside the blocks; `_is_below_blocks` says on which side.
+
+        Its tower is the one around it. Rules 2 and 3 take all towers if there is none, rule 4 those
+        in its closest ancestor.
+        """
         path = name.rpartition(".")[0]
         for tower in self.towers:
             stack = tower.stack
@@ -219,7 +231,9 @@ class Layers:
             if block is None:
                 continue
             parent = stack.path.rpartition(".")[0]
-            if block == 0 and stack.on_edge(path) and self._embeds(path, below=parent):
+            # SegFormer has a patch embedding for each stage, beside its list of blocks: the first
+            # embeds the image, the others belong to the first block of their stage.
+            if block == 0 and stack.in_stem(path) and self._embeds(path, below=parent):
                 return _embedding_layer([tower])
             return layer_at(block + 1, stack.depth, f"{stack.path} {block}", tower.name)
         tower_around = self._tower_around(path)
@@ -227,10 +241,10 @@ class Layers:
             return _head_layer(tower_around or self.towers)
         if id(self.params[name]) in self.input_ids:
             return _embedding_layer(tower_around or self.towers)
-        near = self._towers_near(path)
+        towers = self._nearest_towers(path)
         if self._is_below_blocks(name, tower_around):
-            return _embedding_layer(near)
-        return _head_layer(near)
+            return _embedding_layer(towers)
+        return _head_layer(towers)
 
     def _is_below_blocks(self, name: str, tower_around: list[_Tower]) -> bool:
         """Tell whether a parameter beside the blocks belongs to the embeddings, else to the head.
@@ -287,7 +301,7 @@ class Layers:
         """List the tower around a module: one, or none."""
         return [tower for tower in self.towers if is_inside(path, tower.root)][:1]
 
-    def _towers_near(self, path: str) -> list[_Tower]:
+    def _nearest_towers(self, path: str) -> list[_Tower]:
         """List the tower around a module, else all towers in its closest ancestor with any."""
         tower_around = self._tower_around(path)
         if tower_around:

@@ -36,7 +36,7 @@ class Stack:
         depth: Number of blocks.
         blocks: Dotted name of a module -> block number from 0. A parameter belongs to the block of
             its innermost module in it.
-        edges: Dotted names of modules of a stage before its first block, such as a patch embedding.
+        stems: Dotted names of modules of a stage before its first block, such as a patch embedding.
             They count with that block.
         numel: Elements of its parameters.
     """
@@ -44,7 +44,7 @@ class Stack:
     path: str
     depth: int
     blocks: dict[str, int]
-    edges: set[str] = field(default_factory=set)
+    stems: set[str] = field(default_factory=set)
     numel: int = 0
 
     def block_of(self, path: str) -> int | None:
@@ -54,9 +54,9 @@ class Stack:
                 return self.blocks[ancestor]
         return None
 
-    def on_edge(self, path: str) -> bool:
-        """Tell whether a parameter or module is in one of the `edges`."""
-        return any(is_inside(path, edge) for edge in self.edges)
+    def in_stem(self, path: str) -> bool:
+        """Tell whether a parameter or module is in one of the `stems`."""
+        return any(is_inside(path, stem) for stem in self.stems)
 
 
 def stacks_of(model: nn.Module) -> list[Stack]:
@@ -119,7 +119,7 @@ def _kind(node: Node) -> str:
 def _number_blocks(node: Node) -> Stack:
     """Make the stack of a list of modules, with the blocks numbered through all stages.
 
-    Modules of a stage before its blocks count with its first block, as `edges`; modules behind them
+    Modules of a stage before its blocks count with its first block, as `stems`; modules behind them
     with its last.
     """
     stages = _stages(node)
@@ -143,7 +143,7 @@ def _number_blocks(node: Node) -> Stack:
             if child is inner:
                 break
             out.blocks[child.path] = first
-            out.edges.add(child.path)
+            out.stems.add(child.path)
     return out
 
 
@@ -191,14 +191,14 @@ def _inner_list(stage: Node) -> Node | None:
 def _merge_siblings(lists: list[tuple[Stack, Node]]) -> list[Stack]:
     """Join stacks of equal depth with the same parent, such as attentions and feed-forwards.
 
-    Block i of the joined stack has element i of each. Only stacks without edges, of two blocks or
+    Block i of the joined stack has element i of each. Only stacks without stems, of two blocks or
     more; the first of them is changed.
     """
     out: list[Stack] = []
     parents: list[Node] = []
     for stack, parent in lists:
         for earlier, earlier_parent in zip(out, parents, strict=True):
-            can_join = not stack.edges and not earlier.edges and stack.depth > 1
+            can_join = not stack.stems and not earlier.stems and stack.depth > 1
             if earlier_parent is parent and earlier.depth == stack.depth and can_join:
                 earlier.blocks |= stack.blocks
                 earlier.numel += stack.numel
@@ -213,7 +213,7 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
     """Add the elements of lists beside a stack, one for each block or stage, to its blocks.
 
     Such lists, of the norms or patch embeddings of each layer for instance, are no stacks
-    themselves. Those registered before the stack are its edges. Changes `stack`.
+    themselves. Those registered before the stack are its stems. Changes `stack`.
 
     Args:
         root: The tree.
@@ -240,14 +240,14 @@ def _take_companions(root: Node, stack: Stack, lists: set[str]) -> None:
             if numbers:
                 stack.blocks[f"{child.path}.{number}"] = min(numbers) if before else max(numbers)
                 if before:
-                    stack.edges.add(f"{child.path}.{number}")
+                    stack.stems.add(f"{child.path}.{number}")
 
 
 def _made_of_blocks(root: Node, stack: Stack, *, strict: bool) -> bool:
     """Tell whether at least half of the numbered modules are blocks, see `_is_block`."""
     per_block: dict[int, list[Node]] = {}
     for path, block in stack.blocks.items():
-        if path not in stack.edges:
+        if path not in stack.stems:
             per_block.setdefault(block, []).append(root.at(path))
     block_count = sum(_is_block(nodes, strict=strict) for nodes in per_block.values())
     return 2 * block_count >= len(per_block)
