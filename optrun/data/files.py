@@ -93,10 +93,13 @@ def _refuse_unused_options(
         value = getattr(options, name)
         formats = [row.name for row in FORMATS.values() if name in row.options]
         if value is not None and not kinds & set(formats):
+            remedy = "Leave it out."
+            if kinds == {"text"} and "csv" in formats:
+                remedy = "Leave it out, or add data.format=csv if the lines are rows of a table."
             raise ConfigError(
                 f"data.{name}={value}: has no effect on"
                 f" {' and '.join(sorted(kinds)) or 'a stream'}; it is read for"
-                f" {', '.join(formats)}. Leave it out."
+                f" {', '.join(formats)}. {remedy}"
             )
 
 

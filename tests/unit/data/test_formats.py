@@ -713,6 +713,7 @@ def test_the_keys_of_what_save_to_disk_wrote(tmp_path: Path) -> None:
     ("name", "said", "facts"),
     [
         ("a.jsonl", {"delimiter": ";"}, ["data.delimiter=;", "no effect on json", "csv, tsv"]),
+        ("a.txt", {"delimiter": "tab"}, ["no effect on text", "add data.format=csv"]),
         ("a.jsonl", {"column_names": ["a"]}, ["data.column_names", "csv, tsv"]),
         ("a.parquet", {"encoding": "cp1252"}, ["data.encoding=cp1252", "no effect on parquet"]),
         ("a.jsonl", {"delimiter": "ab"}, ["data.delimiter", "one character"]),
