@@ -373,7 +373,9 @@ def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
         matters="" if judged is None else format_metric(judged.matters),
         selected=verdict.kind == "selected",
         lost=any(
-            configuration.lost for workload in every for configuration in workload.configurations
+            configuration.diverged_seeds
+            for workload in every
+            for configuration in workload.configurations
         ),
         tuned=any(workload.tuned_keys for workload in every),
     )

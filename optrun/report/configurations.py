@@ -42,7 +42,7 @@ class Configuration:
     scores: dict[int, float] = field(default_factory=dict)
     """Seed -> outcome: the final value of the metric of a finished run, the stand-in of one that
     diverged."""
-    lost: set[int] = field(default_factory=set)
+    diverged_seeds: set[int] = field(default_factory=set)
     """Seeds whose run diverged."""
     loss: float = math.inf
     """Mean final loss of the same evaluation, which decides between configurations of equal score.
@@ -88,7 +88,7 @@ class Configuration:
     @property
     def finished(self) -> list[float]:
         """Map each seed to the score of its finished run, without stand-ins."""
-        return [score for seed, score in self.scores.items() if seed not in self.lost]
+        return [score for seed, score in self.scores.items() if seed not in self.diverged_seeds]
 
     @property
     def diverged(self) -> list[Run]:
@@ -109,20 +109,20 @@ class LrCurve:
     """By rising lr the configuration with the best mean, if one has a score."""
     diverged: tuple[float, ...]
     """Learning rates at which some run diverged."""
-    started_lrs: tuple[float, ...]
+    tried_lrs: tuple[float, ...]
     """Every learning rate, one whose runs have not come to an end among them."""
     best: Configuration | None
 
     @property
-    def tried(self) -> tuple[float, ...]:
+    def finished_lrs(self) -> tuple[float, ...]:
         """Every learning rate with an outcome: scored or diverged."""
         return tuple(sorted({*self.points, *self.diverged}))
 
     def beside(self) -> tuple[float | None, float | None]:
         """Find the tried learning rates next to the best, below and above; None at an edge."""
-        best = self.started_lrs[0] if self.best is None else self.best.lr or 0.0
-        below = [lr for lr in self.started_lrs if lr < best]
-        above = [lr for lr in self.started_lrs if lr > best]
+        best = self.tried_lrs[0] if self.best is None else self.best.lr or 0.0
+        below = [lr for lr in self.tried_lrs if lr < best]
+        above = [lr for lr in self.tried_lrs if lr > best]
         return max(below, default=None), min(above, default=None)
 
 
@@ -142,7 +142,7 @@ class Contender:
     lr_curve: LrCurve
     rank: int | None = None
     """1 is best, equal means share; None without an outcome."""
-    versus: Comparison | None = None
+    comparison: Comparison | None = None
     """Against the reference; None where nothing is compared."""
 
 
@@ -306,7 +306,7 @@ def _join_seeds(
             continue
         configuration.scores[seed] = score
         if run.diverged:
-            configuration.lost.add(seed)
+            configuration.diverged_seeds.add(seed)
     losses = [run.last(loss_beside(metric)) for run in runs]
     finite_losses = [loss for loss in losses if loss is not None]
     if finite_losses:

@@ -28,9 +28,9 @@ FOLDER = "confirm"
 """Beneath the sweep that is confirmed."""
 RECORD = "confirmation.json"
 FORMAT = 1
-MOST = 20
-"""Seeds of a plan that nobody named."""
-BLIND = 5
+MOST_SEEDS = 20
+"""Most seeds that are planned without seeds=."""
+SEEDS_WITHOUT_SPREAD = 5
 """Seeds of a plan if the sweep says nothing of the spread between seeds."""
 _OWN = ("resume=", "hydra.", "hydra/", "seed=")
 
@@ -358,23 +358,30 @@ def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
 def _choose_seeds(
     plan: ConfirmationPlan, findings: Findings, request: ConfirmationRequest, first: int
 ) -> tuple[ConfirmationPlan, str]:
-    """Add to a plan the seeds that detect the smallest difference that matters.
+    """Add to a plan as many seeds as detect the smallest difference that matters.
 
-    They are never planned for the observed difference, which was selected for being large.
-    `first` is the smallest new seed. Returns the plan and a note about it.
+    `SEEDS_WITHOUT_SPREAD` of them if the sweep shows no spread between seeds, or if no difference
+    is known to matter; `MOST_SEEDS` if more would be needed, which the note says. The observed
+    difference is never what they are planned for: it was selected for being large.
+
+    Args:
+        plan: The plan without seeds.
+        findings: Findings of the sweep.
+        request: The typed options.
+        first: The smallest new seed.
+
+    Returns:
+        The plan, and a note about it for the user.
     """
     judged = findings.judgement
     power = request.power or POWER
     difference = request.difference or (judged.matters if judged is not None else math.nan)
-    finished = []
-    for row in findings.ranked:
-        best = row.configuration
-        finished.append({seed: x for seed, x in best.scores.items() if seed not in best.lost})
-    sd, degrees = residual_sd(finished)
+    sd, degrees = residual_sd(_scores_without_stand_ins(findings))
     if not (sd > 0 and difference > 0):
-        seeds = list(range(first, first + BLIND))
+        count = SEEDS_WITHOUT_SPREAD
+        seeds = list(range(first, first + count))
         plan = replace(plan, seeds=seeds, power=power, difference=request.difference)
-        return plan, f"{BLIND} fresh seeds: the sweep says nothing of the spread between seeds"
+        return plan, f"{count} fresh seeds: the sweep says nothing of the spread between seeds"
     needed = seeds_for(
         difference,
         sd=sd,
@@ -382,10 +389,9 @@ def _choose_seeds(
         contenders=len(findings.ranked),
         baseline=findings.baseline is not None,
         power=power,
-        most=MOST,
+        most=MOST_SEEDS,
     )
-    seeds = list(range(first, first + (needed or MOST)))
-    plan = replace(plan, seeds=seeds, power=power, difference=difference, spread=sd)
+    seeds = list(range(first, first + (needed or MOST_SEEDS)))
     chance = Fraction(power).limit_denominator(100)
     cases = (
         f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g}"
@@ -394,10 +400,19 @@ def _choose_seeds(
     result = f"is {cases}"
     if not needed:
         result = f"takes more to be {cases}; difference= or seeds= plan others"
-    return (
-        plan,
-        f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {plan.metric} {result}",
-    )
+    plan = replace(plan, seeds=seeds, power=power, difference=difference, spread=sd)
+    note = f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {plan.metric} {result}"
+    return plan, note
+
+
+def _scores_without_stand_ins(findings: Findings) -> list[dict[int, float]]:
+    """Map each seed to its score, for each ranked contender, without the seeds that diverged."""
+    scores = []
+    for row in findings.ranked:
+        best = row.configuration
+        diverged = best.diverged_seeds
+        scores.append({seed: x for seed, x in best.scores.items() if seed not in diverged})
+    return scores
 
 
 def refuse_stale(seeds: Sequence[int], used_seeds: Collection[int]) -> None:

@@ -23,30 +23,30 @@ class Difference:
     """One contender against the reference."""
 
     series: int
-    versus: Comparison
+    comparison: Comparison
     seeds: dict[int, float]
     """Paired differences by seed."""
-    lost: Collection[int]
+    diverged_seeds: Collection[int]
     """Seeds on which the contender or the reference diverged: a bad value replaces its score."""
 
 
 def differences(
     comparisons: Mapping[str, Comparison | None],
     scores: Scores,
-    lost: Mapping[str, Collection[int]],
+    diverged_seeds: Mapping[str, Collection[int]],
 ) -> list[Difference]:
     """Subtract the scores of its reference from each contender's, seed by seed.
 
     Args:
         comparisons: Contender -> comparison, in the order of the pictures; None: it is not ranked.
         scores: Contender -> seed -> score.
-        lost: Contender -> seeds that diverged.
+        diverged_seeds: Contender -> seeds that diverged.
     """
     lines = []
-    for series, (name, versus) in enumerate(comparisons.items()):
-        if versus is None or math.isnan(versus.difference):
+    for series, (name, comparison) in enumerate(comparisons.items()):
+        if comparison is None or math.isnan(comparison.difference):
             continue
-        reference_scores = scores[versus.reference]
+        reference_scores = scores[comparison.reference]
         paired = {
             seed: score - reference_scores[seed]
             for seed, score in scores[name].items()
@@ -54,7 +54,10 @@ def differences(
         }
         lines.append(
             Difference(
-                series, versus, paired, {*lost.get(name, ()), *lost.get(versus.reference, ())}
+                series,
+                comparison,
+                paired,
+                {*diverged_seeds.get(name, ()), *diverged_seeds.get(comparison.reference, ())},
             )
         )
     return lines[:LINES]
@@ -72,7 +75,9 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
         matters: The smallest difference that counts, drawn as a band around 0; NaN: unknown.
     """
     better = "lower" if mode == "min" else "higher"
-    label = f"{metric} minus that of {short_name(lines[0].versus.reference)} ({better} is better)"
+    label = (
+        f"{metric} minus that of {short_name(lines[0].comparison.reference)} ({better} is better)"
+    )
     figure = Chart(WIDTH, 0.95 + 0.46 * len(lines))
     ax = figure.add_subplot()
     style_axes(ax, xlabel=label)
@@ -83,7 +88,7 @@ def draw_differences(lines: Sequence[Difference], metric: str, mode: str, matter
     ax.axvline(0, color=MUTED, linewidth=1.0, zorder=1)
     if math.isfinite(matters):
         ax.axvspan(-matters, matters, color=MUTED, alpha=0.13, linewidth=0, zorder=0)
-    possible = [line for line in lines if line.versus.verdict is Verdict.could_be_best]
+    possible = [line for line in lines if line.comparison.verdict is Verdict.could_be_best]
     for index, line in enumerate(lines):
         _draw_line(ax, index, line, is_sole_best=possible == [line])
     return figure
@@ -106,9 +111,9 @@ def _limits(lines: Sequence[Difference], matters: float) -> tuple[float, float]:
     """Choose the x limits: 0, all differences and intervals, but no outlier (`find_reach`)."""
     values = [0.0]
     for line in lines:
-        values += [line.versus.difference, *line.seeds.values()]
-        if not math.isnan(line.versus.low):
-            values += [line.versus.low, line.versus.high]
+        values += [line.comparison.difference, *line.seeds.values()]
+        if not math.isnan(line.comparison.low):
+            values += [line.comparison.low, line.comparison.high]
     reach = find_reach(map(abs, values), matters if math.isfinite(matters) else 0.0)
     low = max(min(values), -reach)
     high = min(max(values), reach)
@@ -123,31 +128,31 @@ def _draw_line(ax: Axes, index: int, line: Difference, *, is_sole_best: bool) ->
     that is ruled out is hollow; a seed on which a run diverged is a cross; the reference shows
     no seeds.
     """
-    versus = line.versus
-    verdict = str(versus.verdict)
+    comparison = line.comparison
+    verdict = str(comparison.verdict)
     left, right = ax.get_xlim()
     style = style_of(line.series, linewidth=0)
     is_out = verdict.startswith(("ruled out", "worse"))
-    x = min(max(versus.difference, left), right)
+    x = min(max(comparison.difference, left), right)
     look: dict[str, Any] = {"markersize": 7.5, "markeredgewidth": 1.6, "zorder": 4}
-    if x != versus.difference:
+    if x != comparison.difference:
         look["marker"] = ">" if x == right else "<"
-        _write_value(ax, x, -index, versus.difference)
+        _write_value(ax, x, -index, comparison.difference)
     elif is_out:
         look["markerfacecolor"] = PAPER
     ax.plot(x, -index, clip_on=False, **(style | look))
-    _write_above(ax, 0.0, index, short_name(versus.name))
+    _write_above(ax, 0.0, index, short_name(comparison.name))
     _write_above(ax, 1.0, index, "the best" if is_sole_best else verdict.partition(",")[0])
-    if x == versus.difference and not math.isnan(versus.low):
-        bar = [max(versus.low, left), min(versus.high, right)]
+    if x == comparison.difference and not math.isnan(comparison.low):
+        bar = [max(comparison.low, left), min(comparison.high, right)]
         alpha = 0.22 if is_out else 0.42
         ax.plot(bar, [-index] * 2, color=style["color"], linewidth=5, alpha=alpha, zorder=2)
-    if versus.name == versus.reference:
+    if comparison.name == comparison.reference:
         return
     for seed, gap in line.seeds.items():
         if left <= gap <= right:
             small = {"marker": "o", "markersize": 2.6}
-            if seed in line.lost:
+            if seed in line.diverged_seeds:
                 small = {"marker": "x", "markersize": 4.5}
             ax.plot(gap, -index - 0.14, **(style | small), alpha=0.8, zorder=3)
 

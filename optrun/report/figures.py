@@ -80,7 +80,7 @@ def pictures(findings: Findings) -> list[Picture]:
             caption += " Batch sizes differ, so the axis is the data seen."
         draw = partial(draw_seed_lines, lines, metric, findings.mode, axis)
         drawn.append(Picture("metric", f"{metric} during training", caption + note, draw))
-    if any(len(row.lr_curve.tried) > 1 for row in rows):
+    if any(len(row.lr_curve.finished_lrs) > 1 for row in rows):
         caption = (
             "The ring is the best mean over seeds; if it is the first or last of its line, try more"
             " rates. A cross is a diverged run, an arrowhead a value outside the picture."
@@ -108,7 +108,7 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
         metric = "mean score"
         mode = "max"
     lines = differences.differences(
-        {name: judged.comparisons.get(name) for name in order}, scores, comparison.lost
+        {name: judged.comparisons.get(name) for name in order}, scores, comparison.diverged_seeds
     )
     if len(lines) < 2:
         return []

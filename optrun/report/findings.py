@@ -200,7 +200,9 @@ def _rank(contenders: Sequence[Contender], judgement: Judgement, mode: str) -> l
     for contender, cost in zip(contenders, costs, strict=True):
         better = [other_cost for other_cost in costs if other_cost < cost]
         rank = 1 + len(better) if math.isfinite(cost) else None
-        ranked.append(replace(contender, rank=rank, versus=judgement.comparisons[contender.name]))
+        ranked.append(
+            replace(contender, rank=rank, comparison=judgement.comparisons[contender.name])
+        )
     return ranked
 
 

@@ -142,7 +142,7 @@ def draw_lr_curves(rows: Sequence[Contender], findings: Findings) -> Chart:
     a contender with more than `_CROWDED` rates are not joined.
     """
     figure, ax = panel(len(rows), "peak learning rate", f"final {findings.metric}")
-    log_axis(ax, "x", [lr for row in rows for lr in row.lr_curve.tried])
+    log_axis(ax, "x", [lr for row in rows for lr in row.lr_curve.finished_lrs])
     ax.margins(x=0.05)
     bests = [(row.name, row.lr_curve.best.mean) for row in rows if row.lr_curve.best is not None]
     if bests:

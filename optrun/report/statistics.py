@@ -72,7 +72,7 @@ class Comparison:
     """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline; NaN without a
     test."""
     verdict: Verdict
-    by: str = ""
+    ruled_out_by: str = ""
     """The contender whose test rules it out."""
     seen: float = math.nan
     """The difference that would have been found in 4 of 5 cases, at the spread observed; NaN
@@ -241,14 +241,14 @@ def compare(
         reference = min(
             map(names.index, ranking), key=lambda i: (p[i] < alpha, shared[i] < MIN_SEEDS)
         )
-        by = [names[smallest[i]] if p[i] < alpha else "" for i in range(len(names))]
+        ruled_out_by = [names[smallest[i]] if p[i] < alpha else "" for i in range(len(names))]
         sides = 1
         confidence = 1 - 2 * alpha / n_tests
     else:
         reference = names.index(baseline)
         p = _adjusted_against(reference, tests, n_tests)
         shared = tests.seeds[:, reference]
-        by = [""] * len(names)
+        ruled_out_by = [""] * len(names)
         sides = 2
         confidence = 1 - alpha
     if sd is None:
@@ -280,7 +280,7 @@ def compare(
                 shared=int(shared[i]),
                 has_other=i != reference and n >= MIN_SEEDS,
             ),
-            by=by[i],
+            ruled_out_by=ruled_out_by[i],
             seen=detectable(spread, n, alpha / n_tests, sides=sides),
         )
     return Judgement(

@@ -71,7 +71,7 @@ def ranking_table(findings: Findings) -> Table:
             cells["verdict"] = name_verdict(findings, row)
         cells["seeds"] = count_seeds(row.configuration)
         if several:
-            cells[difference] = format_difference(row.versus)
+            cells[difference] = format_difference(row.comparison)
         cells["diverged"] = _count_diverged(runs)
         cells["configurations"] = _count_started(row)
         cells["wall time"] = _total([run.wall_seconds for run in runs])
@@ -372,27 +372,32 @@ def count_seeds(configuration: Configuration) -> str:
     return f"{len(configuration.scores)} of {len(configuration.runs)}"
 
 
-def format_difference(versus: Compared | None, digits: int = 4) -> str:
+def format_difference(comparison: Compared | None, digits: int = 4) -> str:
     """Format the difference to the reference with its interval and true minus signs."""
-    if versus is None or versus.name == versus.reference or math.isnan(versus.difference):
+    if (
+        comparison is None
+        or comparison.name == comparison.reference
+        or math.isnan(comparison.difference)
+    ):
         return NONE
-    difference = f"{versus.difference:+.{digits}f}"
-    if not math.isnan(versus.low):
-        difference += f" [{versus.low:+.{digits}f}, {versus.high:+.{digits}f}]"
+    difference = f"{comparison.difference:+.{digits}f}"
+    if not math.isnan(comparison.low):
+        difference += f" [{comparison.low:+.{digits}f}, {comparison.high:+.{digits}f}]"
     return difference.replace("-", "−")
 
 
 def name_verdict(findings: Findings, row: Contender) -> str:
     """Name the verdict on a contender.
 
-    The contender that rules it out is named if it is not the reference.
+    `not ranked` without a rank, a comparison or a judgement of all contenders. The contender that
+    rules it out is named if it is not the reference.
     """
-    versus = row.versus
-    if versus is None or row.rank is None or findings.judgement is None:
+    comparison = row.comparison
+    if comparison is None or row.rank is None or findings.judgement is None:
         return "not ranked"
     verdict = findings.judgement.verdict_text(row.name)
-    if versus.by not in ("", versus.reference):
-        return f"{verdict}, by {versus.by}"
+    if comparison.ruled_out_by not in ("", comparison.reference):
+        return f"{verdict}, by {comparison.ruled_out_by}"
     return verdict
 
 
@@ -406,6 +411,6 @@ _STYLES = {
 
 def row_style(row: Contender) -> str:
     """Choose the style of a contender's row, by its verdict."""
-    if row.rank is None or row.versus is None:
+    if row.rank is None or row.comparison is None:
         return "muted"
-    return _STYLES.get(row.versus.verdict, "")
+    return _STYLES.get(row.comparison.verdict, "")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from optrun.artifacts.generalisation import NOTHING_LEARNT, generalisation_of
+from optrun.artifacts.generalisation import NOTHING_LEARNT, Generalisation, generalisation_of
 from optrun.base.formatting import plural, rate
 from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
@@ -183,14 +183,14 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
 def is_chance(row: Contender, judged: Judgement | None) -> bool:
     """Tell whether the best lr of a contender is chance: it is ruled out, and learnt nothing."""
     is_out = judged is not None and row.name not in judged.possible
-    return is_out and bool(_explain_unlearnt(row))
+    return is_out and _learnt_nothing(row)
 
 
 def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, object]:
     """Collect the numbers and names for the template of the first line."""
     scores = comparison.scores
     possible = judged.possible
-    names = {name: _write_with_lost(name, comparison) for name in judged.ranking}
+    names = {name: _write_with_diverged(name, comparison) for name in judged.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
     best_mean = means[judged.ranking[0]]
     first = [name for name in names if means[name] == best_mean]
@@ -200,7 +200,7 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
     groups.pop(Verdict.baseline, None)
     baseline = ""
     if judged.has_baseline:
-        baseline = _write_with_lost(judged.reference, comparison)
+        baseline = _write_with_diverged(judged.reference, comparison)
     content: dict[str, object] = {
         "first": [names[name] for name in first],
         "mean": "",
@@ -230,15 +230,15 @@ def _content_of_differences(judged: Judgement, seeds: object) -> dict[str, objec
 
     `seeds` stands in if nobody shares a seed with the reference.
     """
-    versus = {
+    comparisons = {
         name: result
         for name, result in judged.comparisons.items()
         if name != judged.reference and result.seeds
     }
-    undecided = [versus[name] for name in judged.possible if name in versus]
-    judging = list(versus.values()) if len(judged.possible) == 1 else undecided
+    undecided = [comparisons[name] for name in judged.possible if name in comparisons]
+    judging = list(comparisons.values()) if len(judged.possible) == 1 else undecided
     widest = max((abs(result.difference) for result in undecided), default=0.0)
-    smallest_lead = min((abs(result.difference) for result in versus.values()), default=0.0)
+    smallest_lead = min((abs(result.difference) for result in comparisons.values()), default=0.0)
     detectable = [result.seen for result in undecided if not math.isnan(result.seen)]
     return {
         "judged_by": min((result.seeds for result in judging), default=seeds),
@@ -263,29 +263,29 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
     shown = []
     for row, lr in edges[:_EDGES]:
         shown.append({"name": row.name, "lr": rate(lr), "is_out": row.name not in possible})
-    clauses = [_explain_unlearnt(row) for row in findings.ranked if row.name in named]
+    rows = [row for row in findings.ranked if row.name in named and _learnt_nothing(row)]
     return {
         "edges": shown,
         "more_edges": len(edges[_EDGES:]),
         "learns_nothing": not edges and learns_nothing(findings),
-        "learnt": "; ".join(filter(None, clauses)),
+        "learnt": "; ".join(map(_explain_nothing_learnt, rows)),
     }
 
 
-def _write_with_lost(name: str, comparison: Comparison) -> str:
+def _write_with_diverged(name: str, comparison: Comparison) -> str:
     """Write a contender with its lr, and how many of its seeds diverged."""
     text = name
-    lost = 0
+    diverged = 0
     runs = 0
     for workload in comparison.workloads:
         for row in workload.rows:
             if row.name == name:
-                lost += len(row.configuration.lost)
+                diverged += len(row.configuration.diverged_seeds)
                 runs += len(row.configuration.scores)
                 if not comparison.several:
                     text = write_contender(row, workload)
-    if lost:
-        return f"{text} ({lost} of {runs} seeds diverged)"
+    if diverged:
+        return f"{text} ({diverged} of {runs} seeds diverged)"
     return text
 
 
@@ -305,7 +305,7 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
     good.
     """
     curve = row.lr_curve
-    if "lr" not in findings.tuned_keys or curve.best is None or len(curve.started_lrs) < 2:
+    if "lr" not in findings.tuned_keys or curve.best is None or len(curve.tried_lrs) < 2:
         return None
     below, above = curve.beside()
     if below and above:
@@ -322,7 +322,7 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
 
 
 def learns_nothing(findings: Findings) -> bool:
-    """Tell whether no contender that could be the best generalises in most of its runs.
+    """Tell whether every contender that could be the best learnt nothing, see `_learnt_nothing`.
 
     False without a judgement, and if no contender could be the best.
     """
@@ -330,18 +330,30 @@ def learns_nothing(findings: Findings) -> bool:
     if judged is None:
         return False
     rows = [row for row in findings.ranked if row.name in judged.possible]
-    return bool(rows) and all(_explain_unlearnt(row) for row in rows)
+    return bool(rows) and all(map(_learnt_nothing, rows))
 
 
-def _explain_unlearnt(row: Contender) -> str:
-    """Say in how many of its runs a contender learnt nothing; empty if not in most of them."""
+def _learnt_nothing(row: Contender) -> bool:
+    """Tell whether more than half of a contender's finished runs learnt nothing.
+
+    A run learnt nothing if its `Generalisation` has a verdict of `NOTHING_LEARNT`: it memorised the
+    training data, is no better on evaluation than before training or than always answering the
+    majority class, or was evaluated on what it was trained on. A run without a `Generalisation`
+    does not count as one that learnt nothing.
+    """
     finished = [run for run in row.configuration.runs if run.finished]
-    results = [generalisation_of(run.summary) for run in finished]
-    without_learning = [
-        result for result in results if result is not None and result.verdict in NOTHING_LEARNT
-    ]
-    if 2 * len(without_learning) <= len(finished):
-        return ""
-    problem = str(without_learning[0]).partition(":")[0]
-    runs = plural(len(finished), "run")
-    return f"{len(without_learning)} of {runs} of {row.name}: {problem}"
+    return 2 * len(_results_without_learning(row)) > len(finished)
+
+
+def _results_without_learning(row: Contender) -> list[Generalisation]:
+    """List the verdicts on a contender's finished runs that learnt nothing."""
+    results = [generalisation_of(run.summary) for run in row.configuration.runs if run.finished]
+    return [result for result in results if result and result.verdict in NOTHING_LEARNT]
+
+
+def _explain_nothing_learnt(row: Contender) -> str:
+    """Say how many of a contender's finished runs learnt nothing, and why the first did not."""
+    results = _results_without_learning(row)
+    problem = str(results[0]).partition(":")[0]
+    runs = plural(sum(run.finished for run in row.configuration.runs), "run")
+    return f"{len(results)} of {runs} of {row.name}: {problem}"

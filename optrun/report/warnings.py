@@ -103,16 +103,18 @@ def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Itera
 def _edges(findings: Findings) -> Iterable[Warning]:
     """Warn if a best lr lacks a tried lr nearby on either side.
 
-    Contenders whose best lr is chance are left out.
+    Nothing if the runs do not differ in lr. Left out are contenders with fewer than two tried lrs,
+    and those whose best lr is chance, see `is_chance`.
     """
     if "lr" not in findings.tuned_keys:
         return
     for row in findings.rows:
         best = row.lr_curve.best
-        if best is None or len(row.lr_curve.started_lrs) < 2:
+        if best is None or len(row.lr_curve.tried_lrs) < 2:
             continue
         if not is_chance(row, findings.judgement):
             further = next_lr(row, findings)
+            # With lr among the tuned keys every run has one; 0.0 is for the type checker.
             yield from _edges_of_curve(row.name, best.lr or 0.0, row.lr_curve, further)
 
 
@@ -130,7 +132,7 @@ def _edges_of_curve(
     for end, lr in zip(("lowest", "highest"), curve.beside(), strict=True):
         if lr is None:
             if further is not None:
-                tried = len(curve.tried)
+                tried = len(curve.finished_lrs)
                 yield _warn(
                     "edge", name=name, best=rate(best), end=end, tried=tried, try_lr=rate(further)
                 )
@@ -164,7 +166,7 @@ def _unlike(findings: Findings) -> Iterable[Warning]:
             )
         yield from _unequal("tuning", tried)
     if len(findings.rows) > 1 and "optimizer.name" in compared and "lr" not in compared:
-        single = [row.name for row in rows if len(row.lr_curve.tried) == 1]
+        single = [row.name for row in rows if len(row.lr_curve.finished_lrs) == 1]
         if single:
             yield _warn("single-lr", listed=list_names(single))
     samples = {row.name: _first(run.samples for run in row.configuration.runs) for row in rows}
@@ -187,7 +189,9 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
         return
     seeds = {row.name: _write_set(sorted(row.configuration.scores)) for row in rows}
     yield from _unequal("seeds", seeds)
-    few = [row.name for row in rows if row.versus is not None and row.versus.seeds < MIN_SEEDS]
+    few = [
+        row.name for row in rows if row.comparison is not None and row.comparison.seeds < MIN_SEEDS
+    ]
     for row in rows:
         if row.name not in few and len(row.configuration.scores) < MIN_SEEDS:
             few.append(row.name)
@@ -248,7 +252,7 @@ def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
     not_diverged = [run for run in runs if not run.diverged]
     if diverged:
         reason = diverged[0].diverged if len(diverged) == 1 else ""
-        yield _warn("diverged", diverged, reason=reason, worst=_score_of_lost(findings))
+        yield _warn("diverged", diverged, reason=reason, worst=_score_of_diverged(findings))
     failed = [run for run in not_diverged if run.status == "failed"]
     if failed:
         yield _warn("failed", failed, message=failed[0].message)
@@ -294,10 +298,10 @@ def _ended_early(run: Run) -> bool:
     return not run.diverged and bool(run.max_steps) and 0 < run.global_step < (run.max_steps or 0)
 
 
-def _score_of_lost(findings: Findings) -> str:
+def _score_of_diverged(findings: Findings) -> str:
     """Write the stand-in score of diverged runs; empty if none is ranked."""
     for configuration in findings.configurations:
-        for seed in configuration.lost:
+        for seed in configuration.diverged_seeds:
             return format_metric(configuration.scores[seed])
     return ""
 

@@ -52,7 +52,7 @@ class Comparison:
     """One is the usual case."""
     scores: dict[str, dict[int, float]]
     """Contender -> seed -> outcome: of several workloads the mean score over those that count."""
-    lost: Mapping[str, Collection[int]]
+    diverged_seeds: Mapping[str, Collection[int]]
     """Contender -> seeds that diverged on some of them."""
     judgement: Judgement | None
     """That of the one workload, or over all; None where nothing is ranked."""
@@ -61,8 +61,8 @@ class Comparison:
     def of(cls, findings: Findings) -> Comparison:
         """Build the comparison of a single workload."""
         scores = {row.name: row.configuration.scores for row in findings.rows}
-        lost = {row.name: row.configuration.lost for row in findings.rows}
-        return cls([findings], scores, lost, findings.judgement)
+        diverged_seeds = {row.name: row.configuration.diverged_seeds for row in findings.rows}
+        return cls([findings], scores, diverged_seeds, findings.judgement)
 
     @property
     def findings(self) -> Findings:
@@ -118,11 +118,11 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     workloads = [replace(workload, left_out=_why_left_out(workload)) for workload in workloads]
     counted = [workload for workload in workloads if not workload.left_out]
     scores = _mean_scores(counted)
-    lost = _lost_seeds(counted)
+    diverged_seeds = _diverged_seeds(counted)
     judgement = None
     if sum(bool(row) for row in scores.values()) > 1:
-        judgement = _judge_scores(scores, lost, question)
-    return Comparison(workloads, scores, lost, judgement)
+        judgement = _judge_scores(scores, diverged_seeds, question)
+    return Comparison(workloads, scores, diverged_seeds, judgement)
 
 
 def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> list[Findings]:
@@ -149,23 +149,23 @@ def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> li
     return workloads
 
 
-def _lost_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
+def _diverged_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
     """Collect the seeds of diverged runs over all workloads, by contender."""
-    lost: dict[str, set[int]] = {}
+    diverged_seeds: dict[str, set[int]] = {}
     for workload in workloads:
         for row in workload.ranked:
-            lost.setdefault(row.name, set()).update(row.configuration.lost)
-    return lost
+            diverged_seeds.setdefault(row.name, set()).update(row.configuration.diverged_seeds)
+    return diverged_seeds
 
 
 def _judge_scores(
-    scores: dict[str, dict[int, float]], lost: Mapping[str, set[int]], question: Question
+    scores: dict[str, dict[int, float]], diverged_seeds: Mapping[str, set[int]], question: Question
 ) -> Judgement:
     """Judge contenders by their mean scores over workloads.
 
     Args:
         scores: Contender -> seed -> score; a baseline without scores is added, in place.
-        lost: Contender -> seeds that diverged; they count in the test, and not in the spread.
+        diverged_seeds: Contender -> seeds that diverged; they count in the test, not in the spread.
         question: `baseline`, `matters` in units of the score, and `looks`.
     """
     baseline = question.get("baseline")
@@ -173,7 +173,7 @@ def _judge_scores(
         scores.setdefault(baseline, {})  # what has no score differs from nobody
     finished = []
     for name, row in scores.items():
-        gone = lost.get(name, set())
+        gone = diverged_seeds.get(name, set())
         finished.append([score for seed, score in row.items() if seed not in gone])
     return compare(
         scores,

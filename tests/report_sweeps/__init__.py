@@ -80,11 +80,11 @@ def _contenders(findings: Findings) -> list[dict[str, Any]]:
             "seeds": sorted(row.configuration.scores),
             "mean": _plain(row.configuration.mean),
             "sd": _plain(row.configuration.sd),
-            "difference": _plain(row.versus.difference if row.versus else math.nan),
-            "interval": [_plain(row.versus.low), _plain(row.versus.high)]
-            if row.versus
+            "difference": _plain(row.comparison.difference if row.comparison else math.nan),
+            "interval": [_plain(row.comparison.low), _plain(row.comparison.high)]
+            if row.comparison
             else [None, None],
-            "verdict": row.versus.verdict if row.versus else None,
+            "verdict": row.comparison.verdict if row.comparison else None,
             "diverged": len(row.configuration.diverged),
         }
         for row in findings.rows

@@ -52,8 +52,8 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     assert all(path.parent == sweep and path.stat().st_size > 200 for path in result.files[6:])
     assert [row.name for row in result.findings.rows] == ["lamb", "adamw"]
     assert result.findings.rows[0].configuration.settings["lr"] == 4e-3
-    assert result.findings.rows[1].versus is not None
-    assert result.findings.rows[1].versus.verdict is Verdict.ruled_out
+    assert result.findings.rows[1].comparison is not None
+    assert result.findings.rows[1].comparison.verdict is Verdict.ruled_out
     assert result.warnings == []
     assert "Selected: lamb at lr 4e-3 is the best of 2 (3 seeds; " in said
     assert "Ruled out: adamw at lr 1e-3." in said

@@ -209,7 +209,7 @@ def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: Make
         1e-3: 2.001,
         2e-3: 2.002,
     }
-    assert (lr_curve.diverged, lr_curve.tried) == ((4e-3,), (1e-3, 2e-3, 4e-3))
+    assert (lr_curve.diverged, lr_curve.finished_lrs) == ((4e-3,), (1e-3, 2e-3, 4e-3))
     assert lr_curve.best is lr_curve.points[1e-3]
     assert lr_curve.beside() == (None, 2e-3)
 

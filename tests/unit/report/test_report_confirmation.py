@@ -17,7 +17,7 @@ from optrun.cli.values import read_request, read_seeds
 from optrun.report import build, confirmation_plan
 from optrun.report.build import report
 from optrun.report.confirmation_plan import (
-    MOST,
+    MOST_SEEDS,
     ConfirmationPlan,
     ConfirmationRequest,
     load_or_make_plan,
@@ -135,8 +135,8 @@ def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(
     assert len(surer.seeds) > sizes[0]
     assert "19 of 20" in told
     none, told = make_plan(_found(wide), ConfirmationRequest(difference=1e-4))
-    assert (len(none.seeds), none.difference) == (MOST, 1e-4)
-    assert f"{MOST} fresh seeds: a difference of 0.0001 eval/loss takes more" in told
+    assert (len(none.seeds), none.difference) == (MOST_SEEDS, 1e-4)
+    assert f"{MOST_SEEDS} fresh seeds: a difference of 0.0001 eval/loss takes more" in told
     assert "difference= or seeds= plan others" in told
 
 

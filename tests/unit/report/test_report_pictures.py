@@ -27,12 +27,12 @@ MakeRun = Callable[..., Path]
 def _found(**contenders: Sequence[float]) -> list[Any]:
     """Differences to the first contender, with intervals of +-0.01."""
     names, best = list(contenders), next(iter(contenders.values()))
-    versus = {}
+    comparisons = {}
     for name, scores in contenders.items():
         mean = sum(a - b for a, b in zip(scores, best, strict=True)) / len(best)
         low, high = (math.nan, math.nan) if scores is best else (mean - 0.01, mean + 0.01)
         verdict = "ruled out" if mean > 0.01 else "could be the best"
-        versus[name] = SimpleNamespace(
+        comparisons[name] = SimpleNamespace(
             name=name,
             reference=names[0],
             difference=mean,
@@ -42,7 +42,7 @@ def _found(**contenders: Sequence[float]) -> list[Any]:
             seeds=len(best),
         )
     scores_of = {name: dict(enumerate(scores)) for name, scores in contenders.items()}
-    return differences(versus, scores_of, {names[-1]: {0}})
+    return differences(comparisons, scores_of, {names[-1]: {0}})
 
 
 def _drawn(found: list[Picture]) -> dict[str, Picture]:

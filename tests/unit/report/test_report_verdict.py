@@ -109,7 +109,9 @@ def test_nobody_wins_by_losing_runs(tmp_path: Path, make_run: MakeRun) -> None:
     lose(folder, ["lion-1", "lion-3"])
     found = compared(folder)
     (lion,) = [row for row in found.findings.rows if row.name == "lion"]
-    assert {seed: lion.configuration.scores[seed] for seed in lion.configuration.lost} == {
+    assert {
+        seed: lion.configuration.scores[seed] for seed in lion.configuration.diverged_seeds
+    } == {
         1: 10.8,
         3: 10.8,
     }
@@ -158,8 +160,8 @@ def test_a_sure_and_small_difference_is_said_to_be_small(tmp_path: Path, make_ru
     folder = write(tmp_path / "unset", make_run, {"adamw": 2.6, "lamb": 2.6001}, own=0.00001)
     found = compared(folder)
     (lamb,) = [row for row in found.findings.rows if row.name == "lamb"]
-    assert lamb.versus is not None
-    assert lamb.versus.verdict is Verdict.either_will_do
+    assert lamb.comparison is not None
+    assert lamb.comparison.verdict is Verdict.either_will_do
     assert (
         "by less than another seed changes, so either will do: lamb at lr 1e-3"
         in write_verdict(found).text

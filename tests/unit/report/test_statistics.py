@@ -56,7 +56,7 @@ def test_a_case_computed_by_hand() -> None:
     t = 2 * math.sqrt(3)
     assert worse.difference == pytest.approx(2.0)
     assert worse.p == pytest.approx((1 - t / math.sqrt(t * t + 2)) / 2)
-    assert (worse.verdict, worse.by, worse.reference, worse.seeds) == (
+    assert (worse.verdict, worse.ruled_out_by, worse.reference, worse.seeds) == (
         Verdict.ruled_out,
         "a",
         "a",
@@ -104,7 +104,7 @@ def test_a_baseline_is_compared_two_sided_by_holm() -> None:
         expected[index] = max([min(1.0, (4 - place) * p[index]), *expected.values()])
     others = [judged.comparisons[name] for name in ("c0", "c1", "c3", "c4")]
     assert [each.p for each in others] == pytest.approx([expected[index] for index in range(4)])
-    assert {each.by for each in others} == {""}
+    assert {each.ruled_out_by for each in others} == {""}
     named = judged.comparisons["c2"]
     assert (judged.has_baseline, judged.reference, named.verdict) == (True, "c2", Verdict.baseline)
     assert (named.difference, judged.confidence) == (0.0, 1 - ALPHA)
@@ -140,7 +140,7 @@ def test_a_contender_is_ruled_out_by_any_other() -> None:
     judged = compare(scores, mode="min")
     worse = judged.comparisons["c1"]
     assert judged.reference == "c0"
-    assert (worse.verdict, worse.by) == (Verdict.ruled_out, "c2")
+    assert (worse.verdict, worse.ruled_out_by) == (Verdict.ruled_out, "c2")
     assert worse.low < 0 < worse.high
     assert judged.possible == ["c0", "c2"]
 
