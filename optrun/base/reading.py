@@ -88,20 +88,18 @@ def read_bytes(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -> 
     return content
 
 
-def read_text(
-    path: Path, limit: int = TEXT_BYTES, *, follow: bool = False, errors: str = "strict"
-) -> str:
+def read_text(path: Path, *, follow: bool = False, errors: str = "strict") -> str:
     """Read a whole text in UTF-8, as `open_file`.
 
     Raises:
         UnicodeDecodeError: It is none.
     """
-    return read_bytes(path, limit, follow=follow).decode("utf-8", errors)
+    return read_bytes(path, TEXT_BYTES, follow=follow).decode("utf-8", errors)
 
 
-def read_json(path: Path, limit: int = JSON_BYTES, *, follow: bool = False) -> Any:
+def read_json(path: Path, *, follow: bool = False) -> Any:
     """Read a JSON file, as `open_file` and `parse_json`."""
-    return parse_json(read_bytes(path, limit, follow=follow), path)
+    return parse_json(read_bytes(path, follow=follow), path)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:

@@ -23,10 +23,6 @@ class Ranks(Protocol):
     """Ranks that can judge values together: a `Meeting`, or a `World`."""
 
     @property
-    def rank(self) -> int:
-        """The rank of this process."""
-
-    @property
     def size(self) -> int:
         """The number of ranks."""
 
@@ -34,13 +30,12 @@ class Ranks(Protocol):
         """Call `judge` with the values of all ranks, by rank; every rank gets its result."""
 
 
-def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "contract") -> None:
+def refuse_different(ranks: Ranks, facts: Mapping[str, object]) -> None:
     """Refuse ranks with different facts, with the same message on every rank.
 
     Args:
         ranks: All of them must call this.
         facts: Values by dotted name; a value that JSON cannot hold is compared by its `str`.
-        key: Names this comparison; used once by all ranks.
 
     Raises:
         ConfigError: With the first rank that differs from rank 0, their machines, and up to three
@@ -49,18 +44,17 @@ def refuse_different(ranks: Ranks, facts: Mapping[str, object], key: str = "cont
     if ranks.size == 1:
         return
     texts = {name: json.dumps(value, sort_keys=True, default=str) for name, value in facts.items()}
-    message = ranks.settle(key, [socket.gethostname(), texts], _describe_difference)
+    message = ranks.settle("contract", [socket.gethostname(), texts], _describe_difference)
     if message is not None:
         raise ConfigError(message)
 
 
-def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
+def agree(ranks: Ranks, act: Callable[[], T]) -> T:
     """Call a function on every rank; if it raises an OptrunError on one, every rank raises one.
 
     Args:
         ranks: All of them must call this.
         act: Sends nothing between ranks.
-        key: Names this call; used once by all ranks.
 
     Returns:
         The result of this rank.
@@ -74,9 +68,9 @@ def agree(ranks: Ranks, act: Callable[[], T], key: str = "agree") -> T:
     try:
         result = act()
     except OptrunError as error:
-        ranks.settle(key, [error.exit_code, socket.gethostname(), str(error)], _first_refusal)
+        ranks.settle("agree", [error.exit_code, socket.gethostname(), str(error)], _first_refusal)
         raise
-    refusal = ranks.settle(key, None, _first_refusal)
+    refusal = ranks.settle("agree", None, _first_refusal)
     if refusal is not None:
         rank, code, host, message = refusal
         raise kind_of(code)(f"rank {rank} on {host}: {message}")

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,21 +31,18 @@ class UnmetError(ConfigError):
     """Not all ranks joined the meeting."""
 
 
+@dataclass(eq=False)
 class Meeting:
-    """Sends messages between ranks, as JSON values by key and rank.
+    """Sends messages between ranks, as JSON values by key and rank."""
 
-    Args:
-        store: The store that all ranks share.
-        rank: The rank of this process.
-        size: The number of ranks.
-        timeout: Seconds to wait for other ranks.
-    """
-
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
-        self.store = store
-        self.rank = rank
-        self.size = size
-        self.timeout = timeout
+    store: Store
+    """The store that all ranks share."""
+    rank: int
+    """The rank of this process."""
+    size: int
+    """The number of ranks."""
+    timeout: float
+    """Seconds to wait for other ranks."""
 
     @classmethod
     def join(cls, timeout: float, facts: Mapping[str, object]) -> Self:

@@ -26,12 +26,12 @@ class RankSignals:
     code than 0, also where all end alike, with 75, and rank 0 is still at its summary. So before
     and after training a signal is only noted.
 
-    Args:
+    Attributes:
         heartbeats: Where optrun leaves its requests; None: a launcher started this rank.
     """
 
-    def __init__(self, heartbeats: Heartbeats | None = None) -> None:
-        self.heartbeats = heartbeats
+    def __init__(self) -> None:
+        self.heartbeats: Heartbeats | None = None
         self._parent = os.getppid()
         self._noted: list[signal.Signals] = []
         self._save_noted = False

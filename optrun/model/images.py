@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,14 @@ _BILINEAR = 2
 """Pillow's number for it, as `preprocessor_config.json` writes it."""
 
 
+@dataclass(eq=False)
 class ScratchPreparation:
-    """Prepares images as ViT does: a square by bilinear interpolation, values from -1 to 1.
+    """Prepares images as ViT does: a square by bilinear interpolation, values from -1 to 1."""
 
-    Args:
-        size: Side in pixels.
-        channels: 3: RGB; 1: grey.
-    """
-
-    def __init__(self, size: int, channels: int) -> None:
-        self.size = size
-        self.channels = channels
+    size: int
+    """Side in pixels."""
+    channels: int
+    """3: RGB; 1: grey."""
 
     def resized(self, size: int) -> ScratchPreparation:
         """Return the same preparation for another side."""

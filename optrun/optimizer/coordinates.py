@@ -127,16 +127,13 @@ class SlopeLine:
 
     def in_words(self) -> str:
         """Describe the failure of a line, and its likely cause; it must have an `expected`."""
-        measured = {
-            "initial": "the initial output of its module",
-            "change": "the change of its module's output",
-            "update": "what its update does to the output",
+        measured, cause = {
+            "initial": ("the initial output of its module", "initial standard deviation"),
+            "change": ("the change of its module's output", "inputs"),
+            "update": ("what its update does to the output", "lr_scale"),
         }[self.measure]
         assert self.expected is not None
         trend = "grows" if self.slope > self.expected else "dies"
-        cause = {"initial": "initial standard deviation", "change": "inputs", "update": "lr_scale"}[
-            self.measure
-        ]
         return (
             f"{self.parameter}: {measured} {trend} with the size, by a power of"
             f" {self.slope:+.2f}{self.spread} where {self.right} is right: look at its {cause}"

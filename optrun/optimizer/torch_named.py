@@ -245,8 +245,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
 
     def _set_functions(self) -> None:
         """Set functions of the step, and restore a decay left behind by a failed step."""
-        for group in self.param_groups:
-            group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])
+        _restore_decay(self)
         super()._set_functions()
 
     def _register_hooks(self) -> None:
@@ -254,7 +253,7 @@ class AdamW(_FusedAdam, torch.optim.AdamW):
         super()._register_hooks()
         if _decay_of_step not in self._optimizer_step_pre_hooks.values():
             self.register_step_pre_hook(_decay_of_step)
-            self.register_step_post_hook(_decay_of_group)
+            self.register_step_post_hook(_restore_decay)
 
 
 def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -271,7 +270,7 @@ def _decay_of_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None
         group["weight_decay"] = decay * decay_scale(group) / group["lr"] if group["lr"] else 0.0
 
 
-def _decay_of_group(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+def _restore_decay(optimizer: Optimizer, *_: object) -> None:
     """Restore the weight decay of each group after a step, see `_decay_of_step`."""
     for group in optimizer.param_groups:
         group["weight_decay"] = group.pop("given_weight_decay", group["weight_decay"])

@@ -8,6 +8,7 @@ process.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -73,21 +74,18 @@ def on_whole(
     return out
 
 
+@dataclass(eq=False)
 class _ShardedMatrix:
-    """A matrix that is sharded along one of its axes, as torch.chunk cuts it.
+    """A matrix that is sharded along one of its axes, as torch.chunk cuts it."""
 
-    Args:
-        index: Its index among all matrices.
-        shard: The shard of this rank.
-        shape: Shape of the full matrix.
-        axis: The axis that is sharded.
-    """
-
-    def __init__(self, index: int, shard: Tensor, shape: torch.Size, axis: int) -> None:
-        self.index = index
-        self.shard = shard
-        self.shape = shape
-        self.axis = axis
+    index: int
+    """Its index among all matrices."""
+    shard: Tensor
+    """The shard of this rank."""
+    shape: torch.Size
+    """Shape of the full matrix."""
+    axis: int
+    """The axis that is sharded."""
 
     def shapes(self, ranks: int) -> list[torch.Size]:
         """Return the shape of each rank's shard; the last ones may be short or empty."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -263,19 +264,16 @@ class Embedding(Task):
         return RetrievalMetrics(self.represent, self.config.recall_at, negatives=self.width > 2)
 
 
+@dataclass(eq=False)
 class ComparedTexts:
-    """Examples of several texts each, with a number of each text.
+    """Examples of several texts each, with a number of each text."""
 
-    Args:
-        examples: The texts of all rows, one after another.
-        width: Texts of a row.
-        scores: Shape (rows,), float32; 0 if the rows have none.
-    """
-
-    def __init__(self, examples: Examples, width: int, scores: np.ndarray) -> None:
-        self.examples = examples
-        self.width = width
-        self.scores = scores
+    examples: Examples
+    """The texts of all rows, one after another."""
+    width: int
+    """Texts of a row."""
+    scores: np.ndarray
+    """Shape (rows,), float32; 0 if the rows have none."""
 
     def __len__(self) -> int:
         return len(self.scores)

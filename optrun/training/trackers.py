@@ -85,17 +85,11 @@ class Tracker(Protocol):
         """Flush at the end of the run; status: `finished`, `interrupted` or `failed`."""
 
 
-class NoTracker:
+class NoTracker(Tracker):
     """`tracking=none`: sends nothing anywhere."""
 
     def __init__(self, run: TrackedRun) -> None:
         """Ignore the run."""
-
-    def log(self, record: PlainMapping) -> None:
-        """Do nothing."""
-
-    def close(self, status: str) -> None:
-        """Do nothing."""
 
 
 class TensorboardTracker:
@@ -201,39 +195,37 @@ class MlflowTracker:
         self._library.end_run(_MLFLOW_STATUS.get(status, "FAILED"))
 
 
+@dataclass(eq=False)
 class Tolerant:
-    """A tracker whose failure does not end the run: a note says so, and nothing more is sent.
+    """A tracker whose failure does not end the run: a note says so, and nothing more is sent."""
 
-    Args:
-        tracker: The tracker, which may raise any exception.
-        name: The choice in `tracking=`, for the note.
-        note: Shows the note.
-    """
-
-    def __init__(self, tracker: Tracker, name: str, note: Callable[[str], None]) -> None:
-        self._tracker = tracker
-        self._name = name
-        self._note = note
-        self._gone = False
+    tracker: Tracker
+    """The tracker, which may raise any exception."""
+    name: str
+    """The choice in `tracking=`, for the note."""
+    note: Callable[[str], None]
+    """Shows the note."""
+    gone: bool = False
+    """Whether a call has failed."""
 
     def log(self, record: PlainMapping) -> None:
         """Send a record, unless an earlier call failed."""
-        self._send_once(lambda: self._tracker.log(record))
+        self._send_once(lambda: self.tracker.log(record))
 
     def close(self, status: str) -> None:
         """Close the tracker, unless an earlier call failed."""
-        self._send_once(lambda: self._tracker.close(status))
+        self._send_once(lambda: self.tracker.close(status))
 
     def _send_once(self, send: Callable[[], None]) -> None:
         """Call a method of the tracker; note its first failure, and then do nothing."""
-        if self._gone:
+        if self.gone:
             return
         try:
             send()
         except Exception as error:  # each library has errors of its own
-            self._gone = True
-            self._note(
-                f"tracking={self._name} failed ({type(error).__name__}: {error}) and gets nothing"
+            self.gone = True
+            self.note(
+                f"tracking={self.name} failed ({type(error).__name__}: {error}) and gets nothing"
                 " more; the run continues, and metrics.jsonl has everything."
             )
 
