@@ -625,9 +625,9 @@ def _read_tool_calls(value: object, number: int) -> list[Any]:
     return [_with_parsed_arguments(call) for call in calls]
 
 
-def _with_parsed_arguments(call: Any) -> Any:
+def _with_parsed_arguments(call: Mapping[str, Any]) -> Any:
     """Return a tool call with its arguments parsed, if they are the JSON text of an object."""
-    function: Any = call.get("function") if isinstance(call, Mapping) else None
+    function: Any = call.get("function")
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(arguments, str):
         return call

@@ -90,8 +90,7 @@ def named_column(columns: ColumnsConfig | None, key: str, split: Split) -> str |
     column = same_column(name, split.rows.column_names)
     if column is None:
         raise missing_column(f"data.{key}", name, split)
-    split.columns_read.add(column)
-    return column
+    return split.reading(column)
 
 
 def unread_columns(source: Source, task: str) -> list[str]:
@@ -155,8 +154,7 @@ def _named_or_usual(source: Source, split: Split, key: str, usual: Sequence[str]
         )
     columns = usual_columns(usual, split.rows.column_names)
     if len(columns) == 1:
-        split.columns_read.add(columns[0])
-        return columns[0]
+        return split.reading(columns[0])
     raise ConfigError(
         f"data.{key} is needed: {split.key} has no single column called {' or '.join(usual)}. "
         f"{columns_in_words(split.rows)}{missing_names(split)}"
@@ -221,8 +219,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
         source.notes.append(
             f"{split.key} has no column {name!r}, so its only text column {others[0]!r} is read"
         )
-        split.columns_read.add(others[0])
-        return others[0]
+        return split.reading(others[0])
     column = named_column(source.columns, "text_column", split)
     if column is None:
         column = _usual_text(split, taken, others)
@@ -231,8 +228,7 @@ def text_column(source: Source, split: Split, taken: Iterable[str | None] = ()) 
             f"data.text_column={column}: {split.key} has its labels or targets there, not its"
             " texts."
         )
-    split.columns_read.add(column)
-    return column
+    return split.reading(column)
 
 
 def _usual_text(split: Split, taken: Iterable[str | None], candidates: Sequence[str]) -> str:
@@ -285,8 +281,7 @@ def words_column(source: Source, split: Split, labels: str) -> str:
     if name is None and len(candidates) != 1:
         candidates = usual_columns(USUAL_WORDS, candidates)
     if name is None and len(candidates) == 1:
-        split.columns_read.add(candidates[0])
-        return candidates[0]
+        return split.reading(candidates[0])
     if name is not None and name in candidates:
         return name
     for column in set(split.rows.column_names) & ({name} if name else set(USUAL_WORDS)):
@@ -327,8 +322,7 @@ def image_column(source: Source, split: Split) -> str:
         name for name, feature in split.rows.features.items() if type(feature).__name__ == "Image"
     ]
     if len(columns) == 1:
-        split.columns_read.add(columns[0])
-        return columns[0]
+        return split.reading(columns[0])
     paths: list[str] = []
     if getattr(split.rows, "num_rows", 0):  # which a stream does not have
         paths = [name for name, cell in split.rows[0].items() if is_image_path(cell)]
@@ -336,8 +330,7 @@ def image_column(source: Source, split: Split) -> str:
         source.notes.append(
             f"{split.key}: column {paths[0]} holds paths of images (data.image_column)"
         )
-        split.columns_read.add(paths[0])
-        return paths[0]
+        return split.reading(paths[0])
     number = "several columns" if columns else "no column"
     raise ConfigError(
         f"data.image_column is needed: {split.key} has {number} of images."

@@ -57,6 +57,11 @@ class Split:
         rows = self.rows.select(indices)
         return Split(rows, self.key, positions, content, self.folder, self.columns_read)
 
+    def reading(self, name: str) -> str:
+        """Mark a column as read, and return its name."""
+        self.columns_read.add(name)
+        return name
+
     def cells(self, names: Sequence[str]) -> Iterator[tuple[object, ...]]:
         """Yield the values of each row in some columns, a few rows in memory at a time."""
         self.columns_read.update(names)

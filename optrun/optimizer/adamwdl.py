@@ -157,14 +157,14 @@ class AdamWDL(BatchOptimizer):
         applies = self._apart["apply_decay_param_fun"]
         names = self.named_params()
         self._lr_ratios: dict[str, float] = self._layer_ratios(names)
-        if applies is not None and not self._named():
+        if applies is None:
+            return
+        if not self._named():
             raise ValueError(
                 "apply_decay_param_fun goes by parameter name, and the parameters have none. "
                 "Pass model.named_parameters()."
             )
-        self._undecayed = (
-            set() if applies is None else {name for name in names if not applies(name)}
-        )
+        self._undecayed = {name for name in names if not applies(name)}
 
     def _named(self) -> bool:
         """Tell whether all groups have parameter names."""

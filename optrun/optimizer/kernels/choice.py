@@ -49,9 +49,7 @@ class Formula:
         Args:
             sharded: Whether a tensor has shards on other ranks.
         """
-        if self.norms and sharded:
-            return ("foreach", "loop")
-        if self.name:
+        if self.name and not (self.norms and sharded):
             return ("triton", "compiled", "loop")
         if sharded:
             return ("foreach", "loop")

@@ -72,10 +72,20 @@ def _pointer(lies_at, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _job(places, rows, numbers, chunks, CHUNK: tl.constexpr):
-    """Return tensor, lies_at, numbers, first element and elements of this program.
+def _job(
+    places,
+    grad_addresses,
+    rows,
+    numbers,
+    chunks,
+    REAL: tl.constexpr,
+    ALIGNED: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Return numbers and count of elements of this program, and where its tensors begin.
 
-    A step that is left out has no elements: nothing is stored.
+    These are parameter, gradient and three kinds of state; a kind that a formula does not have lies
+    at 0, and nothing loads it. A step that is left out has no elements: nothing is stored.
     """
     tensor = tl.load(chunks + 2 * tl.program_id(0))
     begin = tl.load(chunks + 2 * tl.program_id(0) + 1)
@@ -83,21 +93,12 @@ def _job(places, rows, numbers, chunks, CHUNK: tl.constexpr):
     x = numbers + 1 + tl.load(rows + tensor) * _SCALARS
     size = tl.minimum(tl.load(lies_at + _SIZE) - begin, CHUNK)
     size = tl.where(tl.load(numbers) != 0, 0, size)
-    return tensor, lies_at, x, begin, size
-
-
-@triton.jit
-def _pointers(lies_at, grad, begin, REAL: tl.constexpr, ALIGNED: tl.constexpr):
-    """Return where parameter, gradient and three kinds of state of this program begin.
-
-    A kind that a formula does not have lies at 0; nothing loads it.
-    """
     params = _pointer(lies_at + _PARAMS, begin, REAL, ALIGNED)
-    grads = _pointer(grad, begin, REAL, ALIGNED)
+    grads = _pointer(grad_addresses + tensor, begin, REAL, ALIGNED)
     firsts = _pointer(lies_at + _FIRSTS, begin, REAL, ALIGNED)
     seconds = _pointer(lies_at + _SECONDS, begin, REAL, ALIGNED)
     thirds = _pointer(lies_at + _THIRDS, begin, REAL, ALIGNED)
-    return params, grads, firsts, seconds, thirds
+    return x, size, params, grads, firsts, seconds, thirds
 
 
 @triton.jit
@@ -184,9 +185,8 @@ def adam(
     BLOCK: tl.constexpr,
 ):
     """Step as `adam_update._single_tensor_adam`."""
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, grads, firsts, seconds, _ = _pointers(
-        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    x, size, params, grads, firsts, seconds, _ = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
@@ -226,9 +226,8 @@ def adamax(
     BLOCK: tl.constexpr,
 ):
     """Step as `adamax._single_tensor_adamax`."""
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, grads, firsts, seconds, _ = _pointers(
-        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    x, size, params, grads, firsts, seconds, _ = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2 = _number(x + _BETA2, REAL)
@@ -280,9 +279,8 @@ def lamb_moments(
 
     Moments, squares of weights and directions by chunk.
     """
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, grads, firsts, seconds, _ = _pointers(
-        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    x, size, params, grads, firsts, seconds, _ = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
@@ -362,15 +360,15 @@ def lamb_update(
 
     The direction again, as long as the ratio says.
     """
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, _, firsts, seconds, _ = _pointers(
-        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    x, size, params, _, firsts, seconds, _ = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
     keep = _number(x + _KEEP, REAL)
     eps = _number(x + _EPS, REAL)
     root = _number(x + _ROOT, REAL)
     correction = _number(x + _FIRST, REAL)
     decay = _number(x + _DECAY, REAL)
+    tensor = tl.load(chunks + 2 * tl.program_id(0))
     scale = (tl.load(x + _SCALE) * tl.load(ratios + tensor)).to(REAL)
     for TAIL in tl.static_range(2):
         start, stop = _part(size, TAIL, BLOCK)
@@ -397,8 +395,9 @@ def lion(
     BLOCK: tl.constexpr,
 ):
     """Step as `lion._single_tensor_lion`."""
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, grads, firsts, _, _ = _pointers(lies_at, grad_addresses + tensor, begin, REAL, ALIGNED)
+    x, size, params, grads, firsts, _, _ = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
     scale = _number(x + _SCALE, REAL)
@@ -428,9 +427,8 @@ def schedule_free(
     BLOCK: tl.constexpr,
 ):
     """Step as `schedule_free._single_tensor_schedule_free`."""
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, grads, zs, seconds, _ = _pointers(
-        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    x, size, params, grads, zs, seconds, _ = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
     beta2, rest2 = _decay(x + _BETA2, REAL)
     root = _number(x + _ROOT, REAL)
@@ -466,9 +464,8 @@ def ademamix(
     BLOCK: tl.constexpr,
 ):
     """Step as `ademamix._single_tensor_ademamix`."""
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, grads, firsts, slows, seconds = _pointers(
-        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    x, size, params, grads, firsts, slows, seconds = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
@@ -510,8 +507,9 @@ def mars_norm(
     BLOCK: tl.constexpr,
 ):
     """Compute the squares of the corrected gradients of `mars._single_tensor_mars`."""
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    _, grads, _, _, lasts = _pointers(lies_at, grad_addresses + tensor, begin, REAL, ALIGNED)
+    x, size, _, grads, _, _, lasts = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
+    )
     strength = tl.load(x + _STRENGTH)
     rest = (1 + strength).to(REAL)
     strength = strength.to(REAL)
@@ -544,9 +542,8 @@ def mars_update(
     BLOCK: tl.constexpr,
 ):
     """Step as `mars._single_tensor_mars`, once the norms are known."""
-    tensor, lies_at, x, begin, size = _job(places, rows, numbers, chunks, CHUNK)
-    params, grads, firsts, seconds, lasts = _pointers(
-        lies_at, grad_addresses + tensor, begin, REAL, ALIGNED
+    x, size, params, grads, firsts, seconds, lasts = _job(
+        places, grad_addresses, rows, numbers, chunks, REAL, ALIGNED, CHUNK
     )
     beta1, rest1 = _decay(x + _BETA1, REAL)
     beta2, rest2 = _decay(x + _BETA2, REAL)
@@ -557,7 +554,8 @@ def mars_update(
     strength = tl.load(x + _STRENGTH)
     rest = (1 + strength).to(REAL)
     strength = strength.to(REAL)
-    ratio = tl.load(ratios + tensor).to(REAL)
+    tensor = tl.load(chunks + 2 * tl.program_id(0))
+    ratio = _number(ratios + tensor, REAL)
     adapt = tl.load(x + _ADAPT) != 0
     for TAIL in tl.static_range(2):
         start, stop = _part(size, TAIL, BLOCK)

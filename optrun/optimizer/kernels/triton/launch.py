@@ -102,15 +102,18 @@ class Table:
                 **kernels.OPTIONS,
             }
             aligned = self._aligned and _are_aligned(grads)
-            return self._launch(sent, {**constants, "ALIGNED": aligned})
+            return self._launch(sent, constants, aligned=aligned)
 
-    def _launch(self, sent: Tensor, constants: dict[str, object]) -> Tensor | None:
+    def _launch(
+        self, sent: Tensor, constants: dict[str, object], *, aligned: bool
+    ) -> Tensor | None:
         """Launch the kernels of the formula.
 
         Args:
             sent: On the device: addresses of the gradients, row of each tensor, then `found_inf`
                 and the scalars.
-            constants: Constants that the kernels are compiled for.
+            constants: Constants that all kernels are compiled for.
+            aligned: Whether all addresses are multiples of `ALIGNMENT`.
 
         Returns:
             LAMB's ratios; None for other formulas.
@@ -124,15 +127,16 @@ class Table:
         tables = (self._places, grads, rows, numbers)
         grid = (self._chunk_count,)
         if self._formula not in kernels.TWO_PASSES:
-            getattr(kernels, self._formula)[grid](*tables, self._chunks, **constants)
+            getattr(kernels, self._formula)[grid](
+                *tables, self._chunks, ALIGNED=aligned, **constants
+            )
             return None
         first, second = kernels.TWO_PASSES[self._formula]
         sums = torch.empty(2 * self._chunk_count, dtype=torch.float64, device=device)
         ratios = torch.empty(count, dtype=self._dtype, device=device)
-        of_ratios = {key: value for key, value in constants.items() if key != "ALIGNED"}
-        getattr(kernels, first)[grid](*tables, self._chunks, sums, **constants)
-        kernels.set_ratios[(count,)](self._places, rows, numbers, sums, ratios, **of_ratios)
-        getattr(kernels, second)[grid](*tables, self._chunks, ratios, **constants)
+        getattr(kernels, first)[grid](*tables, self._chunks, sums, ALIGNED=aligned, **constants)
+        kernels.set_ratios[(count,)](self._places, rows, numbers, sums, ratios, **constants)
+        getattr(kernels, second)[grid](*tables, self._chunks, ratios, ALIGNED=aligned, **constants)
         if self._formula == "lamb":
             return ratios
         return None
