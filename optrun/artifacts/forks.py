@@ -46,8 +46,8 @@ class Trunk:
         return cls(folder.resolve(), checkpoint_digest(folder))
 
     @classmethod
-    def parse(cls, text: str) -> Trunk | None:
-        """Read `FOLDER@DIGEST`; None for a path alone.
+    def parse(cls, text: str | None) -> Trunk | None:
+        """Read `FOLDER@DIGEST`; None for a path alone, or for None.
 
         Example:
             >>> trunk = Trunk.parse("/runs/a/checkpoints/step-00000100@0123456789abcdef")
@@ -56,7 +56,7 @@ class Trunk:
             >>> Trunk.parse("/runs/a") is None
             True
         """
-        match = _PINNED.fullmatch(text)
+        match = _PINNED.fullmatch(text or "")
         if match is None:
             return None
         return cls(Path(match["folder"]), match["digest"])

@@ -139,8 +139,8 @@ def refusing_other_formats() -> Iterator[None]:
         return
 
 
-def refuse_larger(text: bytes, name: str) -> bytes:
-    """Return a text to write; refuse it if it is too large to be read back.
+def refuse_larger(text: bytes, name: str) -> None:
+    """Refuse a text to write that is too large to be read back.
 
     Raises:
         ValueError: The text is too large.
@@ -149,7 +149,6 @@ def refuse_larger(text: bytes, name: str) -> bytes:
         raise ValueError(
             f"{name} would be {len(text):,} bytes; more than {JSON_BYTES:,} are not read again."
         )
-    return text
 
 
 # A checkpoint

@@ -227,7 +227,7 @@ def read_metrics(path: Path | str) -> MetricsLog:
     return log
 
 
-def truncate_after(path: Path | str, step: int) -> int:
+def truncate_after(path: Path, step: int) -> None:
     """Drop every record after a step, and every torn line.
 
     A resumed run then repeats none. Kept lines do not change. The file is replaced atomically; a
@@ -236,9 +236,6 @@ def truncate_after(path: Path | str, step: int) -> int:
     Args:
         path: The file.
         step: The last optimizer step to keep.
-
-    Returns:
-        Number of dropped lines.
     """
 
     def until(line: bytes) -> bytes | None:
@@ -247,10 +244,10 @@ def truncate_after(path: Path | str, step: int) -> int:
             return line
         return None
 
-    return _rewrite(Path(path), until)
+    _rewrite(path, until)
 
 
-def take_up(path: Path | str, step: int) -> None:
+def take_up(path: Path, step: int) -> None:
     """Restore `metrics.jsonl` to its state when a checkpoint was saved.
 
     The resumed run then writes each line exactly once.
@@ -265,23 +262,20 @@ def take_up(path: Path | str, step: int) -> None:
         step: Optimizer steps done in the checkpoint.
     """
     truncate_after(path, step)
-    _rewrite(Path(path), _without_unscheduled)
+    _rewrite(path, _without_unscheduled)
 
 
-def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> int:
+def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> None:
     """Filter the lines of a file, and replace it if they change.
 
     Args:
         path: The file; blank lines are dropped, too.
         keep: Maps a line to its replacement; None drops it.
-
-    Returns:
-        Number of dropped lines.
     """
     try:
         lines = [line for line in read_lines(path) if line.strip()]
     except FileNotFoundError:
-        return 0
+        return
     new_lines = []
     for line in lines:
         new_line = keep(line.rstrip(b"\n"))
@@ -289,7 +283,6 @@ def _rewrite(path: Path, keep: Callable[[bytes], bytes | None]) -> int:
             new_lines.append(new_line + b"\n")
     if new_lines != lines:
         replace_bytes(path, b"".join(new_lines))
-    return len(lines) - len(new_lines)
 
 
 def _without_unscheduled(line: bytes) -> bytes | None:

@@ -79,7 +79,7 @@ def _trunk(config: RunConfig) -> TrunkState | None:
     from optrun.explain.facts import TrunkState
     from optrun.runner.forks.start import schedule_from
 
-    trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
+    trunk = Trunk.parse(config.branch_from)
     if trunk is None:
         return None
     saved = open_verified(trunk.folder, lazy=True)

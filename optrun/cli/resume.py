@@ -194,7 +194,7 @@ def _names_trunk(value: object, run_trunk: str | None) -> bool:
         value: The typed value: a folder at or above the checkpoint, FOLDER@DIGEST, or None.
         run_trunk: `branch_from` of the run.
     """
-    trunk = None if run_trunk is None else Trunk.parse(run_trunk)
+    trunk = Trunk.parse(run_trunk)
     if value is None or trunk is None:
         return value is None and trunk is None
     typed_trunk = Trunk.parse(str(value))

@@ -12,6 +12,7 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.chat_tasks import PreferenceConfig
 from optrun.config.schema.distributed import FsdpConfig, RanksConfig
 from optrun.config.schema.run import RunConfig
+from optrun.config.tokens import key_of
 from optrun.distributed.contract import Ranks
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import name_ranks
@@ -65,7 +66,7 @@ def refuse_unfit(
     """
     distributed = config.distributed
     nproc_per_node = config.training.nproc_per_node
-    typed = {token.lstrip("+").split("=", 1)[0] for token in overrides}
+    typed = set(map(key_of, overrides))
     if not isinstance(distributed, RanksConfig):
         if launched is not None and launched.size > 1:
             refuse_one_process(launched)

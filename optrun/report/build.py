@@ -411,7 +411,7 @@ def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
             notes = [workload.name] if workload.name else []
             if len(seeds) > 1:
                 notes.append(f"{len(seeds)} seeds")
-            if any(any(run.of_resumes("changes", dict)) for run in runs):
+            if any(any(run.in_records("resumes", "changes", dict)) for run in runs):
                 notes.append("changed when resumed")
             line = plain(runs[0].command(seeds=seeds))
             commands.append((row.name, "; ".join(notes), line))

@@ -13,7 +13,7 @@ from pathlib import Path
 from optrun.artifacts.run_dir import RunDir
 from optrun.base.formatting import plain
 from optrun.config.original_cwd import original_cwd
-from optrun.report.runs import Run
+from optrun.report.runs import Run, all_keys
 
 _OF_EXAMPLES = ("data.train.", "data.eval.", "data.path.")
 """Keys whose files the fingerprint of the examples knows."""
@@ -39,10 +39,7 @@ def unify_paths(runs: Sequence[Run]) -> None:
         runs: Changed in place: `respelt` maps keys to the common spelling.
     """
     folder = cache(original_cwd)
-    keys: dict[str, None] = {}
-    for run in runs:
-        keys |= dict.fromkeys(run.config)
-    for key in keys:
+    for key in all_keys(runs):
         values = {run.config.get(key) for run in runs}
         texts = [value for value in values if isinstance(value, str)]
         if len(texts) < 2 or not any("/" in text or "." in text for text in texts):
@@ -52,10 +49,8 @@ def unify_paths(runs: Sequence[Run]) -> None:
             value = run.config.get(key)
             if not isinstance(value, str):
                 continue
-            contents = [
-                _name_examples(run, key),
-                _name_files(value, folder(RunDir(run.path).hydra)),
-            ]
+            started_in = folder(RunDir(run.path).hydra)
+            contents = [_name_examples(run, key), _name_files(value, started_in)]
             names = [name for name in contents if name is not None]
             known_spellings = [spellings[name] for name in names if name in spellings]
             spelling = known_spellings[0] if known_spellings else value

@@ -19,8 +19,9 @@ from optrun.artifacts.provenance import (
 )
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import plain, rate
+from optrun.config.tokens import key_of
 from optrun.report.comparability import shorten_paths
-from optrun.report.runs import Run, Setting, normalise_setting
+from optrun.report.runs import Run, Setting, all_keys, normalise_setting
 from optrun.report.statistics import Comparison
 
 _BESIDE_THE_POINT = {
@@ -156,14 +157,6 @@ def _decisive_keys(runs: Sequence[Run]) -> set[str]:
     return {f"{group}.{name}" for group, name in keys}
 
 
-def all_keys(runs: Iterable[Run]) -> list[str]:
-    """List the configuration keys of some runs, each once."""
-    keys: dict[str, None] = {}
-    for run in runs:
-        keys |= dict.fromkeys(run.config)
-    return list(keys)
-
-
 def differing_keys(runs: Sequence[Run]) -> list[str]:
     """Find the configuration keys with different values among the runs.
 
@@ -222,7 +215,7 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     all. Of keys that follow from each other the one stays that was typed first.
     """
     overrides = runs[0].overrides if runs else []
-    typed = [override.lstrip("+").partition("=")[0] for override in overrides]
+    typed = [key_of(override) for override in overrides]
 
     def typed_position(key: str) -> int:
         for name in (key, key.removesuffix(".name")):

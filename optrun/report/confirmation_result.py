@@ -299,7 +299,7 @@ def _widen(findings: Findings, sweep: Path) -> str:
     recipe = ["-cn", first.config_name] if first.config_name else []
     values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
     return shell.join(
-        ["optrun", *first.plugins, "-m", *recipe, *first.config_dir, *kept_overrides, *values]
+        ["optrun", *plugins_of([first]), "-m", *recipe, *first.config_dir, *kept_overrides, *values]
     )
 
 

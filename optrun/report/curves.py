@@ -213,7 +213,7 @@ def _mark_steps_not_finite(ax: Axes, steps: Array) -> None:
 
 def _mark_resumes(ax: Axes, run: Run) -> None:
     """Mark the step of each resume with a dotted line; one of them is in the legend."""
-    for index, step in enumerate(sorted({*run.of_resumes("from_step", int)})):
+    for index, step in enumerate(sorted({*run.in_records("resumes", "from_step", int)})):
         ax.axvline(
             step,
             color=MUTED,

@@ -22,7 +22,6 @@ from optrun.report.comparability import explain_incomparable, unify_paths
 from optrun.report.configurations import (
     Configuration,
     Contender,
-    all_keys,
     build_configurations,
     build_contenders,
     differing_keys,
@@ -31,7 +30,7 @@ from optrun.report.configurations import (
     is_implied,
     pick_compared_keys,
 )
-from optrun.report.runs import Run, to_number
+from optrun.report.runs import Run, all_keys, to_number
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 DEFAULT_METRIC = "eval/loss"

@@ -258,17 +258,6 @@ class Run:
         """List the recorded overrides, without options and other words."""
         return [token for token in self.overrides if _OVERRIDE.match(token)]
 
-    @property
-    def plugins(self) -> list[str]:
-        """List `--plugin FILE` for each plugin of the run."""
-        records = self.summary.get("plugins")
-        arguments: list[str] = []
-        for record in records if isinstance(records, list) else []:
-            name = record.get("plugin") if isinstance(record, dict) else None
-            if isinstance(name, str):
-                arguments += ["--plugin", name]
-        return arguments
-
     def command(self, *, seeds: Sequence[int] = ()) -> str:
         """Compose the shell line to repeat this run, word by word.
 
@@ -279,7 +268,7 @@ class Run:
             seeds: If there are several, the line is a sweep over them instead of the run's seed.
         """
         is_sweep = len(seeds) > 1
-        tokens = ["optrun", *self.plugins]
+        tokens = ["optrun", *plugins_of([self])]
         if is_sweep:
             tokens.append("-m")
         if self.config_name:
@@ -319,12 +308,15 @@ class Run:
         except ValueError:  # a quotation mark without its partner: not written by optrun
             return []
 
-    def of_resumes(self, key: str, kind: type[T]) -> list[T]:
-        """List the values of a key in the records of all resumes; skip values of another type."""
-        resumes = self.summary.get("resumes")
+    def in_records(self, section: str, key: str, kind: type[T]) -> list[T]:
+        """List the values of a key in a list of the summary, such as `resumes` or `plugins`.
+
+        Values of another type are skipped.
+        """
+        records = self.summary.get(section)
         values: list[T] = []
-        for resume in resumes if isinstance(resumes, list) else []:
-            value = resume.get(key) if isinstance(resume, dict) else None
+        for record in records if isinstance(records, list) else []:
+            value = lookup(record, key)
             if isinstance(value, kind):
                 values.append(value)
         return values
@@ -334,11 +326,19 @@ def plugins_of(runs: Iterable[Run]) -> list[str]:
     """List the `--plugin FILE` words of some runs, each plugin once."""
     names: dict[str, None] = {}
     for run in runs:
-        names |= dict.fromkeys(run.plugins[1::2])
+        names |= dict.fromkeys(run.in_records("plugins", "plugin", str))
     arguments: list[str] = []
     for name in names:
         arguments += ["--plugin", name]
     return arguments
+
+
+def all_keys(runs: Iterable[Run]) -> list[str]:
+    """List the configuration keys of some runs, each once."""
+    keys: dict[str, None] = {}
+    for run in runs:
+        keys |= dict.fromkeys(run.config)
+    return list(keys)
 
 
 def normalise_setting(value: object) -> object:

@@ -67,12 +67,17 @@ def _markdown(text: str) -> Markup:
 
 
 def _fenced(text: str, language: str = "sh") -> Markup:
-    """Put text into a code block with a long enough fence."""
+    """Put printable text into a code block."""
     printable = "".join(
         letter if letter.isprintable() or letter == "\n" else "?" for letter in text
     )
+    return Markup(code_block(printable, language))
+
+
+def code_block(text: str, language: str) -> str:
+    """Put text into a Markdown code block whose fence is longer than any in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return Markup(f"{fence}{language}\n{printable}\n{fence}")
+    return f"{fence}{language}\n{text}\n{fence}"
 
 
 def _code(text: str) -> Markup:

@@ -27,7 +27,6 @@ from optrun.report.comparability import (
     unify_paths,
 )
 from optrun.report.configurations import (
-    all_keys,
     describe_settings,
     differing_keys,
     drop_implied_keys,
@@ -35,7 +34,7 @@ from optrun.report.configurations import (
     pick_compared_keys,
 )
 from optrun.report.findings import Findings, Question, analyse_runs
-from optrun.report.runs import NOT_STARTED, Run, Setting, flatten
+from optrun.report.runs import NOT_STARTED, Run, Setting, all_keys, flatten
 from optrun.report.statistics import Judgement, compare, pooled_sd
 
 TEACHES = 5.0

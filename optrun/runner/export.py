@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from optrun.distributed.shard import gather_full_tensors, is_sharded, model_clas
 from optrun.model.adapter import ADAPTER, inject_same_adapter, injected, merge
 from optrun.model.tokenizer import save_tokenizer
 from optrun.model.weights import all_tensors, place_tensors
+from optrun.report.templating import code_block
 from optrun.runner.best_checkpoint import describe_best
 from optrun.runner.card import TaskCard, model_card
 from optrun.runner.folders import written_aside
@@ -90,10 +90,8 @@ def write_model(
         write_modules(folder, model, int(config["data"]["max_length"]))
     card = model_card(summary, config, facts)
     if sample is not None:
-        card += (
-            f"\n## Sample\n\nThe prompt\n\n{_fenced(sample[0])}\n\nwas continued"
-            f" with\n\n{_fenced(sample[1])}\n"
-        )
+        prompt, continuation = (code_block(text.rstrip(), "text") for text in sample)
+        card += f"\n## Sample\n\nThe prompt\n\n{prompt}\n\nwas continued with\n\n{continuation}\n"
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -138,13 +136,6 @@ def task_card(config: Mapping[str, object]) -> TaskCard | None:
         classifies=bool(schema.COUNTED_FROM_DATA),
         embeds=schema.EMBEDS,
     )
-
-
-def _fenced(text: str) -> str:
-    """Put text into a Markdown code block whose fence is longer than any in the text."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text.rstrip()}\n{fence}"
 
 
 def write_tokenizer(run: RunDir, tokenizer: Saved) -> None:

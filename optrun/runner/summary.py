@@ -27,7 +27,7 @@ from optrun.runner.outcome import SummaryValues
 from optrun.task.data_facts import DataFacts
 from optrun.task.evaluation import MetricAccumulator
 from optrun.training.callback import Callback, StopRequest, TrainingContext
-from optrun.training.device import peak_memory_bytes
+from optrun.training.device import device_name, peak_memory_bytes
 from optrun.training.metrics_log import Refused
 from optrun.training.setup import TrainingSetup
 
@@ -338,13 +338,6 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
     for state in optimizer.state.values():
         count += sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
     return count
-
-
-def device_name(device: torch.device) -> str:
-    """Name the kind of a device, such as `NVIDIA H100 80GB HBM3` or `cpu`."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return device.type
 
 
 def _device(device: torch.device) -> dict[str, str]:

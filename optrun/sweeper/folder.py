@@ -183,8 +183,6 @@ class SweepDir:
         metric, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
         best = lookup(summary, "metrics", "best", metric, "value")
         status = str(summary.get("status"))
-        code = summary.get("exit_code")
-        message = str(summary.get("message") or "")
         if status == "failed" and summary.get("disk_refused") is True:
             status = "interrupted"  # cut by a disk that was full: the same line continues it
         return JobState(
@@ -198,9 +196,9 @@ class SweepDir:
             metric=metric,
             mode=str(mode or "min"),
             best=float(best) if isinstance(best, int | float) else None,
-            message=message,
+            message=str(summary.get("message") or ""),
             seconds=float(summary.get("wall_seconds") or 0.0),
-            exit_code=code,
+            exit_code=summary.get("exit_code"),
         )
 
     def metrics(self, name: str) -> MetricsLog:

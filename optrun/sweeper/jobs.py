@@ -19,6 +19,7 @@ from optrun.config import keys, saved, store
 from optrun.config.batch import leave_open
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import assign
+from optrun.config.tokens import key_of
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,8 @@ def merged(lower: Iterable[str], upper: Iterable[str]) -> list[str]:
         ['seed=0,1', 'lr=3']
     """
     above = list(upper)
-    keys_above = {_key(token) for token in above}
-    return [token for token in lower if _key(token) not in keys_above] + above
-
-
-def _key(token: str) -> str:
-    return token.split("=", 1)[0].lstrip("+~")
+    keys_above = {key_of(token) for token in above}
+    return [token for token in lower if key_of(token) not in keys_above] + above
 
 
 def parse(hydra: Hydra, tokens: Sequence[str]) -> list[Override]:

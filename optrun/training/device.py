@@ -77,3 +77,10 @@ def peak_memory_bytes(device: torch.device) -> int:
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def device_name(device: torch.device) -> str:
+    """Name the kind of a device, such as `NVIDIA H100 80GB HBM3` or `cpu`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return device.type

@@ -344,17 +344,17 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
     if not plain or name.lower() in NO_TEXTS:
         raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
     base = _imported(BASES[kind]) if kind in BASES else None
-    expected = "a dataclass" if base is None else f"a dataclass that builds on {base.__name__}"
+    expected = "a dataclass"
+    hint = ""
+    if base is not None:
+        expected += f" that builds on {base.__name__}"
+        hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)"
     if (
         not isinstance(schema, type)
         or not is_dataclass(schema)
         or (base is not None and not issubclass(schema, base))
     ):
         schema_name = schema.__name__ if isinstance(schema, type) else repr(schema)
-        if base is not None:
-            hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)"
-        else:
-            hint = ""
         raise ConfigError(f"{prefix}: schema={schema_name}: expected {expected}{hint}.")
     if "__dataclass_fields__" not in vars(schema):
         raise ConfigError(

@@ -12,12 +12,13 @@ import numpy as np
 from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.formatting import rate
+from optrun.config.tokens import key_of
 from optrun.report import configurations as grouping
 from optrun.report.comparability import unify_paths
 from optrun.report.confirmation_plan import find_plans
 from optrun.report.findings import choose_metric
 from optrun.report.lr_scaling import fit
-from optrun.report.runs import Run, flatten, require_runs, to_number
+from optrun.report.runs import Run, all_keys, flatten, require_runs, to_number
 
 Size = Mapping[str, float]
 """Key of the configuration -> its value, above 0."""
@@ -83,7 +84,7 @@ def predict(dirs: Sequence[Path | str], target: Size, metric: str | None = None)
         ConfigError: The sweeps of no contender suffice; the message says what is missing.
     """
     runs = _load_sweeps(dirs)
-    sizes = [key for key in grouping.all_keys(runs) if key != "lr" and _is_size(key, runs)]
+    sizes = [key for key in all_keys(runs) if key != "lr" and _is_size(key, runs)]
     for key, value in target.items():
         if key not in sizes:
             near = did_you_mean(key, sizes)
@@ -340,6 +341,6 @@ def _write_test(run: Run, target: Size, lr: fit.Estimate) -> str:
     ends = [lr.low, lr.high] if lr.is_bounded else [lr.value / 2, lr.value * 2]
     values = {key: f"{value:.12g}" for key, value in target.items()}
     values["lr"] = ",".join(map(rate, ends))
-    kept = [token for token in run.overrides if token.lstrip("+").split("=")[0] not in values]
+    kept = [token for token in run.overrides if key_of(token) not in values]
     tokens = [*kept, *(f"{key}={value}" for key, value in values.items())]
     return replace(run, overrides=tokens).command(seeds=[0, 1])

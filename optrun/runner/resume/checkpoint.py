@@ -119,7 +119,7 @@ def open_checkpoint_to_resume(
                 run_start.display.note(
                     f"{name} was removed: left by a process that was killed while it wrote"
                 )
-            trunk = None if config.branch_from is None else Trunk.parse(config.branch_from)
+            trunk = Trunk.parse(config.branch_from)
             if resume is not None:
                 opened = open_checkpoint(
                     run_start.run,

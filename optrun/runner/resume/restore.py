@@ -24,6 +24,7 @@ from optrun.optimizer.state import load_named_state
 from optrun.runner.resume.config_diff import Changes, is_harmless
 from optrun.runner.resume.state_file import read_checkpoint
 from optrun.training.callback import StopRequest
+from optrun.training.device import device_name
 from optrun.training.ranking import rank_by
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
@@ -229,7 +230,7 @@ def environment(device: torch.device, ranks: int = 1, kernel: str = "torch") -> 
     versions = provenance.versions()
     return {
         **{name: versions[name] for name in _COMPUTING},
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "device": device_name(device),
         "processor": provenance.hardware("", 0)["processor"],
         "torch threads": torch.get_num_threads(),
         "ranks": ranks,

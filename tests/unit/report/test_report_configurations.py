@@ -297,10 +297,10 @@ def test_what_was_changed_when_a_run_was_resumed() -> None:
         {"changes": {"lr": [2, 3]}},
         {"changes": 1},
     ]
-    assert _command([], resumes=resumes).of_resumes("changes", dict) == [
+    assert _command([], resumes=resumes).in_records("resumes", "changes", dict) == [
         each["changes"] for each in resumes[:2]
     ]
-    assert _command([], resumes="torn").of_resumes("changes", dict) == []
+    assert _command([], resumes="torn").in_records("resumes", "changes", dict) == []
 
 
 def test_configuration_files(tmp_path: Path) -> None:
