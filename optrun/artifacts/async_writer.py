@@ -108,14 +108,20 @@ class AsyncWriter:
         return result
 
     def _work(self, request: SaveRequest) -> None:
-        """Write the checkpoint of a request, and keep its result or error."""
+        """Write the checkpoint of a request, delete expired ones, and keep the result or error.
+
+        `checkpoints/best` then names the best complete checkpoint.
+        """
         start_time = time.monotonic()
         folder = None
         error: BaseException | None = None
         try:
             folder = save_checkpoint(self.run, request.snapshot, request.before_commit, self.saving)
             if self.retention is not None:
-                _delete_older(self.run, self.retention, folder, request)
+                self.retention.trust(folder)
+                best = self.retention.complete(request.ranked, request.keep_best)
+                point_best(self.run, best[0] if best else None)
+                self.retention({*best, *request.keep, request.snapshot.global_step})
         except OSError as refused:
             error = StorageError(
                 f"{refused.filename or self.run.checkpoints}: {refused.strerror or refused}."
@@ -124,11 +130,3 @@ class AsyncWriter:
         except BaseException as failure:  # carried to the thread that asked, which raises it
             error = failure
         self._result = Result(request, folder, time.monotonic() - start_time, error)
-
-
-def _delete_older(run: RunDir, retention: Retention, folder: Path, request: SaveRequest) -> None:
-    """Point `checkpoints/best` at the best complete checkpoint and delete expired ones."""
-    retention.trust(folder)
-    best = retention.complete(request.ranked, request.keep_best)
-    point_best(run, best[0] if best else None)
-    retention({*best, *request.keep, request.snapshot.global_step})

@@ -9,17 +9,11 @@ another run stays what it was, and is not taken for one of that run.
 from __future__ import annotations
 
 import contextlib
-import secrets
 
 from optrun.artifacts.manifest import read_manifest
-from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.metrics import try_read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError
-
-
-def new_run_id() -> str:
-    """Make a unique id for a run; 32 hexadecimal digits."""
-    return secrets.token_hex(16)
 
 
 def run_id_of(run: RunDir) -> str | None:
@@ -32,10 +26,7 @@ def run_id_of(run: RunDir) -> str | None:
         CheckpointError: The summary has no id, and the checkpoints have several.
         OtherFormatError: A newer optrun wrote the summary.
     """
-    try:
-        run_id_of_summary = read_summary(run.summary).get("run_id")
-    except (OSError, ValueError):
-        run_id_of_summary = None
+    run_id_of_summary = try_read_summary(run.summary).get("run_id")
     if isinstance(run_id_of_summary, str) and run_id_of_summary:
         return run_id_of_summary
     run_ids: dict[str, str] = {}

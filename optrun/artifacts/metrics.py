@@ -340,6 +340,14 @@ def read_summary(path: Path | str, *, any_format: bool = False) -> PlainDict:
     }
 
 
+def try_read_summary(path: Path) -> PlainDict:
+    """Read `summary.json` as `read_summary`; empty if it is missing, torn or unreadable."""
+    try:
+        return read_summary(path)
+    except (OSError, ValueError):
+        return {}
+
+
 def _shown(value: object) -> Any:
     """Make the texts in a run file's values safe for a terminal or a picture.
 

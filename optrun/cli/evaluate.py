@@ -67,10 +67,7 @@ def run(arguments: VerbArguments) -> int:
     from optrun.data.cache import pop_discard_messages
     from optrun.runner.class_tables import as_values
 
-    for note in [
-        *pop_discard_messages(),
-        *([] if evaluated.warning is None else [evaluated.warning]),
-    ]:
+    for note in filter(None, [*pop_discard_messages(), evaluated.warning]):
         sys.stderr.write(f"optrun: {note}\n")
     numbers = {
         "checkpoint": str(checkpoint),

@@ -90,12 +90,11 @@ def _say_other(error: Exception | SystemExit, argv: list[str]) -> int:
     """Print an error of a disk or a plugin; raise any other error."""
     from optrun.config.registry.failures import failure_of_others
 
-    refused = storage_error(error) if isinstance(error, OSError) else None
-    if isinstance(error, OSError) and error.errno in DISK_CODES:
-        of_plugin = None
-    else:
-        of_plugin = failure_of_others(error)
-    message = of_plugin or refused
+    message: OptrunError | None = None
+    if not (isinstance(error, OSError) and error.errno in DISK_CODES):
+        message = failure_of_others(error)
+    if message is None and isinstance(error, OSError):
+        message = storage_error(error)
     if message is None:
         raise error
     return say(message, argv, error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from optrun.artifacts.forks import KEY as BRANCH_FROM
 from optrun.artifacts.forks import Trunk
-from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.metrics import try_read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.target import Target, find_target
 from optrun.base import shell
@@ -117,7 +117,9 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     from optrun.runner.resume.saved_config import configuration_of, plugins_of
 
     changes = _changes(command_line)
-    _refuse_other_recipe(command_line, target.run, _recipe_of(target.run))
+    _refuse_other_recipe(
+        command_line, target.run, try_read_summary(target.run.summary).get("config_name")
+    )
     saved_values, mended = configuration_of(
         target.run, [override.key_or_group for override in changes.parsed]
     )
@@ -215,11 +217,3 @@ def _refuse_other_recipe(command_line: CommandLine, run: RunDir, recipe: object)
             f"-cn {command_line.config_name}: the run in {run.path} began with {recipe} and"
             " keeps its configuration. Leave out -cn, and write what should change as key=value."
         )
-
-
-def _recipe_of(run: RunDir) -> object:
-    """Return the recipe in the summary of a run; None before its first step."""
-    try:
-        return read_summary(run.summary).get("config_name")
-    except (OSError, ValueError):
-        return None

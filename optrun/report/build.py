@@ -34,7 +34,7 @@ from optrun.report.confirmation_result import (
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
-from optrun.report.runs import NOT_STARTED, Run, require_runs
+from optrun.report.runs import NOT_STARTED, require_runs
 from optrun.report.statistics import Judgement
 from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, format_metric, to_rich
@@ -167,9 +167,12 @@ def report(
         if metric == comparison.findings.own_metric:
             options["metric"] = None
         stem += _slug(options)
-    drawn = [_curves_picture(runs[0])]
     if len(runs) > 1:
         drawn = all_pictures(comparison, judged.comparison)
+    else:
+        caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
+        draw = partial(curves.curves_figure, runs[0])
+        drawn = [Picture("curves", curves.run_title(runs[0]), caption, draw)]
     content = _content(finished_report, sections)
     content["directories"] = _identify(dirs, folder)
     finished_report.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
@@ -179,12 +182,6 @@ def report(
     elif console is not None:
         _print(finished_report, sections, console)
     return finished_report
-
-
-def _curves_picture(run: Run) -> Picture:
-    """Describe the picture of a report on one run."""
-    caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
-    return Picture("curves", curves.run_title(run), caption, partial(curves.curves_figure, run))
 
 
 def _own_folder(dirs: Sequence[Path], runs: int) -> Path:

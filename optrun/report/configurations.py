@@ -73,11 +73,9 @@ class Configuration:
 
     def cost(self, mode: str) -> float:
         """Return the mean score, less is better; infinite without one."""
-        if self.scores:
-            if mode == "min":
-                return self.mean
-            return -self.mean
-        return math.inf
+        if not self.scores:
+            return math.inf
+        return self.mean if mode == "min" else -self.mean
 
     @property
     def sd(self) -> float:

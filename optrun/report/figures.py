@@ -9,7 +9,7 @@ from functools import partial
 from optrun.report import differences
 from optrun.report.findings import Findings
 from optrun.report.metric_figures import choose_axis, draw_lr_curves, draw_seed_lines, seed_lines
-from optrun.report.picture import Picture, drawn_rows
+from optrun.report.picture import SHOWN, Picture
 from optrun.report.workloads import Comparison
 
 _WITHIN = ("differences", "metric", "lr")
@@ -63,7 +63,8 @@ def pictures(findings: Findings) -> list[Picture]:
     contender with two rates. At most `picture.SHOWN` contenders are drawn, and a caption says
     so.
     """
-    rows = drawn_rows(findings.rows)
+    # The index in this list decides colour and marker in all pictures.
+    rows = [row for row in findings.rows if row.configuration.runs][:SHOWN]
     metric = findings.metric
     note = ""
     if len(rows) < len(findings.rows):

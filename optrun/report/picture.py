@@ -12,7 +12,6 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from optrun.report.configurations import Contender
 from optrun.report.table import format_metric, list_names
 from optrun.report.theme import MARKERS, MUTED, SERIES, Chart, above, number_axis, ring, style_axes
 
@@ -37,14 +36,6 @@ class Picture:
     title: str
     caption: str
     draw: Callable[[], Chart]
-
-
-def drawn_rows(rows: Sequence[Contender]) -> list[Contender]:
-    """Pick the contenders to draw.
-
-    The index in this list decides colour and marker in all pictures.
-    """
-    return [row for row in rows if row.configuration.runs][:SHOWN]
 
 
 def short_name(text: str) -> str:

@@ -442,25 +442,22 @@ def residual_sd(scores: Iterable[Mapping[int, float]]) -> tuple[float, int]:
     return math.hypot(*residuals.ravel()) / math.sqrt(degrees), degrees
 
 
-def detectable(
-    sd: float, seeds: int, alpha: float, *, power: float = POWER, sides: int = 1
-) -> float:
-    """Compute the difference found by a paired t test with a given chance.
+def detectable(sd: float, seeds: int, alpha: float, *, sides: int = 1) -> float:
+    """Compute the difference found by a paired t test with the chance `POWER`.
 
     It is delta * sd / sqrt(seeds), where a noncentral t of noncentrality delta passes the critical
-    value of the central one with chance `power`.
+    value of the central one with chance `POWER`.
 
     Args:
         sd: Standard deviation of the differences; NaN gives NaN.
         seeds: At least 2, unless `sd` is NaN.
         alpha: Level of this test, after all corrections.
-        power: Chance of detecting the difference.
         sides: 1 for a one-sided test, 2 for a two-sided one.
     """
     if math.isnan(sd):
         return math.nan
     critical = special.stdtrit(seeds - 1, 1 - alpha / sides)
-    return float(special.nctdtrinc(seeds - 1, 1 - power, critical)) * sd / math.sqrt(seeds)
+    return float(special.nctdtrinc(seeds - 1, 1 - POWER, critical)) * sd / math.sqrt(seeds)
 
 
 def seeds_for(

@@ -62,19 +62,12 @@ def _parse_job(row: Any) -> tuple[str, object, list[str]]:
 
 
 def tuned_keys(sweeps: Iterable[Path]) -> set[str]:
-    """Collect the tuned keys of sweeps, groups as `GROUP.name`."""
+    """Collect the tuned keys of sweeps: each itself and, for a group, `KEY.name`."""
     keys: set[str] = set()
     for sweep in set(sweeps):
-        keys |= with_group_names(_read(sweep, "tuned", str))
+        for key in _read(sweep, "tuned", str):
+            keys |= {key, f"{key}.name"}
     return keys
-
-
-def with_group_names(keys: Iterable[str]) -> set[str]:
-    """Collect typed keys as configuration keys: each itself and `KEY.name`."""
-    names: set[str] = set()
-    for key in keys:
-        names |= {key, f"{key}.name"}
-    return names
 
 
 def _read(sweep: Path, key: str, parse: Callable[[Any], T]) -> list[T]:

@@ -5,10 +5,9 @@ Colours that colour-blind readers can tell apart, quiet axes, honest tick labels
 
 from __future__ import annotations
 
-import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -212,24 +211,19 @@ def _log_ticks(ratio: float) -> tuple[float, ...]:
     return (1.0,)
 
 
-@contextlib.contextmanager
-def any_letters(figure: Figure) -> Iterator[None]:
-    """Draw all texts literally while the block lasts.
+def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
+    """Render a picture as a PNG file.
 
-    A dollar sign starts no formula, and a letter missing in the font gives a box but no warning.
+    Texts are drawn literally: a dollar sign starts no formula, and a letter missing in the font
+    gives a box but no warning.
     """
+    buffer = io.BytesIO()
+    canvas = FigureCanvasAgg(figure)
+    figure.set_dpi(dpi)
     for text in figure.findobj(Text):
         text.set_parse_math(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        yield
-
-
-def to_png(figure: Figure, *, dpi: int = 160) -> bytes:
-    """Render a picture as a PNG file."""
-    buffer = io.BytesIO()
-    canvas = FigureCanvasAgg(figure)
-    figure.set_dpi(dpi)
-    with any_letters(figure):  # `Figure.savefig` would draw twice, once to no effect
+        # `Figure.savefig` would draw twice, once to no effect.
         canvas.print_png(buffer, metadata={"Software": SOFTWARE})
     return buffer.getvalue()

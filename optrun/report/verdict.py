@@ -260,9 +260,10 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
     """
     possible = [] if findings.judgement is None else findings.judgement.possible
     edges = find_edges(findings)
-    shown = []
-    for row, lr in edges[:_EDGES]:
-        shown.append({"name": row.name, "lr": rate(lr), "is_out": row.name not in possible})
+    shown = [
+        {"name": row.name, "lr": rate(lr), "is_out": row.name not in possible}
+        for row, lr in edges[:_EDGES]
+    ]
     rows = [row for row in findings.ranked if row.name in named and _learnt_nothing(row)]
     return {
         "edges": shown,

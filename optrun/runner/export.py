@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from optrun.artifacts.atomic import refuse_without_room, storing
-from optrun.artifacts.metrics import read_summary
+from optrun.artifacts.metrics import try_read_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged, write_checksums
 from optrun.artifacts.tensor_file import tensors_on_disk, write_tensors
@@ -71,10 +71,9 @@ def write_model(
     adapter = injected(model)
     if adapter is not None and adapter.base is not None:
         write_adapter(folder, model)
+        arguments = {}
         if facts is not None and facts.classifies:
-            arguments = {"num_labels": model.config.num_labels}
-        else:
-            arguments = {}
+            arguments["num_labels"] = model.config.num_labels
         facts = replace(facts or TaskCard(), base=adapter.base, arguments=arguments)
     else:
         if adapter is not None:  # nobody else has its base
@@ -272,10 +271,7 @@ def export(
         note(_explain_quantised_base(quantization, merged=merged))
     tokenizer = _tokenizer(run)
     refuse_other_vocabulary(run, checkpoint, snapshot, tokenizer)
-    try:
-        summary = read_summary(run.summary)
-    except (OSError, ValueError):
-        summary = {}
+    summary = try_read_summary(run.summary)
     step = snapshot.global_step
     counters = snapshot.metadata.train
     best = describe_best(summary)

@@ -76,7 +76,7 @@ class Prepared:
 class TrainedArtifacts:
     """Facts of the training data beside the weights of a trained model."""
 
-    tokenizer: Path | None
+    tokenizer: Path | None = None
     """Folder of the tokenizer that was trained for it; None: there is none."""
     classes: list[str] | None = None
     """Names by number; None: those of the training rows."""
@@ -96,10 +96,10 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
         and no other one is configured.
     """
     saved = opened.saved
+    artifacts = TrainedArtifacts(trains=True)
     if opened.folder is None or saved is None:
-        return TrainedArtifacts(None, trains=True)
+        return artifacts
     run = RunDir(opened.folder.parent.parent)
-    artifacts = TrainedArtifacts(None, trains=True)
     has_other_vocab_size = getattr(model, "vocab_size", None) != saved.config.get("model", {}).get(
         "vocab_size"
     )
@@ -136,7 +136,7 @@ def prepare(
     Raises:
         ConfigError: Data or model do not fit.
     """
-    artifacts = TrainedArtifacts(None, trains=True) if artifacts is None else artifacts
+    artifacts = artifacts or TrainedArtifacts(trains=True)
     require_adapter(config.adapter)
     if (
         isinstance(config.adapter, QloraConfig)
@@ -208,14 +208,17 @@ def prepare(
         notes.append(describe_document_masking(model, key))
         if not meta and not sharded and not needs_device(model):
             expect_apart(model, key)
-    notes = [
-        *cached,
-        *source.notes,
-        *task.notes,
-        *notes,
-    ]
-    cut = source.cut_from_train
-    return Prepared(task, tokenizer, model, notes, cut, facts, spec, sharded, sizes)
+    return Prepared(
+        task,
+        tokenizer,
+        model,
+        [*cached, *source.notes, *task.notes, *notes],
+        source.cut_from_train,
+        facts,
+        spec,
+        sharded,
+        sizes,
+    )
 
 
 def initial_model(

@@ -13,7 +13,7 @@ import torch
 
 from optrun.artifacts import provenance
 from optrun.artifacts.generalisation import generalisation_of
-from optrun.artifacts.metrics import SUMMARY_FORMAT, read_summary, write_summary
+from optrun.artifacts.metrics import SUMMARY_FORMAT, try_read_summary, write_summary
 from optrun.artifacts.run_dir import RunDir
 from optrun.base import shell
 from optrun.base.errors import EXIT_DONE
@@ -33,31 +33,19 @@ from optrun.training.setup import TrainingSetup
 
 MOST_CONFUSED = 50
 """A confusion matrix of more classes is left to `optrun evaluate`."""
-_TAKEN_UP = (
-    "started_at",
-    "command",
-    "config_name",
-    "overrides",
-    "resumes",
-    "config_sha256",
-    "global_step",
-    "max_steps",
-    "epoch",
-    "wall_seconds",
-    "metrics",
-    "perf",
-    "main_metric",
-    "model",
-    "data",
-    "versions",
-    "hardware",
-    "device",
-    "code",
-    "stopped",
-    "branch",
-    "classes",
-    "generalisation",
+_OF_THIS_START = (
+    "format",
+    "run_id",
+    "run_name",
+    "status",
+    "message",
+    "exit_code",
+    "disk_refused",
+    "updated_at",
+    "plugins",
+    "config_digest",
 )
+"""What a start does not take over from the summary of the start before it."""
 
 
 def _code(plugins: Sequence[Mapping[str, object]]) -> dict[str, str]:
@@ -129,14 +117,12 @@ class Summary:
 
         They are when and by which command the run was started, and its resumes.
         """
-        try:
-            before = read_summary(self.run.summary)
-        except (OSError, ValueError):
+        before = try_read_summary(self.run.summary)
+        if not before:
             return  # torn away with the process that wrote it: what it knew is in the checkpoint
         command = self.values["command"]
-        for key in _TAKEN_UP:
-            if key in before:
-                self.values[key] = before[key]
+        taken_up = {key: value for key, value in before.items() if key not in _OF_THIS_START}
+        self.values.update(taken_up)
         self.values["resume_command"] = command
         self.finished_before = before.get("status") == "finished"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.artifacts.checkpoint import make_checkpoints_dir
-from optrun.artifacts.identity import new_run_id, run_id_of
+from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.lock import RunLock
 from optrun.artifacts.metrics import take_up, truncate_after
 from optrun.artifacts.run_dir import RunDir
@@ -104,7 +105,7 @@ def train(
                 " one."
             )
         refuse_other_formats(run)
-        run_id = run_id_of(run) or new_run_id()
+        run_id = run_id_of(run) or secrets.token_hex(16)
         summary = Summary(run, request, run_id)
         if resume is not None:
             summary.take_up()

@@ -113,17 +113,10 @@ def _contender(
     own_tokens: Sequence[str],
 ) -> Contender:
     """Build the contender of one optimizer; errors name the key in `search.NAME`."""
-    tokens = [f"optimizer={name}", *merged(shared, own_tokens)]
+    own_keys = frozenset(token.partition("=")[0] for token in own_tokens)
     try:
-        overrides = checked(tokens)
+        overrides = checked([f"optimizer={name}", *merged(shared, own_tokens)])
     except ConfigError as error:
-        key = next(
-            (
-                token.partition("=")[0]
-                for token in own_tokens
-                if str(error).startswith(token.partition("=")[0])
-            ),
-            None,
-        )
-        raise ConfigError(f"search.{name}{': ' if key is None else '.'}{error}") from error
-    return Contender(name, overrides, frozenset(token.partition("=")[0] for token in own_tokens))
+        separator = "." if any(str(error).startswith(key) for key in own_keys) else ": "
+        raise ConfigError(f"search.{name}{separator}{error}") from error
+    return Contender(name, overrides, own_keys)

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from optrun.artifacts.atomic import replace_text
 from optrun.artifacts.lock import RunLock, is_held
-from optrun.artifacts.metrics import MetricsLog, from_json, read_metrics, read_summary, to_json
+from optrun.artifacts.metrics import (
+    MetricsLog,
+    from_json,
+    read_metrics,
+    read_summary,
+    to_json,
+    try_read_summary,
+)
 from optrun.artifacts.objective import is_better
 from optrun.artifacts.run_dir import SWEEP, RunDir
 from optrun.base.errors import EXIT_NONFINITE, ConfigError, OptrunError
@@ -213,10 +220,7 @@ class SweepDir:
 
         Empty if it is missing, or torn by a killed process.
         """
-        try:
-            return read_summary(self.run(name).summary)
-        except (OSError, ValueError):
-            return {}
+        return try_read_summary(self.run(name).summary)
 
     def steps_done(self, name: str) -> int:
         """Return the last optimizer step in a job's metrics."""

@@ -26,22 +26,20 @@ _SHOWN = 3
 _ELSEWHERE = "give what it began with, or choose another hydra.sweep.dir."
 
 
-def open_study(
-    storage: BaseStorage, mode: str, contender: str = "", pruner: BasePruner | None = None
-) -> optuna.Study:
+def open_study(storage: BaseStorage, mode: str, contender: str, pruner: BasePruner) -> optuna.Study:
     """Open the study of a contender, or create it.
 
     Args:
         storage: An Optuna storage.
         mode: `min` or `max`; a study that exists keeps its own.
         contender: Name of the optimizer; empty: one study searches all.
-        pruner: Pruner of the study; None: nothing is pruned.
+        pruner: Pruner of the study.
     """
     return optuna.create_study(
         storage=storage,
         study_name=f"{_NAME}:{contender}" if contender else _NAME,
         direction="minimize" if mode == "min" else "maximize",
-        pruner=pruner or optuna.pruners.NopPruner(),
+        pruner=pruner,
         load_if_exists=True,
     )
 

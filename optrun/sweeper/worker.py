@@ -199,10 +199,9 @@ class SweepTask:
         from optrun.config.safety import refuse_stored_trust
         from optrun.runner.resume.checkpoint import ResumePoint
 
-        load_again(
-            self.launch.command.plugins, changes_allowed=self.launch.command.plugins_may_change
-        )
-        refuse_stored_trust(job_cfg, self.launch.command.overrides)
+        command = self.launch.command
+        load_again(command.plugins, changes_allowed=command.plugins_may_change)
+        refuse_stored_trust(job_cfg, command.overrides)
         config = store.typed(job_cfg)
         if not any(token.startswith(_POLICY) for token in overrides):
             config.checkpoint.on_storage_error = OnStorageError.stop  # every job has the same disk
@@ -222,9 +221,9 @@ class SweepTask:
         request = Request(
             config=config,
             values=values,
-            argv=self.launch.command.job_argv(overrides),
-            config_name=self.launch.command.config_name,
-            config_dir=self.launch.command.config_dir,
+            argv=command.job_argv(overrides),
+            config_name=command.config_name,
+            config_dir=command.config_dir,
             overrides=overrides,
         )
         self.train_run(request, run, Console(quiet=True), resume, stop_at)

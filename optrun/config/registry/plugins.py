@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType
 from urllib.parse import quote, unquote
 
 from optrun.base.errors import ConfigError, refuse_url
@@ -180,15 +180,14 @@ def _module(plugin: str) -> tuple[str, Path]:
     except BaseException as error:  # of the package that it lies in
         raise _failure(plugin, error) from error
     if spec is None or spec.origin is None or not spec.has_location:
+        hint = ""
         if Path(f"{plugin}.py").is_file():
             hint = f" There is a file of that name: {OPTION} {plugin}.py."
-        else:
-            hint = ""
         raise ConfigError(f"{OPTION} {plugin}: no such module, or none with a file.{hint}")
     return plugin, Path(spec.origin).resolve()
 
 
-def _import(name: str, plugin: str, path: Path) -> ModuleType:
+def _import(name: str, plugin: str, path: Path) -> None:
     """Import the module of a plugin.
 
     Raises:
@@ -196,7 +195,7 @@ def _import(name: str, plugin: str, path: Path) -> ModuleType:
             names the last line in the plugin's own file.
     """
     try:
-        return importlib.import_module(name)
+        importlib.import_module(name)
     except ConfigError as error:
         raise ConfigError(f"{OPTION} {plugin}{_line(error, path)}: {error}") from error
     except KeyboardInterrupt:

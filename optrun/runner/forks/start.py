@@ -129,10 +129,16 @@ def begin_fork(
     state.without_end = {}
     state.ranking = {}
     state.ranking_losses = {}
-    trunk_facts = (str(trunk.folder), trunk.digest, saved.run_id, saved.global_step)
-    return StartedFork(
-        *trunk_facts, schedule_from(saved, schedule), _kind(saved), changes=metadata
-    ), state
+    fork = StartedFork(
+        str(trunk.folder),
+        trunk.digest,
+        saved.run_id,
+        saved.global_step,
+        schedule_from(saved, schedule),
+        _kind(saved),
+        changes=metadata,
+    )
+    return fork, state
 
 
 def _kind(saved: CheckpointMetadata) -> str:

@@ -15,7 +15,7 @@ from optrun.artifacts.forks import Trunk, reading
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import refuse_foreign, refuse_other_format
 from optrun.artifacts.metadata import CheckpointMetadata
-from optrun.artifacts.metrics import read_metrics, read_summary
+from optrun.artifacts.metrics import read_metrics, try_read_summary
 from optrun.artifacts.retention import clean_leftovers, pointed, step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.artifacts.tensor_file import first_not_finite
@@ -305,11 +305,7 @@ def _refuse_finished(run: RunDir) -> None:
     Raises:
         ConfigError: The run is finished. Other errors would overwrite its summary.
     """
-    try:
-        finished = read_summary(run.summary).get("status") == "finished"
-    except (OSError, ValueError):
-        return
-    if finished:
+    if try_read_summary(run.summary).get("status") == "finished":
         raise ConfigError(
             f"{run.path}: this run is finished, and it saved nothing to continue from"
             " (checkpoint=none). Start a new run in another directory."

@@ -20,13 +20,10 @@ _OF_RANKS = ("distributed.name", "training.nproc_per_node")
 _EVALUATION = ("training.eval_steps",)
 _HARMLESS = ("run_name", "lr_from", "matters", "tracking.", "checkpoint.")
 _HARMLESS_TRAINING = {
-    f"training.{key}"
-    for key in (
-        "logging_steps",
-        "dataloader_num_workers",
-        "dataloader_timeout",
-        "max_seconds",
-    )
+    "training.logging_steps",
+    "training.dataloader_num_workers",
+    "training.dataloader_timeout",
+    "training.max_seconds",
 }
 _BEST = ("checkpoint.metric", "checkpoint.mode")
 _NONFINITE = (

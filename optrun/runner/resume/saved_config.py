@@ -17,7 +17,7 @@ from optrun.artifacts.checkpoint import read_state
 from optrun.artifacts.checksum import file_problem
 from optrun.artifacts.identity import run_id_of
 from optrun.artifacts.manifest import read_manifest, refuse_foreign, refuse_other_format
-from optrun.artifacts.metrics import from_json, read_summary
+from optrun.artifacts.metrics import from_json, read_summary, try_read_summary
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError, ConfigError, OtherFormatError
 from optrun.base.reading import read_text
@@ -125,10 +125,7 @@ def _was_written(run: RunDir) -> bool | None:
 
     None if that was not recorded.
     """
-    try:
-        recorded = read_summary(run.summary).get("config_sha256")
-    except (OSError, ValueError):
-        return None
+    recorded = try_read_summary(run.summary).get("config_sha256")
     return None if recorded is None else recorded == digest_of(read_text(run.config))
 
 
