@@ -41,7 +41,7 @@ from optrun.sweeper import jobs as jobs_of
 from optrun.sweeper.command import SweepCommand, is_sweep
 from optrun.sweeper.contenders import Contender, contenders_of, search_overrides
 from optrun.sweeper.devices import KEY, find_devices, job_devices, refuse_misplaced
-from optrun.sweeper.driver import Driver, Goal
+from optrun.sweeper.driver import Driver, PlannedJob
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.stop import Stop
 from optrun.sweeper.view import View, short
@@ -256,16 +256,18 @@ def _run(
             else:
                 driver.add(plan.jobs)
                 view.note(_opening(driver, folder))
-                driver.pursue(lambda: list(map(Goal, plan.jobs)))
+                driver.pursue(lambda: list(map(PlannedJob, plan.jobs)))
         finally:
             view.stop()
             driver.close()
-            if driver.board.rows:  # a start that was refused leaves the result of the one before
+            if (
+                driver.job_table.rows
+            ):  # a start that was refused leaves the result of the one before
                 with contextlib.suppress(*([OSError] if stop.refused else [])):
                     driver.write_result()
         code = driver.exit_code()
         verdict = None
-        if code != EXIT_STORAGE and driver.board.count("new") < len(driver.board.rows):
+        if code != EXIT_STORAGE and driver.job_table.count("new") < len(driver.job_table.rows):
             verdict = compare(folder, code)
         again = f"{again or f'The same command with hydra.sweep.dir={folder}'} continues it."
         end = ""
@@ -277,7 +279,7 @@ def _run(
             end = f"stopped; what ran is saved. {again}"
         _tell_end(driver, end)
     return SweepOutcome(
-        folder, code, tuple(driver.board.rows), seconds_left=stop.seconds_left, verdict=verdict
+        folder, code, tuple(driver.job_table.rows), seconds_left=stop.seconds_left, verdict=verdict
     )
 
 
@@ -432,13 +434,13 @@ def _opening(driver: Driver, folder: Path) -> str:
 
     Failed jobs are counted with whether `hydra.sweeper.retry_failed` tries them again.
     """
-    count = driver.board.count
+    count = driver.job_table.count
     counts = (
         (count("finished"), "finished before"),
         (count("running", "interrupted"), "to continue with"),
     )
     pieces = [
-        f"{driver.board.total} jobs -> {folder}",
+        f"{driver.job_table.total} jobs -> {folder}",
         *(f"{number} {text}" for number, text in counts if number),
     ]
     failed = count("failed")
@@ -459,10 +461,10 @@ def _tell_end(driver: Driver, end: str) -> None:
         end: Why the sweep was stopped, and how to continue it; empty if it was not stopped.
     """
     note = driver.view.note
-    board = driver.board
-    note(board.counts())
+    job_table = driver.job_table
+    note(job_table.counts())
     if isinstance(driver.options, OptunaConfig) and driver.options.prunes:
-        done, all_steps = board.steps()
+        done, all_steps = job_table.steps()
         note(f"{done:,} of {all_steps:,} steps done; pruning saved {all_steps - done:,}")
     for row in driver.failed_before:  # those of this start were told when they ended
         log = driver.sweep.run(row.job.name).log

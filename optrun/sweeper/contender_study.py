@@ -23,13 +23,13 @@ from optrun.config.schema.sweeper import OptunaConfig
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.sweeper import study as study_of
 from optrun.sweeper.contenders import Contender
-from optrun.sweeper.driver import Driver, Goal
+from optrun.sweeper.driver import Driver, PlannedJob
 from optrun.sweeper.folder import JobState, SweepDir
 from optrun.sweeper.jobs import Composer, Job, build_jobs, label_of, parse
 from optrun.sweeper.rungs import build_pruner, rungs_of, untrained, value_at_rung
 from optrun.sweeper.samplers import build_sampler
 from optrun.sweeper.space import any_value, ends, space_of, written
-from optrun.sweeper.view import Board
+from optrun.sweeper.view import JobTable
 
 
 @dataclass(frozen=True)
@@ -241,14 +241,14 @@ class ContenderStudy:
             self._jobs(proposal.params),
         )
 
-    def goals(self, trial: Trial, driver: Driver) -> list[Goal]:
-        """Report a trial at each rung reached, and return the next goals of its jobs.
+    def plan_jobs(self, trial: Trial, driver: Driver) -> list[PlannedJob]:
+        """Report a trial at each rung reached, and return its jobs to run next.
 
         Returns:
-            The next goal of each job; empty if the trial has ended or is pruned. A trial that was
-            not evaluated before a rung goes on.
+            One for each job, up to the next rung or to its end; empty if the trial has ended or is
+            pruned. A trial that was not evaluated before a rung goes on.
         """
-        rows = [driver.board.row(job) for job in trial.jobs]
+        rows = [driver.job_table.row(job) for job in trial.jobs]
         if any(row.resting for row in rows):
             return []  # an earlier start pruned it, and was killed before the study knew
         totals = [self.max_steps, *(row.state.total for row in rows)]
@@ -258,16 +258,16 @@ class ContenderStudy:
                 break
             if rung in trial.frozen.intermediate_values:
                 continue
-            goals = [Goal(job, rung) for job in trial.jobs]
-            if any(map(driver.is_short_of, goals)):
-                return goals
+            planned_jobs = [PlannedJob(job, rung) for job in trial.jobs]
+            if any(map(driver.is_short_of, planned_jobs)):
+                return planned_jobs
             value = value_at_rung(driver, trial.jobs, rung, self._values_at(rung))
             if value is not None and self._is_pruned(trial, rung, value):
                 driver.stop_at_rung(trial.jobs, rung)
                 return []
-        goals = [Goal(job) for job in trial.jobs]
-        if any(map(driver.is_short_of, goals)):
-            return goals
+        planned_jobs = [PlannedJob(job) for job in trial.jobs]
+        if any(map(driver.is_short_of, planned_jobs)):
+            return planned_jobs
         return []
 
     def _values_at(self, rung: int) -> list[float]:
@@ -286,10 +286,10 @@ class ContenderStudy:
         self._storage.set_trial_intermediate_value(trial_id, rung, value)
         return bool(self._pruner.prune(self._study, self._storage.get_trial(trial_id)))
 
-    def tell(self, trial: Trial, board: Board) -> None:
+    def tell(self, trial: Trial, job_table: JobTable) -> None:
         """Report the result of a trial to the study, if it has ended."""
-        value = self._value(trial, board)
-        rows = [board.row(job) for job in trial.jobs]
+        value = self._value(trial, job_table)
+        rows = [job_table.row(job) for job in trial.jobs]
         if value is not None:
             self._study.tell(trial.number, value, skip_if_finished=True)
         elif any(row.resting for row in rows):
@@ -297,13 +297,13 @@ class ContenderStudy:
         elif all(row.state.ended for row in rows):
             self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
-    def tell_late(self, trial: Trial, board: Board) -> None:
+    def tell_late(self, trial: Trial, job_table: JobTable) -> None:
         """Add the late result of a trial to the study."""
-        value = self._value(trial, board)
+        value = self._value(trial, job_table)
         if value is not None:
             study_of.add_late_result(self._study, trial.frozen, value)
 
-    def _value(self, trial: Trial, board: Board) -> float | None:
+    def _value(self, trial: Trial, job_table: JobTable) -> float | None:
         """Compute the outcome of a trial: the mean over its seeds.
 
         Returns:
@@ -311,7 +311,7 @@ class ContenderStudy:
         """
         outcomes = []
         for job in trial.jobs:
-            outcome = self._outcome(job, board.row(job).state)
+            outcome = self._outcome(job, job_table.row(job).state)
             if outcome is None:
                 return None
             outcomes.append(outcome)

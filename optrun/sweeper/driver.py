@@ -35,7 +35,7 @@ from optrun.sweeper.command import Launch, SweepCommand
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.stop import GRACE_SECONDS, Stop, end_family
-from optrun.sweeper.view import Board, JobRow, View
+from optrun.sweeper.view import JobRow, JobTable, View
 from optrun.sweeper.workers import Workers
 
 _POLL_SECONDS = 0.2
@@ -44,8 +44,8 @@ _GIVE_UP_SECONDS = 30.0
 """A process that is killed and does not end waits for a disk or a device; it is left behind."""
 
 
-class Goal(NamedTuple):
-    """A job and the step or rung that it is to reach."""
+class PlannedJob(NamedTuple):
+    """A job and the step, such as a rung, that it is to reach next."""
 
     job: Job
     stop_at: int | None = None
@@ -63,7 +63,7 @@ class _OpenLaunch:
 
 @dataclass(eq=False)
 class Driver:
-    """Runs the jobs of a sweep to their goals, launch by launch."""
+    """Runs the jobs of a sweep to their planned steps, launch by launch."""
 
     sweep: SweepDir
     command: SweepCommand
@@ -76,7 +76,7 @@ class Driver:
     """Requests by signal."""
     tuned: Sequence[str] = ()
     """Keys that the report takes for tuned, whatever they are."""
-    board: Board = field(default_factory=Board, init=False)
+    job_table: JobTable = field(default_factory=JobTable, init=False)
     failed_before: list[JobRow] = field(default_factory=list, init=False)
     """Jobs that failed in an earlier start, and are left so."""
 
@@ -102,10 +102,10 @@ class Driver:
         Jobs that failed before run again if `retry_failed` is set.
         """
         for job in jobs:
-            if job.name in self.board.rows:
+            if job.name in self.job_table.rows:
                 continue
             row = JobRow(job, self.sweep.state(job.name), self.sweep.read_record(job.name))
-            self.board.rows[job.name] = row
+            self.job_table.rows[job.name] = row
             if row.state.status == "failed" and self.options.retry_failed:
                 row.retry = row.record.attempts
             elif row.state.ended:
@@ -121,71 +121,71 @@ class Driver:
         it or a process holds its lock. Jobs whose end was printed are not read again.
         """
         at_work = self._at_work
-        for row in map(self.board.row, jobs):
+        for row in map(self.job_table.row, jobs):
             name = row.job.name
             if row.is_reported:
                 continue
             row.record = self.sweep.read_record(name)
             row.state = self.sweep.state(name)
             ours = row.record.open == self.token and name in at_work
-            row.running = row.record.open is not None and (ours or self.sweep.held(name))
+            row.running = row.record.open is not None and (ours or self.sweep.is_running(name))
             if row.state.ended and not row.running and row.retry != row.record.attempts:
                 row.is_reported = True
-                self.view.ended(row, self.board, str(self.sweep.run(name).log))
+                self.view.ended(row, self.job_table, str(self.sweep.run(name).log))
                 self.write_result()
-        self.view.update(self.board)
+        self.view.update(self.job_table)
 
-    def _wanted(self, goal: Goal) -> bool:
+    def _wanted(self, planned_job: PlannedJob) -> bool:
         """Tell whether a job needs more work and may get it in this start."""
-        row = self.board.row(goal.job)
-        record = self.sweep.read_record(goal.job.name)
+        row = self.job_table.row(planned_job.job)
+        record = self.sweep.read_record(planned_job.job.name)
         if row.state.status == "finished" or row.out_of_time:
             return False
         if row.state.status == "failed":
             return row.retry == record.attempts
-        return goal.stop_at is None or str(goal.stop_at) not in record.rungs
+        return planned_job.stop_at is None or str(planned_job.stop_at) not in record.rungs
 
-    def is_short_of(self, goal: Goal) -> bool:
-        """Tell whether a job has not reached its goal, whether or not it may still run."""
-        return self.board.row(goal.job).out_of_time or self._wanted(goal)
+    def is_short_of(self, planned_job: PlannedJob) -> bool:
+        """Tell whether a job has not reached its planned step, whether or not it may still run."""
+        return self.job_table.row(planned_job.job).out_of_time or self._wanted(planned_job)
 
     # What is done
     # ----------------------------------------------------------------------------------------------
 
-    def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
-        """Run jobs until the plan has no open goal, or a stop is requested.
+    def pursue(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
+        """Run jobs until every planned job is where it is to be, or a stop is requested.
 
         Args:
-            plan: Returns the next goals, of jobs known by `add`. It is called again after each
+            plan: Returns the jobs to run next, known by `add`. It is called again after each
                 launch, but not after a stop request; then running jobs save and end.
 
         Raises:
             OptrunError: The launcher itself fails.
         """
-        goals = plan()
+        planned_jobs = plan()
         while True:
             codes = [(launch, launch.server.code()) for launch in self._open]
             landed = [(launch, code) for launch, code in codes if code is not None]
             for launch, code in landed:
                 self._land(launch, code)
-            self.refresh(job for job, _ in goals)
-            if not self.stop.requested and (landed or not any(map(self._wanted, goals))):
-                goals = plan()
-            for job, _ in goals:
-                self.board.row(job).resting = False
+            self.refresh(job for job, _ in planned_jobs)
+            if not self.stop.requested and (landed or not any(map(self._wanted, planned_jobs))):
+                planned_jobs = plan()
+            for job, _ in planned_jobs:
+                self.job_table.row(job).resting = False
             if self.stop.requested:
                 self._tell_of_stop()
                 if not self._open or self._is_given_up():
                     break
                 self._ask_to_stop()
-            elif not self._open and not any(map(self._wanted, goals)):
+            elif not self._open and not any(map(self._wanted, planned_jobs)):
                 return
-            elif self._start(goals):
+            elif self._start(planned_jobs):
                 continue
             else:
                 self.workers.tidy()
             time.sleep(_POLL_SECONDS)
-        self.refresh(job for job, _ in goals)
+        self.refresh(job for job, _ in planned_jobs)
 
     def _ask_to_stop(self) -> None:
         """Ask running jobs to save and end.
@@ -211,7 +211,7 @@ class Driver:
             return False
         if not self._killed:
             at_work = (row.job for launch in self._open for row in launch.batch)
-            slow = ", ".join(job.label for job in at_work if self.sweep.held(job.name))
+            slow = ", ".join(job.label for job in at_work if self.sweep.is_running(job.name))
             self.view.note(
                 f"{slow}: not stopped {duration(GRACE_SECONDS)} after hydra.sweeper.timeout was up;"
                 " killed"
@@ -229,7 +229,7 @@ class Driver:
         return [
             name
             for name in self._at_work
-            if self.sweep.held(name) and self.sweep.state(name).status == "running"
+            if self.sweep.is_running(name) and self.sweep.state(name).status == "running"
         ]
 
     def _tell_of_stop(self) -> None:
@@ -255,10 +255,10 @@ class Driver:
         """Names of the jobs now in a process of this sweep."""
         return {row.job.name for launch in self._open for row in launch.batch}
 
-    def _start(self, goals: Sequence[Goal]) -> bool:
+    def _start(self, planned_jobs: Sequence[PlannedJob]) -> bool:
         """Start a launch if a job is waiting and its devices are free."""
         at_work = self._at_work
-        for batch in self._batches(goals, at_work):
+        for batch in self._batches(planned_jobs, at_work):
             count = max(self.workers.devices_of(job.values) for job, _ in batch)
             server = self.workers.take(count, busy=self._devices_of_others(at_work))
             if server is not None:
@@ -268,30 +268,43 @@ class Driver:
 
     def _devices_of_others(self, at_work: set[str]) -> set[str]:
         """Find devices that workers of a killed sweep still use while they save."""
-        rows = [row for row in self.board.running if row.job.name not in at_work]
+        rows = [row for row in self.job_table.running if row.job.name not in at_work]
         return {device for row in rows for device in row.record.devices}
 
-    def _batches(self, goals: Sequence[Goal], at_work: set[str]) -> Iterator[Sequence[Goal]]:
-        """Yield batches of goals, one for each launch.
+    def _batches(
+        self, planned_jobs: Sequence[PlannedJob], at_work: set[str]
+    ) -> Iterator[Sequence[PlannedJob]]:
+        """Yield batches of jobs with the step that each is to reach, one batch for each launch.
 
-        Jobs that are running, here or in another process, are left out.
+        Jobs that are running, here or in another process, and jobs that need no work are left out.
+
+        - Workers on devices run one job each: every job is a batch, in the order given.
+        - Else one launch runs at a time, and nothing is yielded before it has ended.
+        - If the worker of a job died, the first such job is a batch alone, so that it cannot end
+          others with it.
+        - Else the batch is the first `max_batch_size` jobs. Two trials may be one job: it is in the
+          batch once, with the step of the later trial.
         """
-        free = (
-            goal
-            for goal in goals
-            if goal.job.name not in at_work
-            and self._wanted(goal)
-            and not self.sweep.held(goal.job.name)
+        waiting = (
+            planned_job
+            for planned_job in planned_jobs
+            if planned_job.job.name not in at_work
+            and self._wanted(planned_job)
+            and not self.sweep.is_running(planned_job.job.name)
         )
         if self.workers.one_job_each:
-            yield from ([goal] for goal in free)
-        elif not self._open:
-            distinct_goals = list(
-                {goal.job.name: goal for goal in free}.values()
-            )  # two trials may be one job
-            suspects = [goal for goal in distinct_goals if self.board.row(goal.job).suspect]
-            if distinct_goals:
-                yield suspects[:1] or distinct_goals[: self.options.max_batch_size]
+            yield from ([planned_job] for planned_job in waiting)
+            return
+        if self._open:
+            return
+        by_name = {planned_job.job.name: planned_job for planned_job in waiting}
+        distinct_jobs = list(by_name.values())
+        for planned_job in distinct_jobs:
+            if self.job_table.row(planned_job.job).worker_died:
+                yield [planned_job]
+                return
+        if distinct_jobs:
+            yield distinct_jobs[: self.options.max_batch_size]
 
     def _mark(self, row: JobRow) -> tuple[object, ...]:
         """Return what changes when a worker makes progress on a job."""
@@ -302,25 +315,25 @@ class Driver:
             state.status,
             state.step,
             len(record.rungs),
-            self.sweep.held(row.job.name),
+            self.sweep.is_running(row.job.name),
         )
 
-    def _send(self, server: launching.Server, goals: Sequence[Goal]) -> None:
+    def _send(self, server: launching.Server, planned_jobs: Sequence[PlannedJob]) -> None:
         """Write the jobs of a launch to a JSON file, and send its path to a process.
 
         Args:
             server: The process.
-            goals: The jobs, and how far each is to go.
+            planned_jobs: The jobs, and how far each is to go.
         """
         self._launches += 1
-        batch = [self.board.row(goal.job) for goal in goals]
+        batch = [self.job_table.row(planned_job.job) for planned_job in planned_jobs]
         spec = self.sweep.spec(f"{self.token}-{self._launches}")
         launch = Launch(
             folder=str(self.sweep.path.resolve()),
             token=self.token,
             command=self.command,
             jobs={row.job.name: list(row.job.overrides) for row in batch},
-            stop_at={job.name: stop_at for job, stop_at in goals if stop_at is not None},
+            stop_at={job.name: stop_at for job, stop_at in planned_jobs if stop_at is not None},
             retry={row.job.name: row.retry for row in batch if row.retry is not None},
             devices=server.devices,
         )
@@ -386,13 +399,13 @@ class Driver:
                     if record.open == self.token:  # its worker died
                         record.open = None
                         self.sweep.write_record(row.job.name, record)
-                        self._suspect(row, was_alone=len(batch) == 1, why=why)
+                        self._retry_alone(row, was_alone=len(batch) == 1, why=why)
                     elif row.state.status == "interrupted" and "time budget" in row.state.message:
                         row.out_of_time = True
             except LockedError:
                 continue  # at work still, in a process of its own
 
-    def _suspect(self, row: JobRow, *, was_alone: bool, why: str) -> None:
+    def _retry_alone(self, row: JobRow, *, was_alone: bool, why: str) -> None:
         """Retry a job whose worker died, once, in a launch of its own.
 
         If the worker dies again, the job has failed.
@@ -405,8 +418,8 @@ class Driver:
         step = max(
             row.state.step, self.sweep.steps_done(job.name)
         )  # the summary may be a second behind
-        if was_alone and row.suspect:
-            row.suspect = False
+        if was_alone and row.worker_died:
+            row.worker_died = False
             failure = (
                 f"the process of this job died twice, last after step {step}:"
                 f" {why or 'no reason given.'} Killed for memory? Try a smaller"
@@ -415,12 +428,12 @@ class Driver:
             )
             record_failure(self.sweep, job.name, failure, job.values, job.overrides, self.command)
             return
-        row.suspect = True
+        row.worker_died = True
         self.view.note(f"the worker of {job.label} died after step {step}; tried once more, alone")
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
         """Mark the unfinished jobs of a pruned trial as stopped at a rung."""
-        for row in map(self.board.row, jobs):
+        for row in map(self.job_table.row, jobs):
             if row.state.ended or row.resting:
                 continue
             try:
@@ -449,7 +462,7 @@ class Driver:
         0: all jobs finished or were pruned. 1: some failed. 74: the disk refused a write. 75: the
         sweep stopped with everything saved.
         """
-        states = [row.state for row in self.board.rows.values() if not row.resting]
+        states = [row.state for row in self.job_table.rows.values() if not row.resting]
         if self.stop.refused:
             return EXIT_STORAGE
         if self.stop.requested or any(not state.ended for state in states):
@@ -474,7 +487,7 @@ class Driver:
                 "devices": row.record.devices,
                 "log": f"{row.job.name}/{self.sweep.run(row.job.name).log.name}",
             }
-            for row in self.board.rows.values()
+            for row in self.job_table.rows.values()
         ]
         result: dict[str, object] = {"format": 1, "tuned": list(self.tuned), "jobs": rows}
         replace_text(

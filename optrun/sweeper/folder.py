@@ -171,7 +171,7 @@ class SweepDir:
         with RunLock(self.lock(name)):
             yield self.read_record(name)
 
-    def held(self, name: str) -> bool:
+    def is_running(self, name: str) -> bool:
         """Tell whether any process runs a job, even outside of a sweep."""
         return is_held(self.lock(name)) or is_held(self.run(name).lock)
 

@@ -103,7 +103,7 @@ def _value_of_job(
 
     The recorded value of the rung counts; without one, the best evaluation up to it.
     """
-    state = driver.board.row(job).state
+    state = driver.job_table.row(job).state
     if state.status == "failed" and state.step <= rung:
         if not state.diverged:
             return math.nan

@@ -20,7 +20,7 @@ from optrun.base.errors import ConfigError, LockedError, StorageError
 from optrun.config.hydra_internals import Hydra
 from optrun.config.schema.sweeper import OptunaConfig
 from optrun.sweeper.contenders import Contender
-from optrun.sweeper.driver import Driver, Goal
+from optrun.sweeper.driver import Driver, PlannedJob
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Composer, Job
 
@@ -99,9 +99,11 @@ class Search:
             action="ignore", category=optuna.exceptions.ExperimentalWarning
         ):
             self._open(driver.sweep)
-            driver.board.expected = self.share * sum(study.jobs_of_trial for study in self.studies)
+            driver.job_table.expected = self.share * sum(
+                study.jobs_of_trial for study in self.studies
+            )
             self._go_back_to(driver, self._know_before(driver))
-            driver.pursue(lambda: self._goals(driver))
+            driver.pursue(lambda: self._next_jobs(driver))
 
     # The studies
     # ----------------------------------------------------------------------------------------------
@@ -155,16 +157,16 @@ class Search:
         """
         unpruned = [trial for trial in ended if trial.frozen.state != TrialState.PRUNED]
         jobs = [job for trial in unpruned for job in trial.jobs]
-        driver.pursue(lambda: list(map(Goal, jobs)))
+        driver.pursue(lambda: list(map(PlannedJob, jobs)))
         with _asking(driver.sweep):
             for trial in unpruned:
-                trial.study.tell_late(trial, driver.board)
+                trial.study.tell_late(trial, driver.job_table)
 
     # The trials
     # ----------------------------------------------------------------------------------------------
 
-    def _goals(self, driver: Driver) -> list[Goal]:
-        """Judge the trials at work, propose others, and return the next goals.
+    def _next_jobs(self, driver: Driver) -> list[PlannedJob]:
+        """Judge the trials at work, propose others, and return the jobs to run next.
 
         After `training.max_seconds` of a job nothing is proposed. Without an open trial the
         result is empty, and the search is done.
@@ -175,18 +177,18 @@ class Search:
             trials = {study.name: study.trials() for study in self.studies}
             all_trials = itertools.chain.from_iterable(trials.values())
             at_work = [trial for trial in all_trials if trial.frozen.state == TrialState.RUNNING]
-            open_trials, goals = self._judged(at_work[: self.options.n_jobs], driver)
-            if any(row.out_of_time for row in driver.board.rows.values()):
-                return goals
+            open_trials, planned_jobs = self._judged(at_work[: self.options.n_jobs], driver)
+            if any(row.out_of_time for row in driver.job_table.rows.values()):
+                return planned_jobs
             counts = {name: len(study_trials) for name, study_trials in trials.items()}
             # A trial with the values of an earlier one is over at once: its job has ended.
             while proposed := self._propose(len(open_trials), counts):
                 new_trials, further = self._judged(proposed, driver)
                 open_trials += new_trials
-                goals += further
+                planned_jobs += further
             if not open_trials:
-                driver.board.expected = 0  # trials with the same values are one job
-            return goals
+                driver.job_table.expected = 0  # trials with the same values are one job
+            return planned_jobs
 
     def _propose(self, at_work: int, counts: dict[str, int]) -> list[Trial]:
         """Propose trials until `n_jobs` are at work, or the budgets are spent.
@@ -205,23 +207,25 @@ class Search:
             counts[study.name] += 1
         return proposed
 
-    def _judged(self, trials: Sequence[Trial], driver: Driver) -> tuple[list[Trial], list[Goal]]:
+    def _judged(
+        self, trials: Sequence[Trial], driver: Driver
+    ) -> tuple[list[Trial], list[PlannedJob]]:
         """Judge trials at their rungs, and report ended trials to their studies.
 
         Returns:
-            The unfinished trials, and the next goals of their jobs.
+            The unfinished trials, and their jobs to run next.
         """
         driver.add(job for trial in trials for job in trial.jobs)
         open_trials: list[Trial] = []
-        all_goals: list[Goal] = []
+        all_planned: list[PlannedJob] = []
         for trial in trials:
-            goals = trial.study.goals(trial, driver)
-            if goals:
+            planned_jobs = trial.study.plan_jobs(trial, driver)
+            if planned_jobs:
                 open_trials.append(trial)
-                all_goals += goals
+                all_planned += planned_jobs
             else:
-                trial.study.tell(trial, driver.board)
-        return open_trials, all_goals
+                trial.study.tell(trial, driver.job_table)
+        return open_trials, all_planned
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ class JobRow:
     running: bool = False
     resting: bool = False
     """Whether it was found too weak at a rung, and stopped there."""
-    suspect: bool = False
+    worker_died: bool = False
     """Whether its worker died, and it is tried once more, alone."""
     retry: int | None = None
     """The attempts it had when it failed, if it is to be tried again."""
@@ -48,7 +48,7 @@ class JobRow:
 
 
 @dataclass
-class Board:
+class JobTable:
     """States of all jobs of the sweep."""
 
     rows: dict[str, JobRow] = field(default_factory=dict)
@@ -134,14 +134,16 @@ class Eta:
         """Start the clock."""
         self.begun = self.clock()
 
-    def __call__(self, board: Board) -> float | None:
+    def __call__(self, job_table: JobTable) -> float | None:
         """Estimate the seconds left; None while nothing is known."""
-        states = [row.state for row in board.running]
+        states = [row.state for row in job_table.running]
         partial = sum(min(1.0, state.step / state.total) for state in states if state.total)
         done = self.ended + partial
         if done <= 0.2:
             return None
-        return (self.clock() - self.begun) / done * (board.left + len(board.running) - partial)
+        return (
+            (self.clock() - self.begun) / done * (job_table.left + len(job_table.running) - partial)
+        )
 
 
 class View:
@@ -165,17 +167,17 @@ class View:
         """Print a note."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
-    def ended(self, row: JobRow, board: Board, log: str) -> None:
+    def ended(self, row: JobRow, job_table: JobTable, log: str) -> None:
         """Print how a job ended."""
         self.eta.ended += 1
-        self.note(event_line(row, board, self.eta(board), log))
+        self.note(event_line(row, job_table, self.eta(job_table), log))
 
-    def update(self, board: Board) -> None:
+    def update(self, job_table: JobTable) -> None:
         """Show the states of all jobs on a terminal."""
         if self._status is not None:
-            seconds_left = self.eta(board)
+            seconds_left = self.eta(job_table)
             to_go = "" if seconds_left is None else f"{duration(seconds_left)} to go"
-            pieces = [board.counts(), board.best_line(), to_go]
+            pieces = [job_table.counts(), job_table.best_line(), to_go]
             self._status.update(Text(printable(" · ".join(filter(None, pieces)))))
 
     def stop(self) -> None:
@@ -184,7 +186,7 @@ class View:
             self._status.stop()
 
 
-def event_line(row: JobRow, board: Board, seconds_left: float | None, log: str) -> str:
+def event_line(row: JobRow, job_table: JobTable, seconds_left: float | None, log: str) -> str:
     """Write the end of a job as one line.
 
     Its number, status and label; of a failed job the message and its log, else the best value
@@ -192,15 +194,14 @@ def event_line(row: JobRow, board: Board, seconds_left: float | None, log: str) 
 
     Args:
         row: The job.
-        board: All jobs.
+        job_table: All jobs.
         seconds_left: Estimate for the jobs left; None: unknown.
         log: Path of the job's log.
     """
     state = row.state
-    to_go = board.left + len(board.running)
-    pieces = [
-        f"[{board.done:>{len(str(board.total))}}/{board.total}] {state.status:<11} {row.job.label}"
-    ]
+    to_go = job_table.left + len(job_table.running)
+    total = str(job_table.total)
+    pieces = [f"[{job_table.done:>{len(total)}}/{total}] {state.status:<11} {row.job.label}"]
     if state.status == "failed":
         pieces.append(f"{short(state.message)}  ({log})")
     elif state.best is not None:

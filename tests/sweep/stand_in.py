@@ -15,11 +15,11 @@ from optrun.config import overrides
 from optrun.config.schema.sweeper import ConfirmConfig, OptunaConfig, Pruner, Sampler
 from optrun.config.store import open_hydra
 from optrun.sweeper.contenders import contenders_of
-from optrun.sweeper.driver import Goal
+from optrun.sweeper.driver import PlannedJob
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Composer, Job, merged
 from optrun.sweeper.search import Search
-from optrun.sweeper.view import Board, JobRow
+from optrun.sweeper.view import JobRow, JobTable
 
 UNTRAINED = 7.5
 """The loss before the first step."""
@@ -54,7 +54,7 @@ class StandIn:
         self.sweep = SweepDir(folder)
         self.sweep.prepare()
         self.options = options
-        self.board = Board()
+        self.job_table = JobTable()
         self.stop = SimpleNamespace(requested=False)
         self.notes: list[str] = []
         self.view = SimpleNamespace(note=self.notes.append)
@@ -65,27 +65,27 @@ class StandIn:
     @property
     def jobs(self) -> list[Job]:
         """All that are known."""
-        return [row.job for row in self.board.rows.values()]
+        return [row.job for row in self.job_table.rows.values()]
 
     @property
     def stopped(self) -> set[str]:
         """Names of the jobs whose trials were pruned."""
-        return {name for name, row in self.board.rows.items() if row.resting}
+        return {name for name, row in self.job_table.rows.items() if row.resting}
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            if job.name not in self.board.rows:
-                row = self.board.rows[job.name] = JobRow(job, self.sweep.state(job.name))
+            if job.name not in self.job_table.rows:
+                row = self.job_table.rows[job.name] = JobRow(job, self.sweep.state(job.name))
                 row.resting = self.sweep.read_record(job.name).stopped_at is not None
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            self.board.row(job).state = self.sweep.state(job.name)
+            self.job_table.row(job).state = self.sweep.state(job.name)
 
     def advance(self, jobs: Sequence[Job]) -> None:
-        self.pursue(lambda: [Goal(job) for job in jobs])
+        self.pursue(lambda: [PlannedJob(job) for job in jobs])
 
-    def pursue(self, plan: Callable[[], Sequence[Goal]]) -> None:
+    def pursue(self, plan: Callable[[], Sequence[PlannedJob]]) -> None:
         """One job at a time, as the launcher `basic`."""
         while wanted := list(filter(self.is_short_of, plan())):
             job, stop_at = wanted[0]
@@ -100,15 +100,15 @@ class StandIn:
                 record.rungs[str(stop_at)] = loss(job.values)
                 self.sweep.write_record(job.name, record)
 
-    def is_short_of(self, goal: Goal) -> bool:
+    def is_short_of(self, planned_job: PlannedJob) -> bool:
         at_rung = (
-            goal.stop_at is not None
-            and str(goal.stop_at) in self.sweep.read_record(goal.job.name).rungs
+            planned_job.stop_at is not None
+            and str(planned_job.stop_at) in self.sweep.read_record(planned_job.job.name).rungs
         )
-        return not (self.board.row(goal.job).state.ended or at_rung)
+        return not (self.job_table.row(planned_job.job).state.ended or at_rung)
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
-        for row in map(self.board.row, jobs):
+        for row in map(self.job_table.row, jobs):
             if not (row.state.ended or row.resting):
                 row.resting = True
                 record = self.sweep.read_record(row.job.name)

@@ -159,7 +159,9 @@ def test_a_trial_is_as_good_as_the_mean_of_its_seeds(tmp_path: Path) -> None:
     for trials in studies(tmp_path).values():
         (trial,) = trials
         off = trial.value - 0.03  # the mean over seeds of what a seed adds
-        assert any(row.state.best == pytest.approx(off + 0.08) for row in found.board.rows.values())
+        assert any(
+            row.state.best == pytest.approx(off + 0.08) for row in found.job_table.rows.values()
+        )
     with pytest.raises(ConfigError, match='seed="0,1,8" then, 0 now'):
         searched(tmp_path, [ADAMW, SGD], n_trials=2)
 
@@ -169,8 +171,8 @@ def test_trials_of_the_same_values_are_one_job(tmp_path: Path) -> None:
     found = searched(tmp_path, ["search.adamw.lr=1e-3,2e-3"], n_trials=6)
     (trials,) = studies(tmp_path).values()
     assert len(trials) == 6
-    assert len(found.board.rows) <= 2
-    assert found.board.left == 0
+    assert len(found.job_table.rows) <= 2
+    assert found.job_table.left == 0
 
 
 def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
@@ -192,4 +194,4 @@ def test_a_diverged_trial_is_told_as_a_bad_one(tmp_path: Path) -> None:
     assert sum(trial.params["lr"] > 1e-2 for trial in informed) < len(informed) / 2, (
         "half of the range diverges"
     )
-    assert sum(row.state.diverged for row in found.board.rows.values()) == len(diverged)
+    assert sum(row.state.diverged for row in found.job_table.rows.values()) == len(diverged)

@@ -88,7 +88,7 @@ def test_nobody_waits_and_nothing_is_lost(pruner: Pruner, n_jobs: int, tmp_path:
         stopped += sum(trial.state.name == "PRUNED" for trial in trials)
     steps = [driver.sweep.steps_done(job.name) for job in driver.jobs]
     assert stopped == len(driver.stopped) == sum(of in (1, 2) for of in steps) > 0
-    assert (driver.board.left, driver.board.count("failed")) == (0, 0)
+    assert (driver.job_table.left, driver.job_table.count("failed")) == (0, 0)
     assert searched(tmp_path, [ADAMW, SGD], **given).ran == []
 
 

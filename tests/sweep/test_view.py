@@ -12,14 +12,14 @@ from rich.console import Console
 from optrun.sweeper.folder import JobState
 from optrun.sweeper.jobs import Job
 from optrun.sweeper.stop import Stop
-from optrun.sweeper.view import Board, Eta, JobRow, View
+from optrun.sweeper.view import Eta, JobRow, JobTable, View
 
 
 def job(number: int) -> Job:
     return Job(f"job{number}", f"{number:016x}", (f"seed={number}",), {}, f"seed={number}")
 
 
-def board() -> Board:
+def job_table() -> JobTable:
     """Four jobs: one finished, one failed, one half-way, one not begun."""
     states = {
         "job0": JobState("finished", 10, 10, "eval/loss", "min", 2.5, "", 3.0),
@@ -29,11 +29,11 @@ def board() -> Board:
     }
     rows = {name: JobRow(job(number), state) for number, (name, state) in enumerate(states.items())}
     rows["job2"].running = True
-    return Board(rows)
+    return JobTable(rows)
 
 
 def test_counts_and_best() -> None:
-    shown = board()
+    shown = job_table()
     assert shown.counts() == "1 of 4 finished · 1 running · 1 failed · 1 left"
     assert shown.best_line() == "best eval/loss 2.25: seed=2"
     states = {name: row.state for name, row in shown.rows.items()}
@@ -47,7 +47,7 @@ def test_counts_and_best() -> None:
 
 def test_what_is_left_is_told_apart() -> None:
     """After Ctrl-C: the job that was cut, and those that never began."""
-    shown = board()
+    shown = job_table()
     shown.rows["job2"].running = False
     shown.rows["job2"].state.status = "interrupted"
     assert (
@@ -60,7 +60,7 @@ def test_each_job_counts_once() -> None:
     """A finished job whose process still draws its curves, and one that ended after it was
     stopped at a rung.
     """
-    shown = board()
+    shown = job_table()
     shown.rows["job0"].running = shown.rows["job1"].running = True
     shown.rows["job0"].resting = shown.rows["job2"].resting = True
     assert shown.left == 1
@@ -73,9 +73,9 @@ def test_time_left() -> None:
     """Two jobs and a half in 25 s: what is left of four takes 15 s."""
     now = [0.0]
     eta = Eta(clock=lambda: now[0])
-    assert eta(board()) is None or now[0] == 0.0
+    assert eta(job_table()) is None or now[0] == 0.0
     now[0], eta.ended = 25.0, 2
-    assert eta(board()) == 15.0
+    assert eta(job_table()) == 15.0
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_limit_of_time_is_a_first_signal(monkeypatch: pytest.MonkeyPatch) -> N
 def test_plain_lines() -> None:
     out = io.StringIO()
     view = View(Console(file=out, width=200))
-    shown = board()
+    shown = job_table()
     view.ended(shown.rows["job1"], shown, "sweep/job1/optrun.log")
     line = out.getvalue()
     assert line.startswith(
@@ -131,7 +131,7 @@ def test_a_terminal_shows_where_all_jobs_stand() -> None:
         file=out, width=200, force_terminal=True, force_interactive=True, color_system=None
     )
     view = View(console)
-    view.update(board())
+    view.update(job_table())
     view.stop()
     assert "1 of 4 finished · 1 running" in out.getvalue()
     assert "best eval/loss 2.25: seed=2" in out.getvalue()
