@@ -421,7 +421,7 @@ def test_a_newer_form_is_left_alone(tmp_path: Path) -> None:
 def test_verify_names_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = sharded_run(tmp_path / "run", (1, 2))
     assert cli.run(["verify", str(run.checkpoint(1))]) == 0
-    assert MODEL[:20] in capsys.readouterr().out
+    assert "step-00000001" in capsys.readouterr().out
     flip(run.checkpoint(2) / MODEL)
     assert cli.run(["verify", str(run.checkpoint(2))]) == 4
     assert f"step-00000002/{MODEL}" in capsys.readouterr().err
