@@ -209,7 +209,7 @@ def _parse_object(where: str, number: int, line: str) -> Row:
     """Parse the object of a line; `number` is that of its row, from 1.
 
     Raises:
-        ConfigError: It is no JSON, or `_expect_storable` refuses it.
+        ConfigError: It is no JSON, or `_check_row` refuses it.
     """
     try:
         value = parse_row(line)
@@ -220,11 +220,11 @@ def _parse_object(where: str, number: int, line: str) -> Row:
         elif "double quotes" in str(error):
             hint = ". Names and texts stand in double quotes"
         raise _row_error(where, number, f"is no JSON: {error}{hint}") from error
-    return _expect_storable(where, number, value)
+    return _check_row(where, number, value)
 
 
-def _expect_storable(where: str, number: int, value: object) -> Row:
-    """Return an object unchanged if Arrow can store its numbers and texts.
+def _check_row(where: str, number: int, value: object) -> Row:
+    """Check that a row is an object whose numbers and texts Arrow can store; return it unchanged.
 
     Only cells and the items of lists are looked at; deeper ones are stored as JSON text.
 
@@ -247,6 +247,7 @@ def _expect_storable(where: str, number: int, value: object) -> Row:
 
 
 def _is_unicode(text: str) -> bool:
+    """Tell whether a text has no half of a surrogate pair, so that UTF-8 can encode it."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -274,7 +275,7 @@ def _rows_of_text(where: str, text: str) -> Iterator[Row]:
         values = values[0]
     for number, value in enumerate(values, 1):
         row = {"text": value} if isinstance(value, str) else value
-        yield _expect_storable(where, number, row)
+        yield _check_row(where, number, row)
 
 
 def _end_of_blank(text: str, begin: int) -> int:

@@ -42,8 +42,8 @@ class Phase(IntEnum):
     closing = 8
 
 
-class Heartbeat(NamedTuple):
-    """The last heartbeat of a rank."""
+class RankStatus(NamedTuple):
+    """What a rank wrote at its last heartbeat: its process, and what it is doing."""
 
     pid: int
     """0: the process has not started yet."""
@@ -78,7 +78,7 @@ class Requests:
 
 
 class Heartbeats:
-    """A table in shared memory: the last heartbeat and the end of each rank, and requests to all.
+    """A table in shared memory: the last status and the end of each rank, and requests to all.
 
     Args:
         memory: Shared by the processes that use it.
@@ -136,20 +136,20 @@ class Heartbeats:
     def forget(self) -> None:
         """Clear heartbeats and ends before a start; the silence of all ranks begins now."""
         for local_rank in range(len(self)):
-            self.write(local_rank, Heartbeat(0, local_rank, Phase.starting, 0, time.monotonic()))
+            self.write(local_rank, RankStatus(0, local_rank, Phase.starting, 0, time.monotonic()))
             self.write_end(local_rank, "")
 
-    def write(self, local_rank: int, heartbeat: Heartbeat) -> None:
-        """Write the heartbeat of a rank."""
+    def write(self, local_rank: int, status: RankStatus) -> None:
+        """Write the status of a rank."""
         # With one copy: `pack_into` writes zeros first, and another process could read the time 0.
         at = self._line_at(local_rank)
-        self._memory[at : at + self._LINE.size] = self._LINE.pack(*heartbeat)
+        self._memory[at : at + self._LINE.size] = self._LINE.pack(*status)
 
-    def __getitem__(self, local_rank: int) -> Heartbeat:
-        """Read the heartbeat of a rank of this machine."""
+    def __getitem__(self, local_rank: int) -> RankStatus:
+        """Read the last status of a rank of this machine."""
         line = self._LINE.unpack_from(self._memory, self._line_at(local_rank))
         pid, rank, phase, step, seconds, done, stack = line
-        return Heartbeat(pid, rank, Phase(phase), step, seconds, done, stack)
+        return RankStatus(pid, rank, Phase(phase), step, seconds, done, stack)
 
     def __len__(self) -> int:
         """Count the ranks of this machine."""
@@ -197,7 +197,7 @@ class _Line:
 
     table: Heartbeats
     local_rank: int
-    last: Heartbeat
+    last: RankStatus
 
 
 _line: _Line | None = None
@@ -213,7 +213,7 @@ def begin(table: Heartbeats, local_rank: int = 0, rank: int = 0, stack: int = -1
         stack: File descriptor of the memory file for its stack; -1: there is none.
     """
     global _line
-    first = Heartbeat(os.getpid(), rank, Phase.starting, 0, 0.0, stack=stack)
+    first = RankStatus(os.getpid(), rank, Phase.starting, 0, 0.0, stack=stack)
     _line = _Line(table, local_rank, first)
     beat()
 
@@ -246,7 +246,7 @@ def beat(phase: Phase | None = None, step: int | None = None) -> Phase:
     # The first step number is that from which this start continues.
     if last.phase > Phase.preparing and step > last.step:
         done += 1
-    line.last = Heartbeat(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
+    line.last = RankStatus(last.pid, last.rank, phase, step, time.monotonic(), done, last.stack)
     line.table.write(line.local_rank, line.last)
     return last.phase
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from optrun.base.errors import EXIT_FAILED
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats
+from optrun.distributed.heartbeat import Heartbeats, RankStatus
 from optrun.distributed.silence import find_hung, kill
 from optrun.distributed.verdict import RankEnd, error_of
 from optrun.distributed.watchdog import Watchdog
@@ -85,7 +85,7 @@ def _run_once(ranks: LocalRanks, heartbeats: Heartbeats, command: Sequence[str])
     """Run the ranks to their end, and end one that hangs."""
     hung: dict[int, RankEnd] = {}
 
-    def end_silent(silent: dict[int, Heartbeat]) -> None:
+    def end_silent(silent: dict[int, RankStatus]) -> None:
         if hung:  # ranks that are silent later have lost that one, and torch ends them
             return
         hung.update(find_hung(silent, ranks.timeout_seconds, ranks.nproc))

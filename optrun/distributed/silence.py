@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from optrun.base.errors import EXIT_FAILED
-from optrun.distributed.heartbeat import Heartbeat, Phase
+from optrun.distributed.heartbeat import Phase, RankStatus
 from optrun.distributed.limits import KEY, describe_limit
 from optrun.distributed.memory_file import read_text
 from optrun.distributed.verdict import RankEnd
@@ -22,7 +22,7 @@ _WAITING = ("torch/distributed/", "torch/autograd/", "torch/nn/parallel/", "optr
 
 
 def find_hung(
-    silent: dict[int, Heartbeat], timeout_seconds: float, local_size: int
+    silent: dict[int, RankStatus], timeout_seconds: float, local_size: int
 ) -> dict[int, RankEnd]:
     """Find the silent ranks that the others wait for, with their innermost frame.
 
@@ -30,18 +30,18 @@ def find_hung(
     heard later.
 
     Args:
-        silent: Last heartbeats, by rank on this machine.
+        silent: Their last status, by rank on this machine.
         timeout_seconds: Of the configuration.
         local_size: Ranks of this machine.
     """
-    frames = {local_rank: _innermost_frame(line) for local_rank, line in silent.items()}
+    frames = {local_rank: _innermost_frame(status) for local_rank, status in silent.items()}
     stopped = []
     busy = []
-    for local_rank, line in silent.items():
-        if process_state(line.pid) in ("T", "t"):
+    for local_rank, status in silent.items():
+        if process_state(status.pid) in ("T", "t"):
             stopped.append(local_rank)
         is_in_collective = any(text in frames[local_rank] for text in _WAITING)
-        if line.phase is not Phase.waiting and not is_in_collective:
+        if status.phase is not Phase.waiting and not is_in_collective:
             busy.append(local_rank)
     hung = stopped or busy
     if not hung and len(silent) == local_size:
@@ -61,23 +61,23 @@ def find_hung(
     return ends
 
 
-def kill(heartbeat: Heartbeat) -> None:
+def kill(status: RankStatus) -> None:
     """End a hanging rank by SIGKILL, with its workers if it leads a process group.
 
     Does nothing if the rank has no pid yet, is gone, or belongs to another user.
     """
-    if not heartbeat.pid:  # 0 would mean the group of this process
+    if not status.pid:  # 0 would mean the group of this process
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if os.getpgid(heartbeat.pid) == heartbeat.pid:
-            os.killpg(heartbeat.pid, signal.SIGKILL)
+        if os.getpgid(status.pid) == status.pid:
+            os.killpg(status.pid, signal.SIGKILL)
         else:
-            os.kill(heartbeat.pid, signal.SIGKILL)
+            os.kill(status.pid, signal.SIGKILL)
 
 
-def is_alive(heartbeat: Heartbeat) -> bool:
+def is_alive(status: RankStatus) -> bool:
     """Tell whether a rank of this machine still runs; False for one that has no pid yet."""
-    return process_state(heartbeat.pid) not in ("", "Z", "X")
+    return process_state(status.pid) not in ("", "Z", "X")
 
 
 def process_state(pid: int) -> str:
@@ -88,14 +88,14 @@ def process_state(pid: int) -> str:
         return ""
 
 
-def _innermost_frame(heartbeat: Heartbeat) -> str:
+def _innermost_frame(status: RankStatus) -> str:
     """Ask a rank for its innermost Python frame, by `faulthandler`; empty: it does not answer."""
-    if not heartbeat.pid or heartbeat.stack < 0:
+    if not status.pid or status.stack < 0:
         return ""
-    path = Path(f"/proc/{heartbeat.pid}/fd/{heartbeat.stack}")
+    path = Path(f"/proc/{status.pid}/fd/{status.stack}")
     deadline = time.monotonic() + _STACK_SECONDS
     with contextlib.suppress(OSError):  # it has ended
-        os.kill(heartbeat.pid, signal.SIGUSR2)
+        os.kill(status.pid, signal.SIGUSR2)
         while time.monotonic() < deadline:
             time.sleep(0.1)
             frames = re.findall(

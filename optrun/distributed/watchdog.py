@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Self
 
 from optrun.distributed import heartbeat
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus
 from optrun.distributed.limits import allowed_silence, describe_limit
 
 _LOOKS = 20
@@ -29,7 +29,7 @@ def watched(timeout_seconds: float, note: Callable[[str], None]) -> Iterator[Non
     """
     main = threading.get_ident()
 
-    def warn(silent: dict[int, Heartbeat]) -> None:
+    def warn(silent: dict[int, RankStatus]) -> None:
         frame = sys._current_frames().get(main)
         where = ""
         if frame is not None:
@@ -64,12 +64,12 @@ class Watchdog:
         self,
         heartbeats: Heartbeats,
         timeout_seconds: float,
-        on_silent: Callable[[dict[int, Heartbeat]], None],
+        on_silent: Callable[[dict[int, RankStatus]], None],
     ) -> None:
         self._heartbeats = heartbeats
         self._timeout_seconds = timeout_seconds
         self._on_silent = on_silent
-        self._reported: dict[int, Heartbeat] = {}
+        self._reported: dict[int, RankStatus] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="optrun-watchdog", daemon=True)
 
@@ -93,12 +93,10 @@ class Watchdog:
         """
         silent = {}
         for rank in range(len(self._heartbeats)):
-            heartbeat = self._heartbeats[rank]
-            is_late = now - heartbeat.time > allowed_silence(heartbeat, self._timeout_seconds)
-            if is_late and heartbeat.phase is not Phase.closing:  # the end has no limit
-                silent[rank] = heartbeat
-        if silent and any(
-            self._reported.get(rank) != heartbeat for rank, heartbeat in silent.items()
-        ):
+            status = self._heartbeats[rank]
+            is_late = now - status.time > allowed_silence(status, self._timeout_seconds)
+            if is_late and status.phase is not Phase.closing:  # the end has no limit
+                silent[rank] = status
+        if silent and any(self._reported.get(rank) != status for rank, status in silent.items()):
             self._reported = silent
             self._on_silent(silent)

@@ -36,7 +36,7 @@ from optrun.base.plain import PlainDict
 from optrun.config.schema.distributed import DistributedConfig, RanksConfig
 from optrun.distributed import heartbeat
 from optrun.distributed.contract import agree
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus
 from optrun.distributed.join import Launched, launched, set_torch_environment
 from optrun.distributed.limits import longest_silence
 from optrun.distributed.meeting import Meeting, UnmetError
@@ -281,7 +281,7 @@ def _watching_others(rank: Rank, meeting: Meeting, timeout_seconds: float) -> It
         return
     ended: set[int] = set()
 
-    def end_silent(silent: dict[int, Heartbeat]) -> None:
+    def end_silent(silent: dict[int, RankStatus]) -> None:
         hung = find_hung(silent, timeout_seconds, rank.launched.local_size)
         new = {local_rank: end for local_rank, end in hung.items() if local_rank not in ended}
         ended.update(new)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from optrun.distributed import heartbeat
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase, Requests, beat, during
+from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus, Requests, beat, during
 from optrun.distributed.local_ranks import _end_of
 from optrun.distributed.memory_file import MemoryFile, read_text
 from optrun.distributed.silence import find_hung, kill
@@ -79,12 +79,12 @@ def test_a_phase_lasts_as_long_as_what_it_is_said_of() -> None:
 
 def line(
     phase: Phase, seconds: float, step: int = 3, pid: int = 0, rank: int = 0, done: int = 2
-) -> Heartbeat:
-    return Heartbeat(pid, rank, phase, step, seconds, done)
+) -> RankStatus:
+    return RankStatus(pid, rank, phase, step, seconds, done)
 
 
 def test_silence_is_told_once() -> None:
-    table, told = Heartbeats.create(2), list[dict[int, Heartbeat]]()
+    table, told = Heartbeats.create(2), list[dict[int, RankStatus]]()
     dog = Watchdog(table, 100.0, told.append)
     table.write(0, line(Phase.training, 1000.0))
     table.write(1, line(Phase.waiting, 1050.0))
@@ -116,10 +116,10 @@ def test_silence_is_told_once() -> None:
     ],
 )
 def test_a_rank_may_be_silent_for_longer_until_its_first_step_is_done(
-    last: Heartbeat, limit: float | None
+    last: RankStatus, limit: float | None
 ) -> None:
     """A kernel may be compiled; a rank that waits may be one step ahead of one that compiles."""
-    table, told = Heartbeats.create(1), list[dict[int, Heartbeat]]()
+    table, told = Heartbeats.create(1), list[dict[int, RankStatus]]()
     table.write(0, last)
     dog = Watchdog(table, 5.0, told.append)
     dog.look(1000.0 + (limit or 1e9) - 0.5)

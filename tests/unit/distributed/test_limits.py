@@ -12,15 +12,15 @@ from torch.distributed import HashStore
 from optrun.config.compose import compose_request
 from optrun.config.request import CommandLine
 from optrun.config.store import open_hydra
-from optrun.distributed.heartbeat import Heartbeat, Phase
+from optrun.distributed.heartbeat import Phase, RankStatus
 from optrun.distributed.limits import allowed_silence, longest_silence
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.world import ALONE, World
 from optrun.launch.rank import _join_groups
 
 
-def at(phase: Phase, done: int) -> Heartbeat:
-    return Heartbeat(1, 0, phase, 3, 0.0, done)
+def at(phase: Phase, done: int) -> RankStatus:
+    return RankStatus(1, 0, phase, 3, 0.0, done)
 
 
 @pytest.mark.parametrize("seconds", [5.0, 400.0])

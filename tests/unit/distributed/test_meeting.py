@@ -15,7 +15,7 @@ from torch.distributed import DistNetworkError, HashStore
 
 from optrun.base.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED_EARLY, ConfigError, OptrunError
 from optrun.distributed.contract import refuse_different
-from optrun.distributed.heartbeat import Heartbeat, Heartbeats, Phase
+from optrun.distributed.heartbeat import Heartbeats, Phase, RankStatus
 from optrun.distributed.join import Launched
 from optrun.distributed.meeting import Meeting
 from optrun.distributed.rank_signals import RankSignals
@@ -153,8 +153,8 @@ def test_rank_0_does_not_leave_before_all_have_read() -> None:
 def test_the_end_of_rank_0_is_not_awaited_where_it_is_gone() -> None:
     """As a second signal leaves it: ended at once, and nothing told."""
     heartbeats = Heartbeats.create(2)
-    heartbeats.write(0, Heartbeat(2**22 + 1, 0, Phase.training, 3, 0.0))
-    heartbeats.write(1, Heartbeat(os.getpid(), 1, Phase.closing, 3, 0.0))
+    heartbeats.write(0, RankStatus(2**22 + 1, 0, Phase.training, 3, 0.0))
+    heartbeats.write(1, RankStatus(os.getpid(), 1, Phase.closing, 3, 0.0))
     rank = Rank(Launched("torchrun", 1, 2, 1, 2, ""), RankSignals(), heartbeats=heartbeats)
     assert _await_end_of_main(rank, Meeting(HashStore(), 1, 2, 3600.0)) == {}
 
