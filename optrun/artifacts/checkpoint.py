@@ -72,10 +72,7 @@ class Snapshot:
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        total = 0
-        for tensors in (self.model, self.optimizer):
-            total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        return total
+        return sum(tensor.nbytes for tensor in (*self.model.values(), *self.optimizer.values()))
 
 
 def save_checkpoint(

@@ -72,7 +72,7 @@ class ShardWriter(HuggingFaceStorageWriter):
             assert item.tensor_data is not None
             tensors[item.index.fqn] = piece
             offsets[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
-            results.append(WriteResult(item.index, piece.numel() * piece.element_size(), None))
+            results.append(WriteResult(item.index, piece.nbytes, None))
         if tensors:
             metadata = {_OFFSETS: json.dumps(offsets), "DCP_VERSION": "1.0"}
             self.written[name] = write_tensors(Path(self.path) / name, tensors, metadata)

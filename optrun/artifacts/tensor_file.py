@@ -106,13 +106,13 @@ def write_tensors(
             raise TypeError(f"{name}: a tensor of {tensor.dtype} cannot be saved.")
         if local_part(tensor).shape != tensor.shape:
             raise ValueError(f"{name}: divided among ranks: all of them have to save together.")
-        size = tensor.numel() * tensor.element_size()
+        end = offset + tensor.nbytes
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
+            "data_offsets": [offset, end],
         }
-        offset += size
+        offset = end
     head = json.dumps(header, separators=(",", ":")).encode()
     head += b" " * (-len(head) % 8)
     head = len(head).to_bytes(8, "little") + head

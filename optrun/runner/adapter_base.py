@@ -100,8 +100,8 @@ def refuse_other_adapter(
         )
     if before.get("base") != now["base"]:
         model = saved.config.get("model", {})
-        old = _origin(model.get("path"), model.get("name", ""), saved.config.get("seed", 0))
-        new = _origin(getattr(config.model, "path", None), config.model.name, config.seed)
+        old = origin_of(model.get("path"), model.get("name", ""), saved.config.get("seed", 0))
+        new = origin_of(getattr(config.model, "path", None), config.model.name, config.seed)
         moved = f"{new} (it was {old})" if old != new else new
         raise ConfigError(
             f"{moved}: the checkpoint holds an adapter, and these are not the weights that it was"
@@ -180,7 +180,8 @@ def _in_words(quantization: str | None) -> str:
     return f"model.quantization={quantization or 'null'}"
 
 
-def _origin(path: str | None, name: str, seed: int) -> str:
+def origin_of(path: str | None, name: str, seed: int) -> str:
+    """Name where the first weights of a model come from: its path, or its name and the seed."""
     if path is None:
         return f"model={name} with seed={seed}"
     return f"model.path={path}"

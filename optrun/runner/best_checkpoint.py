@@ -27,8 +27,7 @@ def describe_best(summary: PlainMapping) -> str:
     if best.get("tied", 1) == 1:
         return message
     loss = loss_beside(main["name"])
+    lower = ""
     if "loss" in best and loss != main["name"]:
         lower = f"the lower {loss} ({number(best['loss'])}), then by "
-    else:
-        lower = ""
     return f"{message}; tie of {int(best['tied'])} evaluations, broken by {lower}the later step"

@@ -24,16 +24,14 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     Returns:
         Bytes. If the state of the optimizer cannot be predicted, twice the weights are assumed.
     """
-    weights: int = sum(
-        tensor.numel() * tensor.element_size() for tensor in model_tensors(model).values()
-    )
+    weights = sum(tensor.nbytes for tensor in model_tensors(model).values())
     state_sizes = [count for count in state_bytes(optimizer).values() if count is not None]
     trained: list[torch.Tensor] = []
     for group in optimizer.param_groups:
         trained += group["params"]
     if len(state_sizes) < len(trained):
-        state_sizes = [2 * param.numel() * param.element_size() for param in trained]
-    return int(weights + sum(state_sizes))
+        state_sizes = [2 * param.nbytes for param in trained]
+    return weights + sum(state_sizes)
 
 
 def space_warning(run: RunDir, config: CheckpointConfig, checkpoint_size: int) -> str | None:

@@ -126,6 +126,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         data: Names the key of evaluation rows, for a run that held none out.
     """
     summary = outcome.summary
+    stopped = summary.get("stopped")  # by a patience of one's own, or a callback
     if outcome.sample is not None:
         prompt, continuation = outcome.sample
         continuation = re.sub(
@@ -142,7 +143,7 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     for line in (
         sentence_of(summary),
         describe_best(summary),
-        summary["message"] if summary.get("stopped") else "",
+        summary["message"] if stopped else "",
     ):
         if line:  # broken between words, which a terminal does not do
             width = console.width if console.is_terminal else _PIPED
@@ -153,7 +154,6 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
     path = shown_path(outcome.run.path)
     chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
     optrun = shell.join(["optrun", *options(summary.get("plugins", ()))])
-    stopped = summary.get("stopped")  # by a patience of one's own, or a callback
     if stopped:
         longer = f"{stopped['by']}=..."
     else:

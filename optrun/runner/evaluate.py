@@ -81,10 +81,9 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             f"data.eval_fraction={config.data.eval_fraction:g}: the run was trained on all rows, so"
             f" there are none to evaluate on{advice}"
         )
+    warning = None
     if prepared.cut_from_train:
         warning = warn_of_other_eval_rows(snapshot.metadata, task.eval)
-    else:
-        warning = None
     refuse_other_adapter(snapshot.metadata, adapter_facts(prepared.model), config)
     model = prepared.model.to(device)
     settle_chunked_loss(task, model, config)

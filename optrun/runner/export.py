@@ -79,7 +79,7 @@ def write_model(
         if adapter is not None:  # nobody else has its base
             model = copy.deepcopy(model)
             merge(model)
-        size = sum(param.numel() * param.itemsize for param in model.parameters())
+        size = sum(param.nbytes for param in model.parameters())
         refuse_without_room(folder, size, "Make room.")
         with without_pooling(model.config):
             model.save_pretrained(str(folder))

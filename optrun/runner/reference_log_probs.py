@@ -23,7 +23,7 @@ from optrun.data.cached_arrays import cached_arrays
 from optrun.distributed.world import ALONE, World
 from optrun.model.adapter import without_factors
 from optrun.model.forward import lean_forward
-from optrun.runner.adapter_base import base_digest
+from optrun.runner.adapter_base import base_digest, origin_of
 from optrun.task import Task
 from optrun.task.preference import Pairs, Preference
 from optrun.training.step import Precision
@@ -99,6 +99,8 @@ def _logps(
         settings += " chunked"
     key = digest("reference-1", weights, pairs.fingerprint(), settings)
     run = Precision(device, precision)
+    # Without such an adapter's factors the model is the start model.
+    is_beside_start = isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
 
     def find() -> dict[str, np.ndarray]:
         training = model.training
@@ -106,7 +108,7 @@ def _logps(
         try:
             with (
                 lean_forward(model),
-                without_factors(model) if _is_beside_start(config) else nullcontext(),
+                without_factors(model) if is_beside_start else nullcontext(),
             ):
                 return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast)}
         finally:
@@ -115,20 +117,12 @@ def _logps(
     return cached_arrays("reference", key, find)["logps"]
 
 
-def _is_beside_start(config: RunConfig) -> bool:
-    """Tell whether disabling the adapter gives the start model."""
-    return isinstance(config.adapter, LoraConfig) and config.adapter.keeps_base
-
-
 def _refuse_other_start(saved: str | None, weights: str, config: RunConfig) -> None:
     """Refuse start weights other than those in the checkpoint, by digest."""
     if saved in (None, weights):
         return
-    path = getattr(config.model, "path", None)
-    name = f"model.path={path}"
-    if path is None:
-        name = f"model={config.model.name} with seed={config.seed}"
+    origin = origin_of(getattr(config.model, "path", None), config.model.name, config.seed)
     raise ConfigError(
-        f"{name}: these are not the weights that the run started from, which its preferences are"
+        f"{origin}: these are not the weights that the run started from, which its preferences are"
         f" measured against (digest {saved} then, {weights} now). Restore them, or start a new run."
     )

@@ -138,10 +138,9 @@ class TrainingConfig(Checked):
         factors += (
             [f"training.gradient_accumulation_steps={accumulation}"] if accumulation > 1 else []
         )
+        bound = ""
         if micro is None and accumulation > 1:
             bound = f", with micro-batches of at most {most} examples"
-        else:
-            bound = ""
         raise ConfigError(
             f"training.global_batch_size={global_batch}: expected a multiple of"
             f" {' times '.join(factors)}{bound}. Accumulation follows from it: leave"

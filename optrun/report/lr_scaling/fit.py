@@ -212,11 +212,6 @@ def fit_law(sizes: Array, curves: Sequence[FittedCurve]) -> ScalingLaw:
     residual = optima - design @ coefficients
     misfit = float(residual @ residual) / variance + float(coefficients @ prior @ coefficients)
     spare = len(x) - 1 - keys
-    return ScalingLaw(
-        center=center,
-        coefficients=coefficients,
-        covariance=covariance,
-        shift=solve @ np.array([curve.shift for curve in curves]),
-        spare=spare,
-        is_broken=spare > 0 and misfit > float(special.chdtri(spare, IMPROBABLE)),
-    )
+    shift = solve @ np.array([curve.shift for curve in curves])
+    is_broken = spare > 0 and misfit > float(special.chdtri(spare, IMPROBABLE))
+    return ScalingLaw(center, coefficients, covariance, shift, spare, is_broken)

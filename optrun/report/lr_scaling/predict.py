@@ -302,10 +302,7 @@ def _fit_lr_curve(curve: grouping.LrCurve, mode: str) -> fit.FittedCurve:
 
 
 def _refuse_useless(
-    lr: fit.Estimate,
-    law: fit.ScalingLaw,
-    swept: Mapping[str, fit.Array],
-    target: Size,
+    lr: fit.Estimate, law: fit.ScalingLaw, swept: Mapping[str, fit.Array], target: Size
 ) -> None:
     """Refuse an unsupported prediction, and say what to sweep.
 
@@ -342,5 +339,5 @@ def _write_test(run: Run, target: Size, lr: fit.Estimate) -> str:
     values = {key: f"{value:.12g}" for key, value in target.items()}
     values["lr"] = ",".join(map(rate, ends))
     kept = [token for token in run.overrides if key_of(token) not in values]
-    tokens = [*kept, *(f"{key}={value}" for key, value in values.items())]
-    return replace(run, overrides=tokens).command(seeds=[0, 1])
+    kept += [f"{key}={value}" for key, value in values.items()]
+    return replace(run, overrides=kept).command(seeds=[0, 1])

@@ -142,10 +142,9 @@ def refuse_other_data(saved: CheckpointMetadata, now: CheckpointMetadata, change
     before = saved.plan["fingerprint"]
     fingerprint = now.plan["fingerprint"]
     if before != fingerprint and not may_change_data(changes):
+        why = ""
         if "seed" in changes:
             why = " (seed decides here which examples are kept for evaluation)"
-        else:
-            why = ""
         raise ConfigError(
             f"the data is not what the run was started with (fingerprint {before} then,"
             f" {fingerprint} now): rows, their order or their content changed{why}. Restore it, or"

@@ -171,10 +171,9 @@ def _refusal(training: TrainingConfig, ranks: int, accumulation: int, most: int)
         if _fits(count, global_batch, micro, accumulation, most)
     ]
     with_parts = f" with {' and '.join(parts)}" if parts else ""
+    expected = ""
     if fit:
         expected = f"{', '.join(fit[:-1])}{' or ' if fit[:-1] else ''}{fit[-1]} ranks, or "
-    else:
-        expected = ""
     lower = max(global_batch // ranks, 1) * ranks
     upper = -(-global_batch // ranks) * ranks
     alternatives = " or ".join(f"{WHOLE}={number}" for number in sorted({lower, upper}))
