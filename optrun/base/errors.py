@@ -245,8 +245,10 @@ def refuse_format(where: object, version: object, known: int) -> None:
     )
 
 
-def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+def did_you_mean(name: str, candidates: Iterable[str], otherwise: str | None = None) -> str:
     """Write a sentence with the nearest valid names, or with all of them if none is near.
+
+    otherwise: The sentence in place of all names; None: they are listed.
 
     Example:
         >>> did_you_mean("lam", ["lamb", "adamw"])
@@ -258,7 +260,9 @@ def did_you_mean(name: str, candidates: Iterable[str]) -> str:
     close = nearest(name, pool)
     if close:
         return f"Did you mean {' or '.join(close)}?"
-    return f"Valid: {', '.join(pool)}." if pool else ""
+    if otherwise is not None or not pool:
+        return otherwise or ""
+    return f"Valid: {', '.join(pool)}."
 
 
 def signal_name(number: int) -> str:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from optrun.artifacts.run_dir import RunDir
 from optrun.base import shell
-from optrun.base.errors import ConfigError, nearest
+from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.cli.parser import GivenOnce
 from optrun.cli.verbs import VERBS
 from optrun.config import keys
@@ -36,10 +36,7 @@ def _no_such_option(parser: argparse.ArgumentParser, argv: list[str], option: st
     hint = keys.as_key(option, value=keys.word_after(option, argv))
     if not hint:
         names = [name for action in parser._actions for name in action.option_strings]
-        close = nearest(option, names)
-        hint = " `optrun --hydra-help` lists the options."
-        if close:
-            hint = f" Did you mean {' or '.join(close)}?"
+        hint = f" {did_you_mean(option, names, '`optrun --hydra-help` lists the options.')}"
     return ConfigError(f"{option}: no such option.{hint}")
 
 

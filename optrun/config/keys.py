@@ -166,8 +166,7 @@ def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> C
     head, _, leaf = key.rpartition(".")
     if head and head in keys:
         return _not_among(base, keys, head, leaf, owners)
-    close = nearest(key, [*keys, *keys_called(leaf)])
-    hint = f"Did you mean {' or '.join(close)}?" if close else "`optrun --cfg job` shows every key."
+    hint = did_you_mean(key, [*keys, *keys_called(leaf)], "`optrun --cfg job` shows every key.")
     return ConfigError(f"{key}: no such key. {hint}")
 
 

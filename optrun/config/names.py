@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from optrun.base.errors import nearest
+from optrun.base.errors import did_you_mean
 
 SHOWN = 6
 """Names shown as examples where none is near."""
@@ -29,12 +29,10 @@ def near_names(pattern: str, names: Iterable[str]) -> str:
     for name in every:
         pieces = name.split(".")
         stems.update(".".join(pieces[:end]) for end in range(1, len(pieces) + 1))
-    close = nearest(plain, stems)
-    if close:
-        return f"Did you mean {' or '.join(close)}?"
     first_of_module: dict[str, str] = {}
     for name in every:
         first_of_module.setdefault(name.rsplit(".", 1)[0], name)
     examples = list(first_of_module.values())
     step = max(1, len(examples) // SHOWN)
-    return f"Names are such as {', '.join(examples[::step][:SHOWN])}."
+    shown = ", ".join(examples[::step][:SHOWN])
+    return did_you_mean(plain, stems, f"Names are such as {shown}.")

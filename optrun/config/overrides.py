@@ -378,8 +378,7 @@ def refuse_meaningless(overrides: Sequence[Override], valid: Sequence[str], acti
         key = override.key_or_group
         if key in valid or key.partition(".")[0] in valid:
             continue
-        close = nearest(key, valid)
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"It takes {', '.join(valid)}."
+        hint = did_you_mean(key, valid, f"It takes {', '.join(valid)}.")
         raise ConfigError(f"{override.input_line}: has no effect on {action}. {hint}")
 
 

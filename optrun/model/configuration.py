@@ -197,11 +197,9 @@ def _defaults(config: FromConfigConfig) -> TransformersConfig:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     if config.model_type not in CONFIG_MAPPING:
-        close = nearest(config.model_type, list(CONFIG_MAPPING))
-        if close:
-            hint = f"Did you mean {' or '.join(close)}?"
-        else:
-            hint = "Such as gpt2, bert, llama, t5, vit."
+        hint = did_you_mean(
+            config.model_type, CONFIG_MAPPING, "Such as gpt2, bert, llama, t5, vit."
+        )
         raise ConfigError(
             f"model.model_type={config.model_type}: transformers has no such architecture. {hint}"
         )
@@ -371,20 +369,14 @@ def _refuse_unknown_names(
     attributes = _settable_names(values)
     for name, value in changes.items():
         if name not in attributes:
+            examples = f"Such as {', '.join(attributes[:12])}, ..."
             raise ConfigError(
                 f"{key}.{name}: {type(values).__name__} has no such value."
-                f" {_suggest(name, attributes)}"
+                f" {did_you_mean(name, attributes, examples)}"
             )
         part = getattr(values, name, None)
         if isinstance(value, Mapping) and hasattr(part, "to_dict"):
             _refuse_unknown_names(part, value, f"{key}.{name}")
-
-
-def _suggest(name: str, names: list[str]) -> str:
-    """Suggest the nearest names, or the first twelve if none is near."""
-    if nearest(name, names):
-        return did_you_mean(name, names)
-    return f"Such as {', '.join(names[:12])}, ..."
 
 
 def _set(values: TransformersConfig, name: str, value: object) -> None:

@@ -245,7 +245,7 @@ WRONG = [
     (["load_in_8bit=true"], ["load_in_8bit", "model.quantization=4bit"]),
     (
         [*LORA, "model.bnb_4bit_use_double_quant=true"],
-        ["bnb_4bit_use_double_quant", "not offered", "model.quantization=4bit"],
+        ["bnb_4bit_use_double_quant", "Not offered", "model.quantization=4bit"],
     ),
     (["adapter=lora", "adapter.r=0"], ["adapter.r=0", "1 or more"]),
     (
