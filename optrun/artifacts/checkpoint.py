@@ -133,6 +133,7 @@ def save_checkpoint(
 
 
 def _sections(snapshot: Snapshot) -> Sections:
+    """Return the tensors of a snapshot: those of the model, then those of the optimizer."""
     return snapshot.model, snapshot.optimizer
 
 
@@ -187,6 +188,7 @@ def _same_counters(folder: Path, snapshot: Snapshot) -> bool:
 
 
 def _room(run: RunDir, snapshot: Snapshot) -> str:
+    """Ask for room, with the bytes that a checkpoint takes and those that are free, if known."""
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(run.path).free
         return f"it takes {snapshot.size + MARGIN:,} bytes, {free:,} are free: make room"

@@ -68,6 +68,7 @@ def code_digest() -> str:
 
 @functools.cache
 def _installed(package: str) -> str:
+    """Return the installed version of a package, or `not installed`."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -116,6 +116,7 @@ class Retention:
         return list(islice(complete_steps, count))
 
     def _is_there(self, folder: Path) -> bool:
+        """Tell whether a folder is a complete checkpoint, and no link."""
         return folder.is_dir() and not folder.is_symlink() and self._is_complete(folder)
 
     def __call__(self, keep: Collection[int]) -> list[Path]:

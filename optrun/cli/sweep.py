@@ -364,6 +364,7 @@ def sweeper_options(cfg: DictConfig) -> SweeperConfig:
 
 
 def _plain_grid(**changed: object) -> GridConfig:
+    """Build the default options of a grid under the name `basic`, with some keys changed."""
     values = {**default_values("hydra/sweeper", "grid"), "name": "basic", **changed}
     return GridConfig(**{**values, "confirm": ConfirmConfig(**values["confirm"])})
 

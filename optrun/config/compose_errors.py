@@ -155,6 +155,13 @@ def _value_of_other_kind(config_path: str, root: DictConfig) -> tuple[str, str]:
 
 
 def _describe_unknown_key(config_path: str, key: str, cause: OmegaConfBaseException) -> str:
+    """Describe an unknown key of a file: `_target_`, a choice that was not made, or a typing error.
+
+    Args:
+        config_path: Name of the file for Hydra, such as `optimizer/mine`.
+        key: The key, dotted.
+        cause: What OmegaConf raised for it.
+    """
     group, _, leaf = key.rpartition(".")
     if leaf == "_target_":
         values = {name: node.value for name, node, _ in entries(READ[config_path], config_path)}

@@ -304,6 +304,11 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
 
 
 def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
+    """Refuse several values or an interval without `-m`.
+
+    Raises:
+        ConfigError: With `-m`, and for several values with how to write a list or a text instead.
+    """
     if override.is_sweep_override() and not sweep:
         key, _, text = str(override.input_line).partition("=")
         if isinstance(override.value(), IntervalSweep):

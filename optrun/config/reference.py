@@ -144,6 +144,7 @@ def _docstring(schema: type[object], key: str) -> str:
 
 
 def _text(name: str) -> str:
+    """Read a YAML of the package, such as `optimizer/lamb`, as text."""
     return read_text(config_dir() / f"{name}.yaml")
 
 

@@ -103,6 +103,7 @@ def _convert(reading: Reading, folder: Path) -> None:
 
 
 def _record_batch(rows: list[Row], features: Features, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert rows to an Arrow batch; a column that a row lacks is null there."""
     columns = []
     for name, feature in features.items():
         cells = [row.get(name) for row in rows]
@@ -279,10 +280,12 @@ def _rows_of_text(where: str, text: str) -> Iterator[Row]:
 
 
 def _end_of_blank(text: str, begin: int) -> int:
+    """Return the position of the first character from `begin` on that is not blank."""
     match = _BLANK.match(text, begin)
     assert match is not None
     return match.end()
 
 
 def _row_error(where: str, number: int, problem: str) -> ConfigError:
+    """Build the refusal of a row, counted from 1; `problem` is a clause such as `is no object`."""
     return ConfigError(f"{where}: cannot be read as json: row {number:,} {problem}.")

@@ -294,6 +294,7 @@ def weights_of(
 
 
 def _dtype(config: ModelConfig) -> torch.dtype:
+    """Return the torch dtype that `model.dtype` names."""
     torch_dtype: torch.dtype = getattr(torch, config.dtype.value)
     return torch_dtype
 

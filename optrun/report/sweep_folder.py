@@ -58,6 +58,7 @@ def find_waiting(sweep: Path) -> dict[Path, list[str]]:
 
 
 def _parse_job(row: Any) -> tuple[str, object, list[str]]:
+    """Read name, status and overrides of a job in `sweep.json`."""
     return str(row["name"]), row["status"], [str(token) for token in row["overrides"]]
 
 

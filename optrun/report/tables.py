@@ -278,6 +278,7 @@ def _csv_line(
 
 
 def _step(run: Run) -> str:
+    """Write the step of a run, with its planned last step if it did not reach it."""
     limit = f" / {run.max_steps:,}" if run.max_steps and run.global_step < run.max_steps else ""
     return f"{run.global_step:,}{limit}"
 
@@ -335,12 +336,14 @@ def _score(scores: Scores, name: str) -> str:
 
 
 def _show_setting(key: str, setting: object) -> str:
+    """Write the value of a setting; `NONE` for null."""
     if setting is None:
         return NONE
     return write_setting(key, setting)
 
 
 def _known(number: float) -> str:
+    """Format a number; `NONE` for NaN."""
     if math.isnan(number):
         return NONE
     return format_metric(number)

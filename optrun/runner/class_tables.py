@@ -99,4 +99,5 @@ def as_values(found: ClassTable, most: int | None = None) -> dict[str, object]:
 
 
 def _values(noun: str, figures: Sequence[ClassFigures]) -> list[dict[str, object]]:
+    """List the figures of each class as plain values; `noun` is the key of its name."""
     return [{noun: row.name, **{key: getattr(row, key) for key in _KEYS}} for row in figures]

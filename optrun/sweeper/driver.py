@@ -58,7 +58,7 @@ class _OpenLaunch:
     batch: Sequence[JobRow]
     spec: Path
     before: list[tuple[object, ...]]
-    """Where its jobs stood."""
+    """Progress of its jobs when it began, see `Driver._progress_of`."""
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class Driver:
         self._launches = 0
         self._unbegun = 0
         """Launches in a row that came back without a job begun."""
-        self._told_of_stop = False
+        self._said_stop = False
         self._signalled = False
         self._killed = False
         self.stop.groups = self.workers.pids
@@ -135,7 +135,7 @@ class Driver:
                 self.write_result()
         self.view.update(self.job_table)
 
-    def _wanted(self, planned_job: PlannedJob) -> bool:
+    def _needs_work(self, planned_job: PlannedJob) -> bool:
         """Tell whether a job needs more work and may get it in this start."""
         row = self.job_table.row(planned_job.job)
         record = self.sweep.read_record(planned_job.job.name)
@@ -147,7 +147,7 @@ class Driver:
 
     def is_short_of(self, planned_job: PlannedJob) -> bool:
         """Tell whether a job has not reached its planned step, whether or not it may still run."""
-        return self.job_table.row(planned_job.job).out_of_time or self._wanted(planned_job)
+        return self.job_table.row(planned_job.job).out_of_time or self._needs_work(planned_job)
 
     # What is done
     # ----------------------------------------------------------------------------------------------
@@ -165,11 +165,12 @@ class Driver:
         planned_jobs = plan()
         while True:
             codes = [(launch, launch.server.code()) for launch in self._open]
-            landed = [(launch, code) for launch, code in codes if code is not None]
-            for launch, code in landed:
-                self._land(launch, code)
+            finished = [(launch, code) for launch, code in codes if code is not None]
+            for launch, code in finished:
+                self._finish_launch(launch, code)
             self.refresh(job for job, _ in planned_jobs)
-            if not self.stop.requested and (landed or not any(map(self._wanted, planned_jobs))):
+            is_done = not any(map(self._needs_work, planned_jobs))
+            if not self.stop.requested and (finished or is_done):
                 planned_jobs = plan()
             for job, _ in planned_jobs:
                 self.job_table.row(job).resting = False
@@ -178,7 +179,7 @@ class Driver:
                 if not self._open or self._is_given_up():
                     break
                 self._ask_to_stop()
-            elif not self._open and not any(map(self._wanted, planned_jobs)):
+            elif not self._open and not any(map(self._needs_work, planned_jobs)):
                 return
             elif self._start(planned_jobs):
                 continue
@@ -237,9 +238,9 @@ class Driver:
 
         Jobs then still need the time of one step and one save.
         """
-        if self._told_of_stop:
+        if self._said_stop:
             return
-        self._told_of_stop = True
+        self._said_stop = True
         unsaved = len(self._unsaved())
         if unsaved == 1:
             jobs = "the job at work saves and ends"
@@ -289,7 +290,7 @@ class Driver:
             planned_job
             for planned_job in planned_jobs
             if planned_job.job.name not in at_work
-            and self._wanted(planned_job)
+            and self._needs_work(planned_job)
             and not self.sweep.is_running(planned_job.job.name)
         )
         if self.workers.one_job_each:
@@ -306,7 +307,7 @@ class Driver:
         if distinct_jobs:
             yield distinct_jobs[: self.options.max_batch_size]
 
-    def _mark(self, row: JobRow) -> tuple[object, ...]:
+    def _progress_of(self, row: JobRow) -> tuple[object, ...]:
         """Return what changes when a worker makes progress on a job."""
         record = self.sweep.read_record(row.job.name)
         state = self.sweep.state(row.job.name)
@@ -338,10 +339,10 @@ class Driver:
             devices=server.devices,
         )
         spec.write_text(json.dumps(asdict(launch)), encoding="utf-8")
-        self._open.append(_OpenLaunch(server, batch, spec, list(map(self._mark, batch))))
+        self._open.append(_OpenLaunch(server, batch, spec, list(map(self._progress_of, batch))))
         server.send(spec)
 
-    def _land(self, launch: _OpenLaunch, code: int) -> None:
+    def _finish_launch(self, launch: _OpenLaunch, code: int) -> None:
         """Record the end of a launch, and read the states of its jobs.
 
         Raises:
@@ -360,8 +361,8 @@ class Driver:
             why = f"its process {end}."
         if code == EXIT_STORAGE and not self.stop.requested:
             self.stop.refused = why if refused else "the disk refused."
-        self._account(launch.batch, why)
-        has_begun = launch.before != list(map(self._mark, launch.batch))
+        self._handle_unfinished(launch.batch, why)
+        has_begun = launch.before != list(map(self._progress_of, launch.batch))
         self._unbegun = 0 if has_begun else self._unbegun + 1
         pinned = ",".join(launch.server.devices)
         self.workers.give_back(
@@ -381,7 +382,7 @@ class Driver:
             times = f"{self._unbegun} times without a job begun"
             raise OptrunError(f"the launcher came back {times}. {why} See {self.sweep.log}.")
 
-    def _account(self, batch: Sequence[JobRow], why: str) -> None:
+    def _handle_unfinished(self, batch: Sequence[JobRow], why: str) -> None:
         """Handle the jobs of an ended launch that have no result: dead workers, time is up.
 
         Does nothing after a stop request. A job that another process still holds is left to it.

@@ -75,6 +75,7 @@ class MetricsLogger(Callback):
         return None
 
     def _close(self) -> None:
+        """Close the file; the next record opens it again."""
         writer = self._writer
         self._writer = None
         if writer is not None:

@@ -106,6 +106,7 @@ def _default(field: Any, hint: Any) -> Any:
 
 
 def _imported(target: str) -> Any:
+    """Import `module:attribute`."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

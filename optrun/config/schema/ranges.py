@@ -256,6 +256,7 @@ def ranges(schema: type) -> Mapping[str, Check]:
 
 
 def _of_hint(hint: object) -> Check | None:
+    """Return the checker in a type, such as `Annotated[float, positive]`; None without one."""
     if get_origin(hint) is Annotated:
         return next((extra for extra in get_args(hint)[1:] if callable(extra)), None)
     inner = [argument for argument in get_args(hint) if argument is not NoneType]

@@ -160,6 +160,14 @@ def _refuse_other_model(snapshot: Snapshot, model: torch.nn.Module, changes: Cha
 
 
 def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunError:
+    """Build the refusal of a checkpoint that does not fit.
+
+    Args:
+        text: What does not fit.
+        changes: Keys that changed since the checkpoint was saved, with old and new value.
+        prefixes: Beginnings of the keys that can cause it. If such a key changed, it is blamed in a
+            ConfigError, else it is a CheckpointError.
+    """
     blamed = [f"{key}={now}" for key, (_, now) in changes.items() if key.startswith(prefixes)]
     if not blamed:
         return CheckpointError(text)
