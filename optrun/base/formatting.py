@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -158,3 +159,15 @@ def csv_cell(value: object) -> object:
     if is_formula:
         return f"'{value}"
     return value
+
+
+def first_names(names: Iterable[object], most: int) -> str:
+    """Join the first names by commas; "..." stands for the rest.
+
+    Example:
+        >>> first_names("abc", 3), first_names("abcd", 3)
+        ('a, b, c', 'a, b, c, ...')
+    """
+    texts = list(map(str, names))
+    more = ", ..." if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more

@@ -113,11 +113,7 @@ def lamb_deepspeed(w: Tensor, g: Tensor, s: Slot, n: Hyperparameters) -> Tensor:
     _update_moments(g, s, n)
     b1, b2 = n.betas
     u = _uncorrected_update(s, n) + n.decay * w
-    weight_norm = _norm(w)
-    update_norm = _norm(u)
-    coeff = 1.0
-    if weight_norm > 0 and update_norm > 0:
-        coeff = min(max(weight_norm / update_norm, 0.01), 10.0)
+    coeff = min(max(_trust_ratio(_norm(w), _norm(u)), 0.01), 10.0)
     return w - n.lr * math.sqrt(1 - b2**s.grad_count) / (1 - b1**s.grad_count) * coeff * u
 
 

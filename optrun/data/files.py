@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import first_names
 from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
 from optrun.data.cache import content_of, digest, versions
@@ -69,12 +70,9 @@ def _splits_among(files: list[Path]) -> list[str]:
     other_files = [str(path) for path, name in names.items() if name not in (None, "train")]
     if not other_files or "train" not in names.values():
         return []
-    first_files = ", ".join(other_files[:3])
-    if len(other_files) > 3:
-        first_files += ", ..."
     return [
         f"data.train holds {len(other_files):,} files that are called as other splits:"
-        f" {first_files}"
+        f" {first_names(other_files, 3)}"
     ]
 
 

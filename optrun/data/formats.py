@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from optrun.base import shell
 from optrun.base.errors import ConfigError, UnreadableFileError, did_you_mean
+from optrun.base.formatting import first_names
 from optrun.base.reading import open_file
 from optrun.data.cache import cached_result
 from optrun.data.content import (
@@ -90,10 +91,7 @@ def _read_by_library(kind: str, reading: Reading) -> Dataset:
             return "no rows in it."
         return f"cannot be read as {kind}: {innermost_error(error)}"
 
-    file_names = ", ".join(str(path) for path in reading.files[:3])
-    if len(reading.files) > 3:
-        file_names += ", ..."
-    with user_data_errors(f"{reading.key}={file_names}", why):
+    with user_data_errors(f"{reading.key}={first_names(reading.files, 3)}", why):
         return cache_rows(reading.address(kind, str(options)), read)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import first_names
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -150,7 +150,7 @@ def refuse_one_object(key: str, path: Path, rows: Dataset) -> None:
     inside = [name for name, value in row.items() if _are_objects(value)]
     if is_table or inside:
         raise ConfigError(
-            f"{key}={path}: the file is one JSON object ({_first_names(row)}), and its rows stand"
+            f"{key}={path}: the file is one JSON object ({first_names(row, 6)}), and its rows stand"
             " inside. Write them as jsonl, one object a line, such as with"
             f" jq -c '.{next(iter([*inside, *row]))}[]' FILE > NEW.jsonl"
         )
@@ -164,11 +164,3 @@ def _are_objects(value: object) -> bool:
 def _is_chat(value: Any) -> bool:
     """Tell whether a cell is a list of turns."""
     return _are_objects(value) and any(keys <= set(value[0]) for keys in _CHAT)
-
-
-def _first_names(names: Iterable[object]) -> str:
-    """Join the first six names; `...` stands for others."""
-    shown_names = [str(name) for name in names]
-    if len(shown_names) > 6:
-        shown_names[6:] = ["..."]
-    return ", ".join(shown_names)

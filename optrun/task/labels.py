@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from optrun.base.errors import ConfigError, nearest
+from optrun.base.formatting import first_names
 from optrun.data.cache import key_of
 from optrun.data.cached_arrays import array_to_texts, cached_arrays, texts_to_array
 from optrun.data.columns import label_column, refuse_mixed, values
@@ -332,8 +333,8 @@ def classes_of_head(
     new_labels = [label for label, number in numbers.items() if number is None]
     if new_labels:
         source.notes.append(
-            f"the model's head tells {_first_names(head_classes)} apart, and {name} has"
-            f" {_first_names(new_labels)}: the head is new"
+            f"the model's head tells {first_names(head_classes, MAX_SHOWN)} apart, and {name} has"
+            f" {first_names(new_labels, MAX_SHOWN)}: the head is new"
         )
         return list(names)
     renamed = [
@@ -342,19 +343,15 @@ def classes_of_head(
         if number is not None and label not in head_classes
     ]
     if renamed:
-        source.notes.append(f"labels are those of the model's head: {_first_names(renamed)}")
+        source.notes.append(
+            f"labels are those of the model's head: {first_names(renamed, MAX_SHOWN)}"
+        )
     used = set(numbers.values())
     unused = [label for number, label in enumerate(head_classes) if number not in used]
     if unused:
-        classes = _first_names(unused)
+        classes = first_names(unused, MAX_SHOWN)
         source.notes.append(f"classes of the model's head that no row has, and stay: {classes}")
     return head_classes
-
-
-def _first_names(names: Sequence[str]) -> str:
-    """Join the first `MAX_SHOWN` names by commas; "..." stands for the rest."""
-    more = ", ..." if len(names) > MAX_SHOWN else ""
-    return ", ".join(names[:MAX_SHOWN]) + more
 
 
 def _classes_of_rows(source: Source, name: str, labels: Mapping[Split, Iterable[str]]) -> list[str]:
@@ -530,7 +527,7 @@ class ClassNumbers:
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise ConfigError(
                     f"{where} has the label {label!r}, which {self._origin} does not have. Labels:"
-                    f" {_first_names(self.names)}.{hint}"
+                    f" {first_names(self.names, MAX_SHOWN)}.{hint}"
                 )
             numbers[index] = number
         return numbers
