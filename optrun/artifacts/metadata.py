@@ -75,11 +75,8 @@ class CheckpointMetadata:
     def to_dict(self) -> PlainDict:
         """Convert to a mapping; keys without a value are left out."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        optional = {field.name for field in fields(self) if field.default is None}
         return {
-            key: value
-            for key, value in values.items()
-            if value is not (None if key in optional else ABSENT)
+            key: value for key, value in values.items() if value is not None and value is not ABSENT
         }
 
     @classmethod

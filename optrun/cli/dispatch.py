@@ -8,7 +8,7 @@ import sys
 
 from optrun import __version__
 from optrun.base.errors import EXIT_DONE
-from optrun.cli.verbs import VERBS, module
+from optrun.cli.verbs import VERBS
 
 
 def dispatch(argv: list[str]) -> int:
@@ -32,7 +32,7 @@ def dispatch(argv: list[str]) -> int:
             sys.stdout.write(f"optrun {__version__}\n")
             return EXIT_DONE
         if argv and argv[0] in VERBS:
-            verb = importlib.import_module(module(argv[0]))
+            verb = importlib.import_module(f"optrun.cli.{argv[0]}")
             arguments = verb.parser().parse(argv[1:])
             code: int = EXIT_DONE if arguments is None else verb.run(arguments)
             return code

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from optrun.cli.verbs import VERBS
-from optrun.config.paths import config_dir, docs_dir
+from optrun.config.paths import config_dir, shipped
 
 _TRAINING = {
     "[KEY=VALUE ...]": "train; without arguments a built-in demo, no download",
@@ -41,7 +41,7 @@ def overview(config_folder: str | None) -> str:
     return "\n".join(
         [
             "optrun: train transformers with exactly the optimizer you asked for.",
-            f"Pages: {docs_dir() / 'index.md'}",
+            f"Pages: {shipped('docs', 'index.md') / 'index.md'}",
             "",
             *(f"optrun {usage:40} {meaning}" for usage, meaning in lines.items()),
             "== Choices: group=option ==",

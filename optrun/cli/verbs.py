@@ -1,4 +1,7 @@
-"""The verbs of the command line, each a module of this folder, as `optrun --help` shows them."""
+"""The verbs of the command line, as `optrun --help` shows them.
+
+Each is a module of this folder with `parser` and `run`.
+"""
 
 VERBS = {
     "start": (
@@ -27,8 +30,3 @@ VERBS = {
     ),
     "export": ("CHECKPOINT DEST", "a folder for transformers or peft"),
 }
-
-
-def module(verb: str) -> str:
-    """Name the module of a verb: it has `parser` and `run`."""
-    return f"optrun.cli.{verb}"

@@ -35,11 +35,6 @@ def config_dir() -> Path:
     return shipped("conf", "config.yaml")
 
 
-def docs_dir() -> Path:
-    """Return the folder of pages for users."""
-    return shipped("docs", "index.md")
-
-
 def recipes_dir() -> Path:
     """Return the folder of recipes."""
     return shipped("recipes", "stdlib_gpt.yaml")

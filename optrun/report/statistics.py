@@ -218,10 +218,9 @@ def compare(
     """
     _refuse_unfit(scores, mode, baseline)
     names = list(scores)
-    means = {}
-    for name, by_seed in scores.items():
-        if by_seed:
-            means[name] = float(np.mean([*by_seed.values()]))
+    means = {
+        name: float(np.mean([*by_seed.values()])) for name, by_seed in scores.items() if by_seed
+    }
     ranking = sorted(means, key=means.__getitem__, reverse=mode == "max")
     seeds = sorted(set().union(*scores.values()))
     values = np.full((len(names), len(seeds)), math.nan)

@@ -190,14 +190,11 @@ class SweepDir:
         metric, mode = (lookup(summary, "main_metric", key) for key in ("name", "mode"))
         best = lookup(summary, "metrics", "best", metric, "value")
         status = str(summary.get("status"))
-        if status == "failed" and summary.get("disk_refused") is True:
-            status = "interrupted"  # cut by a disk that was full: the same line continues it
+        is_cut_by_disk = status == "failed" and summary.get("disk_refused") is True
+        if is_cut_by_disk or status not in ("running", "finished", "failed"):
+            status = "interrupted"  # the same line continues it
         return JobState(
-            status=(
-                status
-                if status in ("running", "interrupted", "finished", "failed")
-                else "interrupted"
-            ),
+            status=status,
             step=int(summary.get("global_step") or 0),
             total=summary.get("max_steps"),
             metric=metric,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from optrun import __version__
-from optrun.cli.verbs import VERBS, module
+from optrun.cli.verbs import VERBS
 from tests.running import TINY_BERT, TINY_GPT, optrun, write_labelled
 
 CLASSIFY = [*TINY_BERT, "task=sequence_classification", "data=files"]
@@ -241,7 +241,7 @@ def test_each_verb_has_its_help(
 ) -> None:
     assert optrun(verb, "nowhere", "--help") == optrun(verb, "-h") == 0
     text = capsys.readouterr().out
-    parser = importlib.import_module(module(verb)).parser()
+    parser = importlib.import_module(f"optrun.cli.{verb}").parser()
     for key in parser.keys:
         assert f"[{key}=" in text
     for action in parser._actions:
