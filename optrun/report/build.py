@@ -473,10 +473,9 @@ def _write(
         for path, png in images.values():
             replace_bytes(path, png)
     except OSError as error:
-        message = (
+        raise StorageError(
             f"report: cannot write to {folder} ({error.strerror}); write elsewhere with out=DIR"
-        )
-        raise StorageError(message) from error
+        ) from error
     return files
 
 

@@ -117,16 +117,11 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
         "A large mark is the mean difference over shared seeds, the bar its interval, a small dot"
         " one seed. Hollow marks are ruled out."
     )
-    caption += (
-        " Differences in the shaded area are too small to matter."
-        if math.isfinite(judged.matters)
-        else ""
-    )
-    caption += " An arrowhead gives a value outside the picture." if len(lines) > 2 else ""
-    caption += (
-        f" The best {differences.LINES} of {len(order)} are drawn."
-        if len(order) > differences.LINES
-        else ""
-    )
+    if math.isfinite(judged.matters):
+        caption += " Differences in the shaded area are too small to matter."
+    if len(lines) > 2:
+        caption += " An arrowhead gives a value outside the picture."
+    if len(order) > differences.LINES:
+        caption += f" The best {differences.LINES} of {len(order)} are drawn."
     draw = partial(differences.draw_differences, lines, metric, mode, judged.matters)
     return [Picture("differences", f"Differences to {judged.reference}", caption, draw)]

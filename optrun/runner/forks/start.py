@@ -73,12 +73,9 @@ class StartedFork:
 
     def notes(self) -> list[str]:
         """List the notes for the user before the first step."""
-        trunk_facts = (
-            f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the"
-            " data"
-        )
         return [
-            trunk_facts,
+            f"branch: {self.folder}, step {self.step:,}: its weights, generators and place in the"
+            " data",
             f"optimizer state: {self.optimizer_state}",
             f"schedule: {self.schedule}",
         ]
