@@ -393,15 +393,16 @@ def _choose_seeds(
     )
     seeds = list(range(first, first + (needed or MOST_SEEDS)))
     chance = Fraction(power).limit_denominator(100)
-    cases = (
-        f"found in {chance.numerator} of {chance.denominator} cases, at the spread of {sd:.2g}"
-        " between seeds"
-    )
-    result = f"is {cases}"
+    cases = f"{chance.numerator} of {chance.denominator} cases"
+    size = f"a difference of {difference:.4g} {plan.metric}"
+    spread = f"at the spread of {sd:.2g} between seeds"
+    note = f"{len(seeds)} fresh seeds find {size} in {cases}, {spread}"
     if not needed:
-        result = f"takes more to be {cases}; difference= or seeds= plan others"
+        note = (
+            f"{len(seeds)} fresh seeds, the most that are planned: to find {size} in {cases} would"
+            f" take more, {spread}. difference=NUMBER or seeds=N-M sets another plan"
+        )
     plan = replace(plan, seeds=seeds, power=power, difference=difference, spread=sd)
-    note = f"{len(seeds)} fresh seeds: a difference of {difference:.4g} {plan.metric} {result}"
     return plan, note
 
 

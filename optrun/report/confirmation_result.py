@@ -193,7 +193,7 @@ def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
     missing = len(plan.points()) - len(ended)
     if missing > 0:
         count = "1 run is" if missing == 1 else f"{missing} runs are"
-        return f"Fresh seeds {seeds} are judged with the last run: {count} left."
+        return f"Fresh seeds {seeds} are judged when all runs have ended: {count} left."
     if any(run.score(plan.metric) is not None for run in runs):
         return ""
     return f"None of the runs on fresh seeds {seeds} has a result."

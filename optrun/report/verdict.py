@@ -160,8 +160,8 @@ def is_decided(judged: Judgement) -> bool:
 def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     """List contenders with the best lr at an edge, each with the next lr.
 
-    Possible best contenders come first. Without a test only the first contender is listed. A
-    contender that is ruled out and did not learn is left out, since its best lr is chance.
+    Possible best contenders come first. Without a test only the first contender is listed. Left
+    out are contenders whose best lr is chance, see `is_chance`.
     """
     judged = findings.judgement
     rows = findings.ranked
@@ -172,7 +172,7 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
         rows = sorted(rows, key=lambda row: row.name not in judged.possible)
     edges = []
     for row in rows:
-        if is_chance(row, judged):
+        if is_chance(row, findings):
             continue
         lr = next_lr(row, findings)
         if lr is not None:
@@ -180,10 +180,17 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     return edges
 
 
-def is_chance(row: Contender, judged: Judgement | None) -> bool:
-    """Tell whether the best lr of a contender is chance: it is ruled out, and learnt nothing."""
+def is_chance(row: Contender, findings: Findings) -> bool:
+    """Tell whether the best lr of a contender is chance.
+
+    It is if the contender learnt nothing, and either is ruled out or stands beside one that did
+    learn. If no contender learnt anything, a wider grid may be what they lack.
+    """
+    if not _learnt_nothing(row):
+        return False
+    judged = findings.judgement
     is_out = judged is not None and row.name not in judged.possible
-    return is_out and _learnt_nothing(row)
+    return is_out or not all(map(_learnt_nothing, findings.ranked))
 
 
 def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, object]:

@@ -112,7 +112,7 @@ def _edges(findings: Findings) -> Iterable[Warning]:
         best = row.lr_curve.best
         if best is None or len(row.lr_curve.tried_lrs) < 2:
             continue
-        if not is_chance(row, findings.judgement):
+        if not is_chance(row, findings):
             further = next_lr(row, findings)
             # With lr among the tuned keys every run has one; 0.0 is for the type checker.
             yield from _edges_of_curve(row.name, best.lr or 0.0, row.lr_curve, further)

@@ -128,16 +128,17 @@ def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(
     assert sizes[0] == sizes[1]
     made, said = make_plan(_found(wide), ConfirmationRequest(difference=0.02))
     assert (made.difference, made.power, made.spread) == (0.02, 0.8, pytest.approx(0.01 / 3**0.5))
-    assert (
-        f"{sizes[0]} fresh seeds: a difference of 0.02 eval/loss is found in 4 of 5 cases" in said
-    )
+    assert f"{sizes[0]} fresh seeds find a difference of 0.02 eval/loss in 4 of 5 cases" in said
     surer, told = make_plan(_found(wide), ConfirmationRequest(difference=0.02, power=0.95))
     assert len(surer.seeds) > sizes[0]
     assert "19 of 20" in told
     none, told = make_plan(_found(wide), ConfirmationRequest(difference=1e-4))
     assert (len(none.seeds), none.difference) == (MOST_SEEDS, 1e-4)
-    assert f"{MOST_SEEDS} fresh seeds: a difference of 0.0001 eval/loss takes more" in told
-    assert "difference= or seeds= plan others" in told
+    assert (
+        f"{MOST_SEEDS} fresh seeds, the most that are planned: to find a difference of 0.0001"
+        in told
+    )
+    assert "sets another plan" in told
 
 
 def test_unless_told_what_matters_is_that_of_the_sweep(tmp_path: Path, make_run: MakeRun) -> None:
@@ -330,7 +331,7 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
     stream = io.StringIO()
     waiting = report([sweep], console=Console(file=stream, width=140))
     said = " ".join(stream.getvalue().split())
-    assert "Fresh seeds 5-7 are judged with the last run: 2 runs are left." in said
+    assert "Fresh seeds 5-7 are judged when all runs have ended: 2 runs are left." in said
     assert waiting.verdict.kind == before.verdict.kind == "selected"
     assert "Confirmed" not in said
     alone = report([folder])
@@ -430,7 +431,7 @@ def test_several_confirmations_are_judged_together_and_all_named(
     assert text.startswith("Confirmed on fresh seeds 5-7 and 8-10: lamb"), (
         "not looked at before its end"
     )
-    assert "Fresh seeds 11-13 are judged with the last run: 2 runs are left." in text
+    assert "Fresh seeds 11-13 are judged when all runs have ended: 2 runs are left." in text
 
 
 def test_confirmations_of_another_choice_are_not_mixed(sweep: Path, make_run: MakeRun) -> None:

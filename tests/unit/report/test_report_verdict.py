@@ -452,6 +452,41 @@ def test_equal_contenders_that_learnt_nothing_are_all_named(
     assert verdict.next == ""
 
 
+def test_no_rate_is_named_for_one_that_learnt_nothing_beside_one_that_did(
+    tmp_path: Path, make_run: MakeRun
+) -> None:
+    """Nothing is known of its best lr: all of its runs are as good as no training."""
+    for name, start in (("adamw", 2.6), ("sgd", 2.5)):
+        for lr in (1e-3, 2e-3):
+            for seed in range(3):
+                last = 2.5 - lr + 0.3 * (seed - 1) * (name == "adamw")
+                metrics = {
+                    "before_training": {"eval/loss": start + 1.0 * (name == "adamw")},
+                    "last": {
+                        "eval/loss": last if name == "adamw" else 2.5 + 1e-4 * seed - lr / 100
+                    },
+                }
+                make_run(
+                    tmp_path / f"{name}{lr}{seed}",
+                    optimizer=name,
+                    lr=lr,
+                    seed=seed,
+                    max_steps=20,
+                    log_every=10,
+                    final=metrics["last"]["eval/loss"],
+                    summary={
+                        "main_metric": {"name": "eval/loss", "mode": "min"},
+                        "metrics": metrics,
+                    },
+                )
+    made = report([tmp_path])
+    assert set(made.verdict.possible) == {"adamw", "sgd"}
+    assert "adamw stands at the edge of its grid" in made.verdict.text
+    assert "sgd stands at" not in made.verdict.text
+    edges = [warning.text for warning in made.warnings if warning.kind == "edge"]
+    assert [text.partition(":")[0] for text in edges] == ["adamw"]
+
+
 def test_a_wider_grid_comes_before_longer_training(tmp_path: Path, make_run: MakeRun) -> None:
     """Whoever learnt nothing at the edge of its grid may need another lr: one advice, not two.
 
