@@ -6,7 +6,7 @@ It uses the configuration's own data, task, parameter groups and optimizer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any
@@ -168,13 +168,10 @@ class _ModelBuilder:
         return SizedModel(
             model,
             lambda: step.model(**self.batches[0][0]),
-            lambda: list(map(step, self._repeated_batches())),
+            # The first batches again and again, so that every size sees the same rows.
+            lambda: list(map(step, islice(cycle(self.batches), self.steps))),
             sizes,
         )
-
-    def _repeated_batches(self) -> Iterator[list[dict[str, Tensor]]]:
-        """Yield the micro-batches of each step, repeating the first `_BATCHES` steps."""
-        return islice(cycle(self.batches), self.steps)
 
 
 def _scale_values(value: object, factor: int) -> Any:

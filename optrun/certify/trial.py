@@ -248,7 +248,8 @@ class Trials:
                 phase = ""
                 victim = None
                 if kills > 0:
-                    phase = self._choose_phase()
+                    # A save in 90 % of the cases, the riskiest phase.
+                    phase = self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
                     self._wait_for_moment(phase, run, child)
                     victim = self._kill_unless_ended(child)
                 if victim is None:
@@ -268,10 +269,6 @@ class Trials:
             kill = Kill(phase, _phase_of_kill(run, before), committed(run), victim)
             self.kills.append(kill)
             self.watch(kill)
-
-    def _choose_phase(self) -> str:
-        """Draw the phase to kill in: a save in 90 % of the cases, the riskiest phase."""
-        return self.rng.choices(("save", "training", "start"), (18, 1.5, 0.5))[0]
 
     def _kill_unless_ended(self, child: Child) -> str | None:
         """Kill the process or one of its ranks, and name the victim.

@@ -130,7 +130,7 @@ def _tensors_in(value: object) -> list[Tensor]:
 
 def _nbytes(value: Tensor, _param: Tensor) -> int:
     """Count the bytes of a state tensor of its real shape."""
-    return value.numel() * value.itemsize
+    return value.nbytes
 
 
 def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:

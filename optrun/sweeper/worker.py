@@ -150,7 +150,9 @@ class SweepTask:
         except StoppedEarly:
             done = "stopped"
         except Exception as error:
-            if is_refused_by_disk(error) or _is_cut_by_disk(error, sweep, name):
+            # A rank of the job reports its disk error in the summary.
+            rank_was_cut = sweep.summary(name).get("disk_refused") is True
+            if is_refused_by_disk(error) or (isinstance(error, StorageError) and rank_was_cut):
                 self.refused = True
                 done = f"{REFUSED}{error}"
             else:
@@ -238,11 +240,6 @@ def _saved_before(run: RunDir, values: PlainDict) -> bool:
         return bool(saved.read_config(run.config)["checkpoint"]["enabled"])
     except (ConfigError, KeyError, TypeError):
         return bool(values["checkpoint"]["enabled"])
-
-
-def _is_cut_by_disk(error: Exception, sweep: SweepDir, name: str) -> bool:
-    """Tell whether the summary of a rank's job reports a disk error."""
-    return isinstance(error, StorageError) and sweep.summary(name).get("disk_refused") is True
 
 
 def record_failure(

@@ -34,11 +34,6 @@ _OF_A_TRUNK = "it on the command line, where its trunk is looked up, and in no f
 _OF_A_SWEEP = "SWEEP_DIR beside lr=auto on the command line of a single run"
 
 
-def _readers_of_streams() -> list[str]:
-    """List the tasks for streamed data."""
-    return sorted(name for name, schema in registry.schemas("task").items() if schema.READS_STREAMS)
-
-
 @dataclass(kw_only=True)
 class RunConfig(Checked):
     """One field per configuration group, and the top-level keys."""
@@ -175,12 +170,14 @@ class RunConfig(Checked):
 
     def _expect_reader_of_streams(self, key: str) -> None:
         """Refuse streamed data for tasks without support."""
+        tasks = registry.schemas("task").items()
+        stream_tasks = sorted(name for name, schema in tasks if schema.READS_STREAMS)
         expect(
             self.task.READS_STREAMS,
             key,
             True,
             f"false with task={self.task.name}",
-            f"Tasks that read streams: {', '.join(_readers_of_streams())}.",
+            f"Tasks that read streams: {', '.join(stream_tasks)}.",
         )
         self.task.expect(
             self.task.joins_documents or not getattr(self.task, "packing", False),
