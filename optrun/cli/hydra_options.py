@@ -85,10 +85,15 @@ def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespac
 
 
 def _refuse_blanks(tokens: list[str], at: int) -> None:
-    """Refuse `lr = 1e-3`, with blanks around the sign."""
+    """Raise ConfigError for `lr = 1e-3`, `lr =1e-3` or `lr= 1e-3`.
+
+    An empty value before another override, as in `run_name= lr=1e-3`, is none of these.
+    """
     lines = (" ".join(tokens[at : at + count]) for count in (3, 2))
-    match = next(filter(None, (re.match(r"([\w./]+) ?= ?(\S+)$", line) for line in lines)), None)
-    if match is not None and match[0] != tokens[at] and " " in match[0]:
+    match = next(
+        filter(None, (re.match(r"([\w./+~@]+) ?= ?([^\s=]+)$", line) for line in lines)), None
+    )
+    if match is not None and match[0] != tokens[at]:
         raise ConfigError(
             f"{match[0]!r}: remove the blanks around '='. Did you mean {match[1]}={match[2]}?"
         )

@@ -268,7 +268,8 @@ def _modules_to_save(
         # peft matches the ends of names: a norm above the blocks with the name of one inside of
         # them stays frozen.
         is_norm = "Norm" in type(model.get_submodule(path)).__name__
-        if not is_norm or not _is_end_of_others(path, modules):
+        ends_another = any(name != path and name.endswith(path) for name in modules)
+        if not (is_norm and ends_another):
             saved.append(path)
     others = [name for name in new if not _is_inside_any(name, saved)]
     return [*saved, *dict.fromkeys(name.rpartition(".")[0] for name in others)]
@@ -414,11 +415,6 @@ def _refuse_unused_patterns(config: LoraConfig, targets: Sequence[str]) -> None:
                 f"adapter.{key}={pattern}: no module with factors has such a name."
                 f" {near_names(pattern, list(leaves))}"
             )
-
-
-def _is_end_of_others(path: str, names: Iterable[str]) -> bool:
-    """Tell whether another name ends with this one."""
-    return any(name != path and name.endswith(path) for name in names)
 
 
 def _is_inside_any(name: str, paths: Iterable[str]) -> bool:

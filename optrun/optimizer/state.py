@@ -38,10 +38,12 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         optimizer: Built with named parameters.
 
     Returns:
-        Tensors under "<parameter>/<state key>", references and not copies; and a dict that JSON can
-        hold: the other state values, the key of each tensor, the options and counters of every
-        group, and the shape of every parameter. If the model has other weights for evaluation, its
-        training weights are under "<parameter>/training_weight".
+        Tensors, references and not copies: under "<parameter>/<state key>"; of state that no
+        parameter owns under "optimizer/<key>"; of counters under "groups/<index>/<key>" and
+        "attributes/<name>". If the model has other weights for evaluation, its training weights are
+        under "<parameter>/training_weight". And a dict that JSON can hold: the other state values,
+        the key of each tensor, the options and counters of every group, and the shape of every
+        parameter.
 
     Raises:
         ValueError: Parameters have no names.
@@ -77,7 +79,11 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         "state": state,
         "shared": shared,
         "attributes": {
-            key: _pack(value.state_dict() if hasattr(value, "state_dict") else value, key, {})
+            key: _pack(
+                value.state_dict() if hasattr(value, "state_dict") else value,
+                f"attributes/{key}",
+                tensors,
+            )
             for key, value in _counting_attributes(optimizer).items()
         },
         "groups": groups,
@@ -130,9 +136,10 @@ def load_named_state(
         for name, param in params.items()
         if param in averaged
     }
+    attributes = {key: _unpack(value, tensors, unused) for key, value in meta["attributes"].items()}
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
-    _load_attributes(optimizer, meta["attributes"])
+    _load_attributes(optimizer, attributes)
     optimizer.state.clear()
     optimizer.state.update(loaded)
     for group, values in zip(optimizer.param_groups, counters, strict=True):
@@ -178,11 +185,10 @@ def _load_attributes(optimizer: Optimizer, saved: PlainMapping) -> None:
     for key, attribute in _counting_attributes(optimizer).items():
         if key not in saved:
             continue
-        value = _unpack(saved[key], {}, set())
         if hasattr(attribute, "load_state_dict"):
-            attribute.load_state_dict(value)
+            attribute.load_state_dict(saved[key])
         else:
-            setattr(optimizer, key, value)
+            setattr(optimizer, key, saved[key])
 
 
 def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:

@@ -142,8 +142,8 @@ class Layers:
         """Map every parameter to its layer.
 
         Args:
-            n_layers: Number of blocks to count from, which changes the tower's depth; None: as
-                many as there are.
+            n_layers: Number of blocks to count from. It is kept as the tower's depth, so a later
+                call with None counts from it, too. None: as many as there are.
 
         Raises:
             ConfigError: No stack of blocks; or `n_layers` is below their number, or set for several

@@ -150,7 +150,7 @@ def plain_line(
         record: A line of `metrics.jsonl`.
         total: Optimizer steps of the run.
         width: With a width only loss, lr and evaluations are shown, as many as fit into this many
-            characters. None: every number is.
+            characters. None: every number is, but `time`, `unscheduled` and the `lr/` of groups.
         main_metric: The evaluation that comes first.
 
     Example:

@@ -85,3 +85,13 @@ def test_a_command_stands_first(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_recipe_may_be_called_like_a_verb(tmp_path: Path) -> None:
     (tmp_path / "report.yaml").write_text("defaults: [config, _self_]\n")
     assert optrun("--config-dir", ".", "-cn", "report", "--cfg", "job") == 0
+
+
+def test_an_empty_value_before_another_key_is_no_blank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`run_name= lr=1e-3` was taken for one assignment with blanks around its sign."""
+    assert optrun("run_name=", "lr=4e-3", "--cfg", "job") == 0
+    printed = capsys.readouterr().out
+    assert "lr: 0.004" in printed
+    assert "run_name: ''" in printed

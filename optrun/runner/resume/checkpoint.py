@@ -73,6 +73,9 @@ class OpenedCheckpoint:
     def set_aside_skipped(self) -> list[str]:
         """Rename the skipped damaged checkpoints, once the run is certain to continue.
 
+        The pointers `best` and `last` are deleted if they name one of them or no checkpoint; the
+        next save writes them anew.
+
         Returns:
             Notes for the user.
         """

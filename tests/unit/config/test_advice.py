@@ -210,6 +210,7 @@ FACTS: list[tuple[list[str], list[str]]] = [
     (["lr", "=", "1e-3"], ["lr=1e-3"]),
     (["lr", "=1e-3"], ["lr=1e-3"]),
     (["seed=1", "lr=", "1e-3"], ["lr=1e-3"]),
+    (["+lr", "=", "1e-3"], ["+lr=1e-3"]),
 ]
 """Words of a line, and what its refusal says."""
 

@@ -380,3 +380,29 @@ def test_adamw_is_fused_however_its_parameters_are_given() -> None:
     whole = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
     for params in ([param, whole], [("w", param), ("c", whole)]):
         assert AdamW(params).param_groups[0]["fused"] is None
+
+
+class Average:
+    """A counter of another library that keeps a tensor, as an EMA of the loss does."""
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.mean = values["mean"]
+
+
+def test_a_tensor_in_an_attribute_is_saved() -> None:
+    """It was packed, and dropped with the dict that it was packed into."""
+    params = toy()
+    optimizer = Keeper(params.items(), lambda param: torch.zeros_like(param))
+    optimizer.average = Average()  # type: ignore[attr-defined]
+    optimizer.average.mean += 3  # type: ignore[attr-defined]
+    tensors, meta = named_state(optimizer)
+    fresh = Keeper(params.items(), lambda param: torch.zeros_like(param))
+    fresh.average = Average()  # type: ignore[attr-defined]
+    load_named_state(fresh, tensors, json.loads(json.dumps(meta)))
+    assert fresh.average.mean.tolist() == [3, 3]  # type: ignore[attr-defined]
