@@ -93,7 +93,8 @@ def entries(group: str, choice: str) -> list[Entry]:
     rows = {row.key: row for row in _commented(text) if row.key in hints}
     for key, value in schema_defaults(schema).items():
         if key not in rows and key != "name":
-            rows[key] = _Row(key, _written(value), _docstring(schema, key))
+            default = value if isinstance(value, str) else json.dumps(value)  # as YAML writes it
+            rows[key] = _Row(key, default, _docstring(schema, key))
     return [
         _entry(f"{group.replace('/', '.')}.", row, hints)
         for row in rows.values()
@@ -122,11 +123,6 @@ def _entry(prefix: str, row: _Row, hints: Mapping[str, object]) -> Entry:
     if default.startswith("${"):
         default = "computed"
     return Entry(f"{prefix}{row.key}", default, type_name(hints[row.key]), row.meaning)
-
-
-def _written(value: object) -> str:
-    """Write a default as its YAML would."""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _docstring(schema: type[object], key: str) -> str:

@@ -176,16 +176,6 @@ def _adapts_cell(row: GroupFacts) -> Text:
     return Text(f"{row.adapted}/{len(row.tensors)}")
 
 
-def _role_cell(row: GroupFacts) -> Text:
-    """Show the role of a group, in the color of the role."""
-    return Text(row.first.role, style=ROLE_STYLES.get(row.first.role, ""))
-
-
-def _lr_cell(row: GroupFacts) -> Text:
-    """Show the peak lr of a group, or the range of its tensors; red if it is 0."""
-    return Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red")
-
-
 def _columns(facts: Facts, width: int) -> list[_Column]:
     """Choose the columns: layer, optimizer and rule only if they differ between tensors.
 
@@ -200,10 +190,19 @@ def _columns(facts: Facts, width: int) -> list[_Column]:
     columns = []
     if varies("layer"):
         columns.append(_Column("layer", lambda row: Text(row.first.layer)))
-    columns.append(_Column("role", _role_cell))
+    columns.append(
+        _Column("role", lambda row: Text(row.first.role, ROLE_STYLES.get(row.first.role, "")))
+    )
     if varies("optimizer"):
         columns.append(_Column("optimizer", lambda row: Text(row.first.optimizer)))
-    columns.append(_Column("peak lr", _lr_cell, right=True))
+    columns.append(
+        # A range if the tensors of a group have several; red if it is 0.
+        _Column(
+            "peak lr",
+            lambda row: Text(span(*row.lr_peaks), "" if row.lr_peaks[1] else "red"),
+            right=True,
+        )
+    )
     columns.append(_Column("decay", _decay_cell, right=True))
     if any(tensor.adapted is not None for tensor in facts.tensors):
         columns.append(_Column("adapts", _adapts_cell, right=True))

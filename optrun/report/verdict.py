@@ -245,6 +245,8 @@ def _content_of_differences(judged: Judgement, seeds: object) -> dict[str, objec
     undecided = [comparisons[name] for name in judged.possible if name in comparisons]
     judging = list(comparisons.values()) if len(judged.possible) == 1 else undecided
     widest = max((abs(result.difference) for result in undecided), default=0.0)
+    if widest < 1e-12:  # rounding in the means: they are equal
+        widest = 0.0
     smallest_lead = min((abs(result.difference) for result in comparisons.values()), default=0.0)
     detectable = [result.seen for result in undecided if not math.isnan(result.seen)]
     return {

@@ -11,6 +11,8 @@ REPORTED_UNKNOWN = 0.01
 """Share of unknown tokens above which a warning names it."""
 MAX_LABELS = 4
 """Labels that are listed one by one."""
+FEW_EXAMPLES = 20
+"""Below as many examples each may have a label of its own."""
 MAX_LETTERS = 24
 """Letters of a label's name that are shown."""
 
@@ -18,9 +20,9 @@ MAX_LETTERS = 24
 def data_check(facts: DataFacts) -> list[str]:
     """Describe the data: a line for each split that is not empty, then its problems.
 
-    The problems are truncated examples, unknown tokens above `REPORTED_UNKNOWN`, and evaluation
-    texts that are also training texts. Splits are named as metrics are: `train`, `train/SOURCE`,
-    `eval`, `eval/SET`.
+    The problems are truncated examples, unknown tokens above `REPORTED_UNKNOWN`, as many labels as
+    training examples, and evaluation texts that are also training texts. Splits are named as
+    metrics are: `train`, `train/SOURCE`, `eval`, `eval/SET`.
     """
     splits = {"train": facts.train}
     splits |= {f"train/{name}": split for name, split in facts.sources.items()}
@@ -42,6 +44,12 @@ def data_check(facts: DataFacts) -> list[str]:
                 f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the"
                 " tokenizer"
             )
+    train = facts.train
+    if train.examples >= FEW_EXAMPLES and len(train.labels) >= train.examples:
+        lines.append(
+            f"warning: {len(train.labels):,} labels for {train.examples:,} examples of {train.key}:"
+            " nothing can be learnt. data.label_column=NAME names another column"
+        )
     for split in facts.eval_sets.values():
         if split.known:
             lines.append(

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from optrun.artifacts.metrics import read_metrics
+from optrun.config.registry import plugins
 from tests.running import TINY_GPT, optrun, write_text
+
+
+@pytest.fixture(autouse=True)
+def _plugins() -> Iterator[None]:
+    """A plugin that stays loaded goes along with the sweeps of later tests in this process."""
+    yield
+    for name in list(plugins.LOADED):
+        plugins.forget(name)
 
 
 def words(folder: Path, steps: int = 6) -> list[str]:

@@ -36,7 +36,8 @@ class TrainingConfig(Checked):
     GROUP = "training."
     name: str
     max_steps: Count | None
-    """Optimizer steps; where it is set it decides, whatever num_train_epochs says."""
+    """Optimizer steps. If it is set, the num_train_epochs of a file does not count; on the command
+    line give one of the two."""
     num_train_epochs: Annotated[
         float, number(f"a number above 0, {MOST:,} or less", lambda x: 0 < x <= MOST)
     ]

@@ -144,6 +144,14 @@ def test_many_labels_are_told_by_the_most_and_the_least_frequent(facts_of: Make)
     assert "6 labels, from f: 28.6 % to a: 4.8 %" in data_check(facts)[0]
 
 
+def test_a_label_for_each_example_is_doubted(facts_of: Make) -> None:
+    """The texts were named as the label column, and the run ended with an accuracy of 0."""
+    texts = [f"a b {'c ' * number}" for number in range(30)]
+    rows = {"text": texts, "label": [f"title {number}" for number in range(30)]}
+    lines = data_check(facts_of("sequence_classification", rows, rows))
+    assert any("30 labels for 30 examples" in line for line in lines), lines
+
+
 def test_a_tokenizer_that_knows_every_byte_has_no_share_of_unknown(
     make_source: Make, make_task: Make
 ) -> None:
