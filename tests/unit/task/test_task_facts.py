@@ -152,6 +152,15 @@ def test_a_label_for_each_example_is_doubted(facts_of: Make) -> None:
     assert any("30 labels for 30 examples" in line for line in lines), lines
 
 
+def test_many_tags_of_few_sentences_are_no_doubt(facts_of: Make) -> None:
+    words = [["a", "b", "c"]] * 20
+    tags = [[f"t{number}", f"u{number % 7}", "o"] for number in range(20)]
+    rows = {"tokens": words, "labels": tags}
+    lines = data_check(facts_of("token_classification", rows, rows))
+    assert "28 labels" in lines[0]
+    assert not any("nothing can be learnt" in line for line in lines), lines
+
+
 def test_a_tokenizer_that_knows_every_byte_has_no_share_of_unknown(
     make_source: Make, make_task: Make
 ) -> None:
