@@ -25,16 +25,16 @@ def table() -> dict[str, Any]:
     return yaml_mapping(Path(__file__).with_suffix(".yaml"))
 
 
-def counterpart(key: str) -> str | None:
+def translate_key(key: str) -> str | None:
     """Translate a key of another program; None if the table lacks it.
 
     Args:
         key: As it was typed, without dashes; also below a group, as in `trainer.max_epochs`.
 
     Example:
-        >>> counterpart("learning_rate"), counterpart("trainer.max_epochs")
+        >>> translate_key("learning_rate"), translate_key("trainer.max_epochs")
         ('lr', 'training.num_train_epochs')
-        >>> counterpart("optimizer.beta1")
+        >>> translate_key("optimizer.beta1")
         'optimizer.betas=[BETA1,BETA2]'
     """
     keys: dict[str, str] = table()["keys"]
@@ -52,17 +52,17 @@ def optimizer_option(name: str) -> str | None:
     return options.get(name)
 
 
-def explained(answer: str, *, as_option: bool = False) -> str:
+def explain_answer(answer: str, *, as_option: bool = False) -> str:
     """Write an answer of the table as a sentence.
 
     Args:
-        answer: What `counterpart` returned.
+        answer: What `translate_key` returned.
         as_option: True for `--name`, which is no key here.
 
     Example:
-        >>> explained("lr"), explained("lr", as_option=True)
+        >>> explain_answer("lr"), explain_answer("lr", as_option=True)
         ('Here it is called lr.', 'Here it is written lr=VALUE.')
-        >>> explained("not offered: the labels are counted in the rows")
+        >>> explain_answer("not offered: the labels are counted in the rows")
         'Not offered: the labels are counted in the rows.'
     """
     if answer.startswith(NOT_OFFERED):
@@ -72,17 +72,17 @@ def explained(answer: str, *, as_option: bool = False) -> str:
     return f"Here it is written {answer if '=' in answer else f'{answer}=VALUE'}."
 
 
-def other_choice(group: str, name: str) -> str | None:
+def translate_choice(group: str, name: str) -> str | None:
     """Translate a choice of another program, a file or a hub name into overrides.
 
     None if nobody knows.
 
     Example:
-        >>> other_choice("model", "gpt2"), other_choice("task", "text-classification")
+        >>> translate_choice("model", "gpt2"), translate_choice("task", "text-classification")
         ('model=pretrained model.path=gpt2', 'task=sequence_classification')
-        >>> other_choice("data", "my.csv"), other_choice("data", "owner/name")
+        >>> translate_choice("data", "my.csv"), translate_choice("data", "owner/name")
         ('data=files data.train=my.csv', 'data=hub data.path=owner/name')
-        >>> other_choice("clip", "max"), other_choice("tracking", "false")
+        >>> translate_choice("clip", "max"), translate_choice("tracking", "false")
         (None, 'tracking=none')
     """
     choices: dict[str, str] = table()["choices"].get(group, {})

@@ -12,7 +12,7 @@ from optrun.base.plain import PlainDict
 from optrun.config import registry
 from optrun.config.default_warmup import outside_a_run
 from optrun.config.dialects import own_default
-from optrun.config.foreign_names import NOT_OFFERED, other_choice
+from optrun.config.foreign_names import NOT_OFFERED, translate_choice
 from optrun.config.paths import config_dir
 from optrun.config.schema import (
     adapter,
@@ -106,7 +106,7 @@ def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigEr
         return ConfigError(
             f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}."
         )
-    answer = other_choice(group, str(name))
+    answer = translate_choice(group, str(name))
     if answer is not None and answer.startswith(NOT_OFFERED):
         return ConfigError(f"{group}={name}: {answer}.")
     near = did_you_mean(str(name), options)

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, Node, OmegaConf
 
 from optrun.base.errors import ConfigError, did_you_mean, nearest
-from optrun.config.foreign_names import counterpart, explained
+from optrun.config.foreign_names import explain_answer, translate_key
 from optrun.config.groups import GROUPS, choices_with, keys_of
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.sweeper import INSTEAD as SWEEPER_INSTEAD
@@ -46,9 +46,9 @@ def as_key(option: str, verb_keys: Iterable[str] = (), *, value: str = "") -> st
         return f" Here it is written {name}={value if value != 'VALUE' else 'NAME'}."
     if name in (*_TOP_LEVEL, *verb_keys):
         return f" Here it is written {name}={value}."
-    answer = counterpart(name)
+    answer = translate_key(name)
     if answer is not None:
-        sentence = explained(answer, as_option=True)
+        sentence = explain_answer(answer, as_option=True)
         return f" {sentence.replace('=VALUE.', f'={value}.')}"
     keys = keys_called(name)
     if keys:
@@ -148,10 +148,10 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     if mapping and mapping not in keys and choices_with(group, inner[0]):
         return unknown_key(base, mapping)  # a mapping that another choice has
     owners = choices_with(head, leaf) if head in GROUPS else []
-    answer = counterpart(key)
+    answer = translate_key(key)
     if answer is None or owners:
         return _no_key(base, keys, key, owners)
-    return ConfigError(f"{key}: no such key. {explained(answer)}")
+    return ConfigError(f"{key}: no such key. {explain_answer(answer)}")
 
 
 def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> ConfigError:
@@ -209,9 +209,9 @@ def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
         return ConfigError(f"{key}: no such key. It belongs to hydra/sweeper=optuna.")
     if head == "hydra.sweeper" and leaf in SWEEPER_INSTEAD:
         return ConfigError(f"{key}: no such key. {SWEEPER_INSTEAD[leaf]}")
-    answer = counterpart(key)
+    answer = translate_key(key)
     if answer is not None:
-        return ConfigError(f"{key}: no such key. {explained(answer)}")
+        return ConfigError(f"{key}: no such key. {explain_answer(answer)}")
     siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
     near = did_you_mean(leaf, [name for name in siblings if "." not in name and name[:1] != "_"])
     return ConfigError(f"{key}: no such key of Hydra's. {near}".strip())

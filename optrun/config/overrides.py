@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from optrun.base import shell
 from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.config import store
-from optrun.config.foreign_names import NOT_OFFERED, other_choice
+from optrun.config.foreign_names import NOT_OFFERED, translate_choice
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import (
@@ -197,7 +197,7 @@ def _choice_meant(group: str, override: Override) -> str:
     if value in store.GROUPS[group]:
         return f"Did you mean {group}={value}?"
     close = nearest(value, store.GROUPS[group])
-    answer = f"{group}={close[0]}" if close else other_choice(group, value)
+    answer = f"{group}={close[0]}" if close else translate_choice(group, value)
     if answer is None or answer.startswith(NOT_OFFERED):
         return f"A choice is {group}=NAME: {', '.join(store.GROUPS[group])}."
     return f"Did you mean {answer}?"

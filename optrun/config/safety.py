@@ -27,7 +27,7 @@ _VARIABLE = re.compile(r"\$\{oc\.env:([^,${}]+)")
 _PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@", re.IGNORECASE)
 
 
-def refuse_unsafe(cfg: DictConfig | dict[str, Any]) -> None:
+def refuse_code_and_secrets(cfg: DictConfig | dict[str, Any]) -> None:
     """Refuse a configuration with the name of code or a secret in it.
 
     Raises:

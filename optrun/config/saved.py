@@ -22,7 +22,7 @@ from optrun.config.keys import node_at, open_prefix, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse_single, refuse_names
 from optrun.config.request import DEFAULT_CONFIG
-from optrun.config.safety import refuse_unsafe
+from optrun.config.safety import refuse_code_and_secrets
 from optrun.config.schema.run import RunConfig
 
 
@@ -178,7 +178,7 @@ def plain(cfg: DictConfig) -> PlainDict:
             values[group] = with_kind(group, schemas, cfg[group], values[group])
     resolved = {str(key): value for key, value in values.items()}
     refuse_interpolations(resolved, "configuration")
-    refuse_unsafe(resolved)
+    refuse_code_and_secrets(resolved)
     return resolved
 
 

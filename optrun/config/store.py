@@ -26,7 +26,7 @@ from optrun.config.literal import parse_token
 from optrun.config.loader import Loader, assign_values, is_value
 from optrun.config.paths import config_dir, recipes_dir
 from optrun.config.registered import publish
-from optrun.config.safety import refuse_unsafe
+from optrun.config.safety import refuse_code_and_secrets
 from optrun.config.schema import sweeper
 from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, shown
@@ -154,7 +154,7 @@ def compose(
         raise ConfigError(
             f"{where}: not built on `config`: begin with `defaults: [config, _self_]`."
         )
-    refuse_unsafe(cfg)
+    refuse_code_and_secrets(cfg)
     return cfg
 
 
@@ -184,7 +184,7 @@ def with_values(
         assign_values(choices, values, parsed)
         for key in _NEEDED_AT_ONCE:
             OmegaConf.select(choices, key)
-    refuse_unsafe(choices)
+    refuse_code_and_secrets(choices)
     return choices
 
 
@@ -235,7 +235,7 @@ def typed(cfg: DictConfig) -> RunConfig:
             value out of range, a choice that is built on none of ours; for the name of code to run,
             and for a secret.
     """
-    refuse_unsafe(cfg)
+    refuse_code_and_secrets(cfg)
     missing = missing_keys(cfg)
     if missing:
         key = missing[0]

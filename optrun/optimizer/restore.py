@@ -347,7 +347,7 @@ def _match_by_canonical_name(
 
     Raises:
         ValueError: Two names of one side are equal without prefixes, so that it is not known which
-            state belongs to which; or a name has no counterpart.
+            state belongs to which; or a name matches no parameter.
     """
     canonical_sources = {canonical(name): source for name, source in sources.items()}
     canonical_names = {name: canonical(name) for name in names}

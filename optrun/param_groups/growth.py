@@ -22,10 +22,10 @@ KEY = "parametrization.base"
 
 @dataclass(frozen=True)
 class Growth:
-    """The sizes of one parameter of a model, relative to its counterpart in the base model.
+    """The sizes of one parameter, relative to the same parameter of the base model.
 
     Attributes:
-        counterpart: Name of the parameter in the base.
+        base_name: Name of the parameter in the base.
         shape: Shape in the model.
         base_shape: Shape in the base.
         fan_in: Number of inputs over that in the base; 1: not an infinite dimension.
@@ -38,7 +38,7 @@ class Growth:
         is_head: Whether its outputs are the vocabulary or the classes, which no later module reads.
     """
 
-    counterpart: str
+    base_name: str
     shape: tuple[int, ...]
     base_shape: tuple[int, ...]
     fan_in: float = 1.0
@@ -79,15 +79,15 @@ class Growth:
 
 
 def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
-    """Map every parameter name of a model to its growth over its counterpart in the base.
+    """Map every parameter name of a model to its growth over its parameter in the base.
 
     Args:
         model: On any device.
         base: Of the same architecture, narrower, of fewer blocks, or both.
 
     Raises:
-        ConfigError: A parameter has no counterpart, a dimension shrinks, or inputs cannot be told
-            from outputs; if the number of blocks differs, also as `branch_ends`.
+        ConfigError: A parameter has no match in the base, a dimension shrinks, or inputs cannot be
+            told from outputs; if the number of blocks differs, also as `branch_ends`.
 
     Example:
         >>> model, base = nn.Linear(8, 4), nn.Linear(2, 4)
@@ -98,8 +98,8 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     base_params = dict(base.named_parameters())
     roles = roles_of(model)
     modules = dict(model.named_modules())
-    counterparts, branch = _counterparts(model, base)
-    unmatched = [name for name in base_params if name not in counterparts.values()]
+    base_names, branch = _base_names(model, base)
+    unmatched = [name for name in base_params if name not in base_names.values()]
     if unmatched:
         raise ConfigError(
             f"{KEY}: the base has {unmatched[0]}, and the model nothing that matches it by name."
@@ -110,7 +110,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
     growth = {}
     for name, param in params.items():
         shape = tuple(param.shape)
-        base_shape = tuple(base_params[counterparts[name]].shape)
+        base_shape = tuple(base_params[base_names[name]].shape)
         if len(shape) != len(base_shape) or any(
             now < then for now, then in zip(shape, base_shape, strict=True)
         ):
@@ -121,7 +121,7 @@ def growth_of(model: nn.Module, base: nn.Module) -> dict[str, Growth]:
         path, _, leaf = name.rpartition(".")
         fan_in, fan_out = _fans(name, leaf, modules[path], roles[name], shape, base_shape)
         growth[name] = Growth(
-            counterparts[name],
+            base_names[name],
             shape,
             base_shape,
             fan_in,
@@ -167,17 +167,17 @@ def _heads(model: nn.Module, roles: Mapping[str, str]) -> set[str]:
     return heads
 
 
-def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
+def _base_names(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], dict[str, float]]:
     """Map parameter names to those of the base, and to the ratio of depths.
 
-    The counterpart of block i of L is block i L_base // L of the base.
+    The match of block i of L is block i L_base // L of the base.
 
     Returns:
         The name in the base for every parameter; and base depth over depth for the parameters in
         stacks whose depths differ.
 
     Raises:
-        ConfigError: A stack is deeper in the base, or a parameter has no counterpart.
+        ConfigError: A stack is deeper in the base, or a parameter has no match in the base.
     """
     params = dict(model.named_parameters())
     base_params = dict(base.named_parameters())
@@ -201,8 +201,8 @@ def _counterparts(model: nn.Module, base: nn.Module) -> tuple[dict[str, str], di
     missing = [name for name in params if names.get(name) not in base_params]
     if missing:
         raise ConfigError(
-            f"{KEY}: {missing[0]} of the model has no counterpart in the base by name. Give a base"
-            " of the same architecture, which differs in sizes alone."
+            f"{KEY}: {missing[0]} of the model matches no parameter of the base by name. Give a"
+            " base of the same architecture, which differs in sizes alone."
         )
     return names, depth
 

@@ -190,7 +190,7 @@ def scale_initial_weights(model: nn.Module, base: nn.Module, sizes: Mapping[str,
     base_params = dict(base.named_parameters())
     for name, param in model.named_parameters():
         size = sizes[name]
-        base_param = base_params[size.counterpart]
+        base_param = base_params[size.base_name]
         deviation = _standard_deviation(param)
         base_deviation = _standard_deviation(base_param)
         if not deviation or not base_deviation:

@@ -35,13 +35,13 @@ from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
 from optrun.report.runs import NOT_STARTED, require_runs
-from optrun.report.statistics import Judgement
+from optrun.report.statistics import TtestResult
 from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, format_metric, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import INK, SOFTWARE, to_png
 from optrun.report.verdict import SweepVerdict, write_verdict
-from optrun.report.warnings import OF_THE_CHOICE, Warning, find_warnings
+from optrun.report.warnings import OF_THE_CHOICE, RunWarning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
 
 _REPORTS = Path("outputs", "reports")
@@ -70,7 +70,7 @@ class Report:
     """Of all workloads; one is the usual case."""
     verdict: SweepVerdict
     """The first line."""
-    warnings: list[Warning]
+    warnings: list[RunWarning]
     command: str
     """What makes the report again."""
     confirmed: ConfirmationResult | None = None
@@ -138,13 +138,13 @@ def report(
         confirmed = judge_together(planned, dirs, comparison, **question)
     else:
         confirmed = ConfirmationResult.of(dirs[0], plan, comparison, looks)
-    judged = confirmed or ConfirmationResult({}, comparison, looks=looks)
+    confirmation = confirmed or ConfirmationResult({}, comparison, looks=looks)
     verdict = write_verdict(
-        judged.comparison,
-        confirmed=judged.seeds,
-        looks=judged.looks,
-        note=judged.note,
-        waits=plan is not None and bool(judged.waiting),
+        confirmation.comparison,
+        confirmed=confirmation.seeds,
+        looks=confirmation.looks,
+        note=confirmation.note,
+        waits=plan is not None and bool(confirmation.waiting),
     )
     request = ConfirmationRequest(baseline=baseline, metric=metric, by=by)
     verdict = replace(verdict, next=choose_next_command(comparison, confirmed, dirs, request))
@@ -168,7 +168,7 @@ def report(
             options["metric"] = None
         stem += _slug(options)
     if len(runs) > 1:
-        drawn = all_pictures(comparison, judged.comparison)
+        drawn = all_pictures(comparison, confirmation.comparison)
     else:
         caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
         draw = partial(curves.curves_figure, runs[0])
@@ -211,7 +211,7 @@ def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
 
     A report that tests nothing does not count.
     """
-    if comparison.judgement is None or not comparison.judgement.is_tested:
+    if comparison.ttest is None or not comparison.ttest.is_tested:
         return 1
     seeds = max(
         len(row.configuration.scores)
@@ -222,12 +222,12 @@ def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
     return record_look(sweeps, comparison.unit, seeds)
 
 
-def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[Warning]:
+def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[RunWarning]:
     """Collect the warnings of all workloads.
 
     A warning that only some workloads share begins with their names.
     """
-    workload_names: dict[Warning, list[str]] = {}
+    workload_names: dict[RunWarning, list[str]] = {}
     for workload in comparison.workloads:
         for warning in find_warnings(workload):
             if of_the_choice or warning.kind not in OF_THE_CHOICE:
@@ -283,11 +283,11 @@ def _open_sections(report: Report) -> list[Section]:
         table = tables.scores_table(comparison)
     else:
         table = tables.ranking_table(report.findings)
-    note = _interval_note(comparison.judgement)
+    note = _interval_note(comparison.ttest)
     sections = [Section("", table, note)]
     if confirmed is not None and confirmed.comparison is not comparison:
         fresh = confirmed.comparison.findings
-        first = Section("", tables.ranking_table(fresh), _interval_note(fresh.judgement))
+        first = Section("", tables.ranking_table(fresh), _interval_note(fresh.ttest))
         sections = [first, Section("The choice that was confirmed", table, note)]
     if len(comparison.runs) == 1:
         sections.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
@@ -296,19 +296,19 @@ def _open_sections(report: Report) -> list[Section]:
         for workload in comparison.workloads:
             table = tables.ranking_table(workload)
             sections.append(
-                Section(f"Within {workload.name}", table, _interval_note(workload.judgement))
+                Section(f"Within {workload.name}", table, _interval_note(workload.ttest))
             )
     return sections
 
 
-def _interval_note(judged: Judgement | None) -> str:
+def _interval_note(ttest: TtestResult | None) -> str:
     """Explain the confidence level of the intervals in a table."""
-    if judged is None or not judged.is_tested:
+    if ttest is None or not ttest.is_tested:
         return ""
-    interval = f"The {100 * judged.confidence:.3g} % interval of a difference"
-    if judged.has_baseline:
+    interval = f"The {100 * ttest.confidence:.3g} % interval of a difference"
+    if ttest.has_baseline:
         return f"{interval} is not widened for Holm's correction of the tests."
-    test = judged.alpha / max(1, len(judged.ranking) - 1)
+    test = ttest.alpha / max(1, len(ttest.ranking) - 1)
     return f"{interval} excludes 0 if, and only if, the one-sided test at {test:.2g} rejects."
 
 
@@ -340,7 +340,7 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
                 tables.runs_table(workload.runs, workload.keys, workload.metric, workload.mode),
             )
         )
-    judged = comparison if report.confirmed is None else report.confirmed.comparison
+    decisive = comparison if report.confirmed is None else report.confirmed.comparison
     return {
         "title": curves.run_title(runs[0]) if single else _title(comparison),
         "subtitle": (
@@ -354,20 +354,20 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
         "sections": opened[1:],
         "folds": folds,
         "commands": [*_commands(comparison), ("report", "", report.command)],
-        "tested": "" if single else _tested(judged, report.verdict),
+        "tested": "" if single else _tested(decisive, report.verdict),
     }
 
 
 def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
     """Describe the test behind the verdict, in at most 150 words."""
-    judged = comparison.judgement
+    ttest = comparison.ttest
     every = comparison.workloads
     return fill_text(
         "tested.txt",
         comparison=comparison,
-        judged=judged,
-        is_tested=judged is not None and judged.is_tested,
-        matters="" if judged is None else format_metric(judged.matters),
+        ttest=ttest,
+        is_tested=ttest is not None and ttest.is_tested,
+        matters="" if ttest is None else format_metric(ttest.matters),
         selected=verdict.kind == "selected",
         lost=any(
             configuration.diverged_seeds

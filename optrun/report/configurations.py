@@ -22,7 +22,7 @@ from optrun.base.formatting import plain, rate
 from optrun.config.tokens import key_of
 from optrun.report.comparability import shorten_paths
 from optrun.report.runs import Run, Setting, all_keys, normalise_setting
-from optrun.report.statistics import Comparison
+from optrun.report.statistics import ReferenceComparison
 
 _BESIDE_THE_POINT = {
     "seed",
@@ -141,7 +141,7 @@ class Contender:
     lr_curve: LrCurve
     rank: int | None = None
     """1 is best, equal means share; None without an outcome."""
-    comparison: Comparison | None = None
+    comparison: ReferenceComparison | None = None
     """Against the reference; None where nothing is compared."""
 
 

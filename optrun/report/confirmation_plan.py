@@ -373,9 +373,9 @@ def _choose_seeds(
     Returns:
         The plan, and a note about it for the user.
     """
-    judged = findings.judgement
+    ttest = findings.ttest
     power = request.power or POWER
-    difference = request.difference or (judged.matters if judged is not None else math.nan)
+    difference = request.difference or (ttest.matters if ttest is not None else math.nan)
     sd, degrees = residual_sd(_scores_without_stand_ins(findings))
     if not (sd > 0 and difference > 0):
         count = SEEDS_WITHOUT_SPREAD

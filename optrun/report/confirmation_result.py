@@ -27,7 +27,7 @@ from optrun.report.confirmation_plan import (
 )
 from optrun.report.findings import Findings, Question, read_matters
 from optrun.report.runs import Run, load_runs, plugins_of
-from optrun.report.statistics import Judgement, Verdict
+from optrun.report.statistics import TtestResult, Verdict
 from optrun.report.sweep_folder import is_search
 from optrun.report.verdict import find_edges, is_selected, learns_nothing
 from optrun.report.workloads import Comparison, compare_runs
@@ -238,9 +238,9 @@ def choose_next_command(
         dirs: The reported directories.
         request: The typed baseline, metric and keys.
     """
-    judged = comparison.judgement
+    ttest = comparison.ttest
     findings = comparison.findings
-    if comparison.several or len(dirs) > 1 or judged is None:
+    if comparison.several or len(dirs) > 1 or ttest is None:
         return ""
     if any(Fork.of(run.summary) is not None for run in findings.runs):
         return ""
@@ -250,17 +250,17 @@ def choose_next_command(
     wider = _widen(findings, sweep)
     if wider or learns_nothing(findings):
         return wider
-    if is_open(judged) or any(is_selected(row) for row in findings.ranked):
+    if is_open(ttest) or any(is_selected(row) for row in findings.ranked):
         return _confirm(sweep, sweep / FOLDER, request, plugins_of(findings.runs))
     return ""
 
 
-def is_open(judged: Judgement) -> bool:
+def is_open(ttest: TtestResult) -> bool:
     """Tell whether more seeds could decide: some contender may differ by `matters`."""
-    for name, result in judged.comparisons.items():
-        if name == judged.reference or result.verdict not in _OPEN:
+    for name, result in ttest.comparisons.items():
+        if name == ttest.reference or result.verdict not in _OPEN:
             continue
-        is_small = max(abs(result.low), abs(result.high)) <= judged.matters
+        is_small = max(abs(result.low), abs(result.high)) <= ttest.matters
         if not is_small:
             return True
     return False
@@ -333,8 +333,8 @@ def _confirm_again(confirmed: ConfirmationResult) -> str:
         return ""
     folder, plan = list(confirmed.plans.items())[-1]
     sweep = find_confirmed_sweep(folder, plan)
-    judged = confirmed.comparison.judgement
-    if sweep is None or judged is None or not is_open(judged):
+    ttest = confirmed.comparison.ttest
+    if sweep is None or ttest is None or not is_open(ttest):
         return ""
     if learns_nothing(confirmed.comparison.findings):
         return ""

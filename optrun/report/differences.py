@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from optrun.report.picture import WIDTH, find_reach, short_name, style_of
-from optrun.report.statistics import Comparison, Scores, Verdict
+from optrun.report.statistics import ReferenceComparison, Scores, Verdict
 from optrun.report.theme import INK, MUTED, PAPER, Chart, style_axes
 
 LINES = 16
@@ -23,7 +23,7 @@ class Difference:
     """One contender against the reference."""
 
     series: int
-    comparison: Comparison
+    comparison: ReferenceComparison
     seeds: dict[int, float]
     """Paired differences by seed."""
     diverged_seeds: Collection[int]
@@ -31,7 +31,7 @@ class Difference:
 
 
 def differences(
-    comparisons: Mapping[str, Comparison | None],
+    comparisons: Mapping[str, ReferenceComparison | None],
     scores: Scores,
     diverged_seeds: Mapping[str, Collection[int]],
 ) -> list[Difference]:

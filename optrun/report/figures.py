@@ -16,18 +16,18 @@ _WITHIN = ("differences", "metric", "lr")
 """Pictures of each of several workloads, by name."""
 
 
-def all_pictures(comparison: Comparison, judged: Comparison | None = None) -> list[Picture]:
+def all_pictures(comparison: Comparison, confirmed: Comparison | None = None) -> list[Picture]:
     """List the pictures of a report: first over all workloads if several, then of each.
 
     Args:
         comparison: The reported runs.
-        judged: The runs on fresh seeds that give the verdict, if a confirmation has ended.
+        confirmed: The runs on fresh seeds that give the verdict, if a confirmation has ended.
     """
     if not comparison.several:
         drawn = pictures(comparison.findings)
-        if judged is None or judged is comparison or judged.several:
+        if confirmed is None or confirmed is comparison or confirmed.several:
             return drawn
-        fresh = _ordered(judged.findings, comparison)
+        fresh = _ordered(confirmed.findings, comparison)
         of_choice = [picture for picture in drawn if picture.name != "differences"]
         return [*verdict_picture(Comparison.of(fresh)), *of_choice]
     all_drawn = verdict_picture(comparison)
@@ -49,7 +49,7 @@ def _ordered(findings: Findings, comparison: Comparison) -> Findings:
 
     A contender then has the same colour in all pictures.
     """
-    names = [] if comparison.judgement is None else comparison.judgement.ranking
+    names = [] if comparison.ttest is None else comparison.ttest.ranking
     order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
     return replace(
         findings, rows=sorted(findings.rows, key=lambda row: order.get(row.name, len(order)))
@@ -96,20 +96,20 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
 
     Empty if fewer than two contenders have a difference.
     """
-    judged = comparison.judgement
+    ttest = comparison.ttest
     scores = comparison.scores
     findings = comparison.findings
-    if judged is None:
+    if ttest is None:
         return []
     order = [*scores]
     metric = findings.metric
     mode = findings.mode
     if comparison.several:
-        order = judged.ranking
+        order = ttest.ranking
         metric = "mean score"
         mode = "max"
     lines = differences.differences(
-        {name: judged.comparisons.get(name) for name in order}, scores, comparison.diverged_seeds
+        {name: ttest.comparisons.get(name) for name in order}, scores, comparison.diverged_seeds
     )
     if len(lines) < 2:
         return []
@@ -117,11 +117,11 @@ def verdict_picture(comparison: Comparison) -> list[Picture]:
         "A large mark is the mean difference over shared seeds, the bar its interval, a small dot"
         " one seed. Hollow marks are ruled out."
     )
-    if math.isfinite(judged.matters):
+    if math.isfinite(ttest.matters):
         caption += " Differences in the shaded area are too small to matter."
     if len(lines) > 2:
         caption += " An arrowhead gives a value outside the picture."
     if len(order) > differences.LINES:
         caption += f" The best {differences.LINES} of {len(order)} are drawn."
-    draw = partial(differences.draw_differences, lines, metric, mode, judged.matters)
-    return [Picture("differences", f"Differences to {judged.reference}", caption, draw)]
+    draw = partial(differences.draw_differences, lines, metric, mode, ttest.matters)
+    return [Picture("differences", f"Differences to {ttest.reference}", caption, draw)]

@@ -1,6 +1,6 @@
 """Find what a report says of one workload, as data.
 
-Runs joined to configurations, configurations to contenders, and judged.
+Runs joined to configurations, configurations to contenders, and ttest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from optrun.report.configurations import (
     pick_compared_keys,
 )
 from optrun.report.runs import Run, all_keys, to_number
-from optrun.report.statistics import Judgement, compare, pooled_sd
+from optrun.report.statistics import TtestResult, compare, pooled_sd
 
 DEFAULT_METRIC = "eval/loss"
 
@@ -56,7 +56,7 @@ class Findings:
     configurations: list[Configuration]
     rows: list[Contender]
     """Best first."""
-    judgement: Judgement | None
+    ttest: TtestResult | None
     """None where nothing is ranked."""
     floor: float
     """The metric before the first step: the median over runs; NaN where it was not evaluated."""
@@ -70,9 +70,9 @@ class Findings:
     @property
     def baseline(self) -> str | None:
         """Return the name of the baseline; None if nobody named one."""
-        if self.judgement is None or not self.judgement.has_baseline:
+        if self.ttest is None or not self.ttest.has_baseline:
             return None
-        return self.judgement.reference
+        return self.ttest.reference
 
     @property
     def ranked(self) -> list[Contender]:
@@ -152,10 +152,10 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
             " with data.eval"
         )
     baseline_name = find_contender(baseline, contenders).name if baseline else None
-    judgement = None
+    ttest = None
     if any(contender.configuration.finished for contender in contenders) and not incomparable:
         matters = question.get("matters")
-        judgement = compare(
+        ttest = compare(
             {contender.name: contender.configuration.scores for contender in contenders},
             mode=mode,
             baseline=baseline_name,
@@ -163,7 +163,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
             sd=pooled_sd(contender.configuration.finished for contender in contenders),
             looks=question.get("looks", 1),
         )
-        contenders = _rank(contenders, judgement, mode)
+        contenders = _rank(contenders, ttest, mode)
     before = [run.before_training(metric) for run in described]
     floors = [value for value in before if value is not None]
     return Findings(
@@ -176,7 +176,7 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
         tuned_keys=[key for key in free if key == "lr" or not is_implied(key, compared, described)],
         configurations=configurations,
         rows=contenders,
-        judgement=judgement,
+        ttest=ttest,
         floor=float(np.median(floors)) if floors else math.nan,
         incomparable=incomparable,
     )
@@ -192,16 +192,14 @@ def _expect_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
             )
 
 
-def _rank(contenders: Sequence[Contender], judgement: Judgement, mode: str) -> list[Contender]:
+def _rank(contenders: Sequence[Contender], ttest: TtestResult, mode: str) -> list[Contender]:
     """Add rank and comparison to contenders with a score; equal means share a rank."""
     costs = [contender.configuration.cost(mode) for contender in contenders]
     ranked = []
     for contender, cost in zip(contenders, costs, strict=True):
         better = [other_cost for other_cost in costs if other_cost < cost]
         rank = 1 + len(better) if math.isfinite(cost) else None
-        ranked.append(
-            replace(contender, rank=rank, comparison=judgement.comparisons[contender.name])
-        )
+        ranked.append(replace(contender, rank=rank, comparison=ttest.comparisons[contender.name]))
     return ranked
 
 

@@ -31,7 +31,7 @@ ROUNDING = 1e-10
 """Spread of differences, relative to the scores, that rounding alone can make."""
 
 UNSET = "another seed changes"
-"""What `Judgement.matters` is in words, if nobody set it."""
+"""What `TtestResult.matters` is in words, if nobody set it."""
 
 
 class Verdict(StrEnum):
@@ -40,7 +40,7 @@ class Verdict(StrEnum):
     could_be_best = "could be the best"
     ruled_out = "ruled out"
     either_will_do = f"ruled out, but by less than {UNSET}: either will do"
-    """The interval of the difference lies within +-`Judgement.matters`."""
+    """The interval of the difference lies within +-`TtestResult.matters`."""
     differs_little = f"differs, but by less than {UNSET}: either will do"
     """The same against a baseline, which rules out nobody."""
     better = "better"
@@ -54,7 +54,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ReferenceComparison:
     """One contender's difference from the reference, and its verdict."""
 
     name: str
@@ -67,7 +67,7 @@ class Comparison:
     without seeds."""
     low: float
     high: float
-    """Two-sided interval of the difference at `Judgement.confidence`; NaN without a test."""
+    """Two-sided interval of the difference at `TtestResult.confidence`; NaN without a test."""
     p: float
     """Adjusted: the smallest one-sided p times (k - 1), or Holm's with a baseline; NaN without a
     test."""
@@ -80,10 +80,10 @@ class Comparison:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
+class TtestResult:
     """The comparisons of all contenders."""
 
-    comparisons: dict[str, Comparison]
+    comparisons: dict[str, ReferenceComparison]
     """In the order given."""
     ranking: list[str]
     """Contenders with a score, best mean first."""
@@ -188,7 +188,7 @@ def compare(
     matters: float | None = None,
     sd: float | None = None,
     looks: int = 1,
-) -> Judgement:
+) -> TtestResult:
     """Judge contenders by paired t tests over seeds.
 
     Without a baseline, test each for being the best: contender i is ruled out if, for some j, the
@@ -262,7 +262,7 @@ def compare(
         quantile = float(special.stdtrit(max(n - 1, 1), (1 + confidence) / 2))
         reach = quantile * spread / math.sqrt(max(n, 1))
         is_small = -matters <= difference - reach and difference + reach <= matters
-        comparisons[name] = Comparison(
+        comparisons[name] = ReferenceComparison(
             name=name,
             reference=names[reference],
             seeds=n,
@@ -282,7 +282,7 @@ def compare(
             ruled_out_by=ruled_out_by[i],
             seen=detectable(spread, n, alpha / n_tests, sides=sides),
         )
-    return Judgement(
+    return TtestResult(
         comparisons=comparisons,
         ranking=ranking,
         reference=names[reference],

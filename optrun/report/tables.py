@@ -19,8 +19,7 @@ from optrun.report.configurations import (
 )
 from optrun.report.findings import Findings
 from optrun.report.runs import NOT_STARTED, Run
-from optrun.report.statistics import Comparison as Compared
-from optrun.report.statistics import Scores, Verdict
+from optrun.report.statistics import ReferenceComparison, Scores, Verdict
 from optrun.report.table import NONE, Table, format_metric, to_csv
 from optrun.report.workloads import Comparison
 
@@ -54,12 +53,12 @@ def ranking_table(findings: Findings) -> Table:
 
     Verdict and difference are left out if there is one contender.
     """
-    judged = findings.judgement
+    ttest = findings.ttest
     tuned = findings.tuned_keys
     several = len(findings.rows) > 1
     difference = "difference"
-    if judged is not None and judged.is_tested:
-        difference += f" [{100 * judged.confidence:.3g} %]"
+    if ttest is not None and ttest.is_tested:
+        difference += f" [{100 * ttest.confidence:.3g} %]"
     rows = []
     for row in findings.rows:
         runs = _started_runs(row)
@@ -82,19 +81,19 @@ def ranking_table(findings: Findings) -> Table:
 
 def scores_table(comparison: Comparison) -> Table:
     """Tabulate the mean score of each contender over several workloads, and on each of them."""
-    judged = comparison.judgement
-    comparisons: Mapping[str, Compared] = {}
+    ttest = comparison.ttest
+    comparisons: Mapping[str, ReferenceComparison] = {}
     ranking: list[str] = []
-    if judged is not None:
-        comparisons = judged.comparisons
-        ranking = judged.ranking
+    if ttest is not None:
+        comparisons = ttest.comparisons
+        ranking = ttest.ranking
     rows = []
     styles = []
     for name in dict.fromkeys([*ranking, *comparison.scores]):
         verdict = "no score on every workload"
         style = "muted"
-        if judged is not None and name in comparisons:
-            verdict = judged.verdict_text(name)
+        if ttest is not None and name in comparisons:
+            verdict = ttest.verdict_text(name)
             style = _STYLES.get(comparisons[name].verdict, "")
         cells = {"contender": name, "mean score": _score(comparison.scores, name)}
         cells["verdict"] = verdict
@@ -375,7 +374,7 @@ def count_seeds(configuration: Configuration) -> str:
     return f"{len(configuration.scores)} of {len(configuration.runs)}"
 
 
-def format_difference(comparison: Compared | None, digits: int = 4) -> str:
+def format_difference(comparison: ReferenceComparison | None, digits: int = 4) -> str:
     """Format the difference to the reference with its interval and true minus signs."""
     if (
         comparison is None
@@ -392,13 +391,13 @@ def format_difference(comparison: Compared | None, digits: int = 4) -> str:
 def name_verdict(findings: Findings, row: Contender) -> str:
     """Name the verdict on a contender.
 
-    `not ranked` without a rank, a comparison or a judgement of all contenders. The contender that
+    `not ranked` without a rank, a comparison or a t test of all contenders. The contender that
     rules it out is named if it is not the reference.
     """
     comparison = row.comparison
-    if comparison is None or row.rank is None or findings.judgement is None:
+    if comparison is None or row.rank is None or findings.ttest is None:
         return "not ranked"
-    verdict = findings.judgement.verdict_text(row.name)
+    verdict = findings.ttest.verdict_text(row.name)
     if comparison.ruled_out_by not in ("", comparison.reference):
         return f"{verdict}, by {comparison.ruled_out_by}"
     return verdict

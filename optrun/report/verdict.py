@@ -13,7 +13,7 @@ from optrun.artifacts.generalisation import NOTHING_LEARNT, Generalisation, gene
 from optrun.base.formatting import plural, rate
 from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
-from optrun.report.statistics import UNSET, Judgement, Verdict
+from optrun.report.statistics import UNSET, TtestResult, Verdict
 from optrun.report.table import format_metric
 from optrun.report.tables import format_mean
 from optrun.report.templating import fill_text
@@ -53,15 +53,15 @@ class SweepVerdict:
 
 def kind_of(comparison: Comparison) -> str:
     """Name the kind of a verdict; see `SweepVerdict.kind`."""
-    judged = comparison.judgement
+    ttest = comparison.ttest
     ranked = [row for workload in comparison.workloads for row in workload.ranked]
-    if judged is None or not ranked:
+    if ttest is None or not ranked:
         return "none"
-    if len(judged.ranking) < 2:
+    if len(ttest.ranking) < 2:
         return "single"
     if any(workload.metric != workload.own_metric for workload in comparison.workloads):
         return "exploratory"
-    if not judged.is_tested:
+    if not ttest.is_tested:
         return "pilot"
     if any(map(is_selected, ranked)):
         return "selected"
@@ -103,18 +103,18 @@ def write_verdict(
             of these runs.
         looks: How often these contenders were judged while seeds were added, this time included.
         note: A note on unfinished or unplanned confirmations.
-        waits: Whether this is the report of an unfinished confirmation, which judges nothing yet.
+        waits: Whether this is the report of an unfinished confirmation, which decides nothing yet.
     """
-    judged = comparison.judgement
+    ttest = comparison.ttest
     kind = kind_of(comparison)
-    if waits or judged is None:
+    if waits or ttest is None:
         kind = "none"
     elif confirmed and kind != "none":
-        kind = "confirmed" if kind == "single" or is_decided(judged) else "undecided"
+        kind = "confirmed" if kind == "single" or is_decided(ttest) else "undecided"
     content: dict[str, object] = {
         "comparison": comparison,
         "found": comparison.findings,
-        "judged": judged,
+        "ttest": ttest,
         "kind": kind,
         "confirmed": confirmed,
         "looks": looks,
@@ -123,10 +123,10 @@ def write_verdict(
     }
     possible: list[str] = []
     ruled_out: list[str] = []
-    if judged is not None and kind != "none":
-        possible = judged.possible
-        ruled_out = [name for name in judged.ranking if name not in possible]
-        content |= _content_of_line(comparison, judged)
+    if ttest is not None and kind != "none":
+        possible = ttest.possible
+        ruled_out = [name for name in ttest.ranking if name not in possible]
+        content |= _content_of_line(comparison, ttest)
     chosen: dict[str, list[str]] = {}
     for workload in comparison.workloads:
         where = f" on {workload.name}" if workload.name else ""
@@ -152,9 +152,9 @@ DECIDED = (
 """Verdicts that say more than that nothing is known."""
 
 
-def is_decided(judged: Judgement) -> bool:
+def is_decided(ttest: TtestResult) -> bool:
     """Tell whether a test decided about any contender."""
-    return any(result.verdict in DECIDED for result in judged.comparisons.values())
+    return any(result.verdict in DECIDED for result in ttest.comparisons.values())
 
 
 def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
@@ -163,13 +163,13 @@ def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
     Possible best contenders come first. Without a test only the first contender is listed. Left
     out are contenders whose best lr is chance, see `is_chance`.
     """
-    judged = findings.judgement
+    ttest = findings.ttest
     rows = findings.ranked
-    if judged is None or not judged.is_tested:
+    if ttest is None or not ttest.is_tested:
         best = rows[0].configuration.mean if rows else math.nan
         rows = [row for row in rows if row.configuration.mean == best]
     else:
-        rows = sorted(rows, key=lambda row: row.name not in judged.possible)
+        rows = sorted(rows, key=lambda row: row.name not in ttest.possible)
     edges = []
     for row in rows:
         if is_chance(row, findings):
@@ -188,39 +188,39 @@ def is_chance(row: Contender, findings: Findings) -> bool:
     """
     if not _learnt_nothing(row):
         return False
-    judged = findings.judgement
-    is_out = judged is not None and row.name not in judged.possible
+    ttest = findings.ttest
+    is_out = ttest is not None and row.name not in ttest.possible
     return is_out or not all(map(_learnt_nothing, findings.ranked))
 
 
-def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, object]:
+def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, object]:
     """Collect the numbers and names for the template of the first line."""
     scores = comparison.scores
-    possible = judged.possible
-    names = {name: _write_with_diverged(name, comparison) for name in judged.ranking}
+    possible = ttest.possible
+    names = {name: _write_with_diverged(name, comparison) for name in ttest.ranking}
     means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
-    best_mean = means[judged.ranking[0]]
+    best_mean = means[ttest.ranking[0]]
     first = [name for name in names if means[name] == best_mean]
     groups: dict[str, list[str]] = {}
     for name, full_name in names.items():
-        groups.setdefault(judged.verdict_text(name), []).append(full_name)
+        groups.setdefault(ttest.verdict_text(name), []).append(full_name)
     groups.pop(Verdict.baseline, None)
     baseline = ""
-    if judged.has_baseline:
-        baseline = _write_with_diverged(judged.reference, comparison)
+    if ttest.has_baseline:
+        baseline = _write_with_diverged(ttest.reference, comparison)
     content: dict[str, object] = {
         "first": [names[name] for name in first],
         "mean": "",
         "seeds": min(len(scores[name]) for name in possible or names),
-        "tested": judged.is_tested,
-        "decided": is_decided(judged),
+        "tested": ttest.is_tested,
+        "decided": is_decided(ttest),
         "baseline": baseline,
         "groups": groups,
         "possible": [names[name] for name in possible],
         "ruled_out": groups.get(Verdict.ruled_out, []),
-        "either": groups.get(Verdict.either_will_do.replace(UNSET, judged.limit), []),
+        "either": groups.get(Verdict.either_will_do.replace(UNSET, ttest.limit), []),
     }
-    content |= _content_of_differences(judged, content["seeds"])
+    content |= _content_of_differences(ttest, content["seeds"])
     # With several workloads the line names no rates and no edges, since each has its own.
     if comparison.several:
         return content | {"edges": [], "more_edges": 0, "learns_nothing": False, "learnt": ""}
@@ -228,22 +228,22 @@ def _content_of_line(comparison: Comparison, judged: Judgement) -> dict[str, obj
     if rows:
         content["mean"] = format_mean(rows[0].configuration)
     # Without a test all contenders are possible, and the line names only the first.
-    named = possible if judged.is_tested else first
+    named = possible if ttest.is_tested else first
     return content | _content_of_advice(comparison.findings, named)
 
 
-def _content_of_differences(judged: Judgement, seeds: object) -> dict[str, object]:
+def _content_of_differences(ttest: TtestResult, seeds: object) -> dict[str, object]:
     """Collect the differences to the reference, for the template of the first line.
 
     `seeds` stands in if nobody shares a seed with the reference.
     """
     comparisons = {
         name: result
-        for name, result in judged.comparisons.items()
-        if name != judged.reference and result.seeds
+        for name, result in ttest.comparisons.items()
+        if name != ttest.reference and result.seeds
     }
-    undecided = [comparisons[name] for name in judged.possible if name in comparisons]
-    judging = list(comparisons.values()) if len(judged.possible) == 1 else undecided
+    undecided = [comparisons[name] for name in ttest.possible if name in comparisons]
+    judging = list(comparisons.values()) if len(ttest.possible) == 1 else undecided
     widest = max((abs(result.difference) for result in undecided), default=0.0)
     if widest < 1e-12:  # rounding in the means: they are equal
         widest = 0.0
@@ -267,7 +267,7 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
         findings: Findings of the only workload.
         named: Contenders that the line names.
     """
-    possible = [] if findings.judgement is None else findings.judgement.possible
+    possible = [] if findings.ttest is None else findings.ttest.possible
     edges = find_edges(findings)
     shown = [
         {"name": row.name, "lr": rate(lr), "is_out": row.name not in possible}
@@ -334,12 +334,12 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
 def learns_nothing(findings: Findings) -> bool:
     """Tell whether every contender that could be the best learnt nothing, see `_learnt_nothing`.
 
-    False without a judgement, and if no contender could be the best.
+    False without a ttest, and if no contender could be the best.
     """
-    judged = findings.judgement
-    if judged is None:
+    ttest = findings.ttest
+    if ttest is None:
         return False
-    rows = [row for row in findings.ranked if row.name in judged.possible]
+    rows = [row for row in findings.ranked if row.name in ttest.possible]
     return bool(rows) and all(map(_learnt_nothing, rows))
 
 

@@ -48,7 +48,7 @@ _KINDS = (
 
 
 @dataclass(frozen=True)
-class Warning:
+class RunWarning:
     """One warning of a report."""
 
     kind: str
@@ -62,7 +62,7 @@ OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
 done better."""
 
 
-def find_warnings(findings: Findings) -> list[Warning]:
+def find_warnings(findings: Findings) -> list[RunWarning]:
     """List the warnings of a comparison, most serious first."""
     warnings = [
         *_edges(findings),
@@ -75,7 +75,7 @@ def find_warnings(findings: Findings) -> list[Warning]:
     return sorted(warnings, key=lambda warning: _KINDS.index(warning.kind))
 
 
-def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
+def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> RunWarning:
     """Fill the text of a warning.
 
     Args:
@@ -86,10 +86,10 @@ def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> Warning:
     labels = [run.label for run in of]
     count = plural(len(labels), "run")
     text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels), **details)
-    return Warning(kind, text)
+    return RunWarning(kind, text)
 
 
-def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[Warning]:
+def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[RunWarning]:
     """Yield a warning if contenders have different known values."""
     texts = {}
     for name, value in of.items():
@@ -100,7 +100,7 @@ def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Itera
         yield _warn(kind, listed=values_by_name, **details)
 
 
-def _edges(findings: Findings) -> Iterable[Warning]:
+def _edges(findings: Findings) -> Iterable[RunWarning]:
     """Warn if a best lr lacks a tried lr nearby on either side.
 
     Nothing if the runs do not differ in lr. Left out are contenders with fewer than two tried lrs,
@@ -120,7 +120,7 @@ def _edges(findings: Findings) -> Iterable[Warning]:
 
 def _edges_of_curve(
     name: str, best: float, curve: LrCurve, further: float | None
-) -> Iterable[Warning]:
+) -> Iterable[RunWarning]:
     """Warn if the best lr of a contender is the lowest or highest, or far from its neighbours.
 
     Args:
@@ -150,7 +150,7 @@ def _edges_of_curve(
             )
 
 
-def _unlike(findings: Findings) -> Iterable[Warning]:
+def _unlike(findings: Findings) -> Iterable[RunWarning]:
     """Warn if contenders were not tuned alike, or did not run equally long.
 
     Tuned alike: equally many configurations with a score, and more than one lr for each
@@ -182,7 +182,7 @@ def _first(values: Iterable[int | None]) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def _seeds(findings: Findings) -> Iterable[Warning]:
+def _seeds(findings: Findings) -> Iterable[RunWarning]:
     """Warn if ranked contenders have too few seeds, or share too few."""
     rows = findings.ranked
     if len(rows) < 2:
@@ -202,7 +202,7 @@ def _seeds(findings: Findings) -> Iterable[Warning]:
         yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few), more=more)
 
 
-def _versions(findings: Findings) -> Iterable[Warning]:
+def _versions(findings: Findings) -> Iterable[RunWarning]:
     """Warn if runs with a score differ in task, data or code, or fork from one trunk.
 
     Data differ if two runs of one seed have different fingerprints.
@@ -241,7 +241,7 @@ def _different_code(runs: Sequence[Run]) -> Iterable[str]:
             yield f"{title} {list_names([value[:10] for value in values])}"
 
 
-def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
+def _unfinished_runs(findings: Findings) -> Iterable[RunWarning]:
     """Yield one warning each for diverged, failed, stopped and waiting runs.
 
     A run that diverged counts as nothing else. The reason is told of a single diverged run, and
@@ -266,7 +266,7 @@ def _unfinished_runs(findings: Findings) -> Iterable[Warning]:
         yield _warn("not-started", waiting)
 
 
-def _doubtful_runs(findings: Findings) -> Iterable[Warning]:
+def _doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
     """Yield one warning per doubt about the result of runs.
 
     These are: repeated with the same seed; finished without the metric; ended before their

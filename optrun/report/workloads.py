@@ -35,7 +35,7 @@ from optrun.report.configurations import (
 )
 from optrun.report.findings import Findings, Question, analyse_runs
 from optrun.report.runs import NOT_STARTED, Run, Setting, all_keys, flatten
-from optrun.report.statistics import Judgement, compare, pooled_sd
+from optrun.report.statistics import TtestResult, compare, pooled_sd
 
 TEACHES = 5.0
 """Standard deviations between seeds that the best contender has to gain, or the workload
@@ -45,7 +45,7 @@ teaches nothing.
 
 @dataclass(frozen=True)
 class Comparison:
-    """All workloads of a report, and the judgement behind its first line."""
+    """All workloads of a report, and the ttest behind its first line."""
 
     workloads: list[Findings]
     """One is the usual case."""
@@ -53,7 +53,7 @@ class Comparison:
     """Contender -> seed -> outcome: of several workloads the mean score over those that count."""
     diverged_seeds: Mapping[str, Collection[int]]
     """Contender -> seeds that diverged on some of them."""
-    judgement: Judgement | None
+    ttest: TtestResult | None
     """That of the one workload, or over all; None where nothing is ranked."""
 
     @classmethod
@@ -61,7 +61,7 @@ class Comparison:
         """Build the comparison of a single workload."""
         scores = {row.name: row.configuration.scores for row in findings.rows}
         diverged_seeds = {row.name: row.configuration.diverged_seeds for row in findings.rows}
-        return cls([findings], scores, diverged_seeds, findings.judgement)
+        return cls([findings], scores, diverged_seeds, findings.ttest)
 
     @property
     def findings(self) -> Findings:
@@ -70,7 +70,7 @@ class Comparison:
 
     @property
     def several(self) -> bool:
-        """Whether the judgement is over several workloads."""
+        """Whether the ttest is over several workloads."""
         return len(self.workloads) > 1
 
     @property
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def counted(self) -> list[Findings]:
-        """List the workloads of the judgement."""
+        """List the workloads of the ttest."""
         return [workload for workload in self.workloads if not workload.left_out]
 
     @property
@@ -118,10 +118,10 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     counted = [workload for workload in workloads if not workload.left_out]
     scores = _mean_scores(counted)
     diverged_seeds = _diverged_seeds(counted)
-    judgement = None
+    ttest = None
     if sum(bool(row) for row in scores.values()) > 1:
-        judgement = _judge_scores(scores, diverged_seeds, question)
-    return Comparison(workloads, scores, diverged_seeds, judgement)
+        ttest = _judge_scores(scores, diverged_seeds, question)
+    return Comparison(workloads, scores, diverged_seeds, ttest)
 
 
 def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> list[Findings]:
@@ -159,7 +159,7 @@ def _diverged_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
 
 def _judge_scores(
     scores: dict[str, dict[int, float]], diverged_seeds: Mapping[str, set[int]], question: Question
-) -> Judgement:
+) -> TtestResult:
     """Judge contenders by their mean scores over workloads.
 
     Args:
@@ -185,7 +185,7 @@ def _judge_scores(
 
 
 def _why_left_out(findings: Findings) -> str:
-    """Explain why a workload is left out of the judgement; empty if it is not.
+    """Explain why a workload is left out of the ttest; empty if it is not.
 
     Reasons: nothing in it is ranked, its metric before training is unknown, or its best
     contender gains less than `TEACHES` standard deviations between seeds.

@@ -249,7 +249,7 @@ class ContenderStudy:
             pruned. A trial that was not evaluated before a rung goes on.
         """
         rows = [driver.job_table.row(job) for job in trial.jobs]
-        if any(row.resting for row in rows):
+        if any(row.paused for row in rows):
             return []  # an earlier start pruned it, and was killed before the study knew
         totals = [self.max_steps, *(row.state.total for row in rows)]
         total = min((steps for steps in totals if steps is not None), default=math.inf)
@@ -292,7 +292,7 @@ class ContenderStudy:
         rows = [job_table.row(job) for job in trial.jobs]
         if value is not None:
             self._study.tell(trial.number, value, skip_if_finished=True)
-        elif any(row.resting for row in rows):
+        elif any(row.paused for row in rows):
             self._study.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
         elif all(row.state.ended for row in rows):
             self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)

@@ -112,7 +112,7 @@ class Driver:
                 row.is_reported = True
                 if row.state.status == "failed":
                     self.failed_before.append(row)
-            row.resting = row.record.stopped_at is not None and not row.state.ended
+            row.paused = row.record.stopped_at is not None and not row.state.ended
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Read the states of jobs, print those that ended since, and rewrite `sweep.json`.
@@ -173,7 +173,7 @@ class Driver:
             if not self.stop.requested and (finished or is_done):
                 planned_jobs = plan()
             for job, _ in planned_jobs:
-                self.job_table.row(job).resting = False
+                self.job_table.row(job).paused = False
             if self.stop.requested:
                 self._tell_of_stop()
                 if not self._open or self._is_given_up():
@@ -435,7 +435,7 @@ class Driver:
     def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
         """Mark the unfinished jobs of a pruned trial as stopped at a rung."""
         for row in map(self.job_table.row, jobs):
-            if row.state.ended or row.resting:
+            if row.state.ended or row.paused:
                 continue
             try:
                 with self.sweep.working_on(row.job.name) as record:
@@ -443,7 +443,7 @@ class Driver:
                     self.sweep.write_record(row.job.name, record)
             except LockedError:
                 continue  # another sweep process is at it
-            row.resting = True
+            row.paused = True
             self.view.note(f"pruned at step {rung}: {row.job.label}")
             self.write_result()
 
@@ -463,7 +463,7 @@ class Driver:
         0: all jobs finished or were pruned. 1: some failed. 74: the disk refused a write. 75: the
         sweep stopped with everything saved.
         """
-        states = [row.state for row in self.job_table.rows.values() if not row.resting]
+        states = [row.state for row in self.job_table.rows.values() if not row.paused]
         if self.stop.refused:
             return EXIT_STORAGE
         if self.stop.requested or any(not state.ended for state in states):
@@ -479,7 +479,7 @@ class Driver:
                 "name": row.job.name,
                 "config_digest": row.job.digest,
                 "overrides": list(row.job.overrides),
-                "status": "stopped at a rung" if row.resting else row.state.status,
+                "status": "stopped at a rung" if row.paused else row.state.status,
                 "global_step": row.state.step,
                 "max_steps": row.state.total,
                 "metric": row.state.metric,

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from optrun.base.errors import ConfigError
 from optrun.config import store
-from optrun.config.safety import refuse_unsafe
+from optrun.config.safety import refuse_code_and_secrets
 from tests.faults.runs import Go, Straight
 from tests.running import TINY_BERT, write_labelled
 
@@ -68,7 +68,7 @@ def test_a_configuration_names_no_code(place: str) -> None:
         with pytest.raises(
             ConfigError, match="a configuration that names code is not run"
         ) as refused:
-            refuse_unsafe(nested(place, target))
+            refuse_code_and_secrets(nested(place, target))
         assert f"={target}: " in str(refused.value)
     assert len(set(TARGETS)) == 21
 
@@ -205,7 +205,7 @@ def test_a_secret_on_the_command_line_is_refused_and_written_nowhere(
 )
 def test_what_looks_like_a_secret_is_named_and_not_repeated(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match="looks like a secret") as refused:
-        refuse_unsafe(nested(key, value))
+        refuse_code_and_secrets(nested(key, value))
     assert str(refused.value).startswith(f"{key}: ")
     assert SECRET not in str(refused.value)
 
@@ -217,7 +217,7 @@ class OfAPlugin:
 
 def test_a_secret_of_two_types_is_one() -> None:
     with pytest.raises(ConfigError, match=r"^api_key: this looks like a secret"):
-        refuse_unsafe(OmegaConf.structured(OfAPlugin))
+        refuse_code_and_secrets(OmegaConf.structured(OfAPlugin))
 
 
 def test_what_only_sounds_like_a_secret_is_let_pass() -> None:
@@ -227,7 +227,7 @@ def test_what_only_sounds_like_a_secret_is_let_pass() -> None:
         "data": {"path": "https://host/rows", "train": "me@host:rows"},
         "hydra": {"job": {"env_set": {"HF_TOKEN": None, "TOKENIZERS_PARALLELISM": "false"}}},
     }
-    refuse_unsafe(OmegaConf.create(values))
+    refuse_code_and_secrets(OmegaConf.create(values))
 
 
 # Terminal escapes

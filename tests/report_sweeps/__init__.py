@@ -38,7 +38,7 @@ def found_in(made: Report) -> dict[str, Any]:
 
     The one place that knows the shape of `Report` and `Findings`.
     """
-    comparison, judged = made.comparison, made.comparison.judgement
+    comparison, judged = made.comparison, made.comparison.ttest
     facts: dict[str, Any] = {
         "headline": made.verdict.text,
         "next": made.verdict.next,

@@ -70,13 +70,13 @@ class StandIn:
     @property
     def stopped(self) -> set[str]:
         """Names of the jobs whose trials were pruned."""
-        return {name for name, row in self.job_table.rows.items() if row.resting}
+        return {name for name, row in self.job_table.rows.items() if row.paused}
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
             if job.name not in self.job_table.rows:
                 row = self.job_table.rows[job.name] = JobRow(job, self.sweep.state(job.name))
-                row.resting = self.sweep.read_record(job.name).stopped_at is not None
+                row.paused = self.sweep.read_record(job.name).stopped_at is not None
 
     def refresh(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
@@ -109,8 +109,8 @@ class StandIn:
 
     def stop_at_rung(self, jobs: Iterable[Job], rung: int) -> None:
         for row in map(self.job_table.row, jobs):
-            if not (row.state.ended or row.resting):
-                row.resting = True
+            if not (row.state.ended or row.paused):
+                row.paused = True
                 record = self.sweep.read_record(row.job.name)
                 record.stopped_at = rung
                 self.sweep.write_record(row.job.name, record)

@@ -22,7 +22,7 @@ from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError, ConfigError, OtherFormatError
 from optrun.base.reading import read_text
 from optrun.config.hydra_internals import get_omega_conf_dumper
-from optrun.config.safety import refuse_unsafe
+from optrun.config.safety import refuse_code_and_secrets
 from optrun.config.saved import differences, read_config, refuse_interpolations
 
 
@@ -69,7 +69,7 @@ def configuration_of(
             ) from error
         return newest[1], _taken(str(error), newest[0])
     refuse_interpolations(values, str(run.config))
-    refuse_unsafe(OmegaConf.create(values))
+    refuse_code_and_secrets(OmegaConf.create(values))
     was_written = _was_written(run)
     if was_written or (was_written is None and newest is None):
         return values, None

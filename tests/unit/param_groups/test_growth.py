@@ -113,8 +113,8 @@ def test_ends_of_branches_are_found(model_type: str) -> None:
         name.split(".3.")[1] for name, size in grown.items() if ".3." in name and size.ends_branch
     } == ENDS[model_type]
     assert {size.branch for name, size in grown.items() if ".0." in name} == {0.5}
-    counterparts = {size.counterpart for name, size in grown.items() if ".3." in name}
-    assert all(".1." in name for name in counterparts), "block 3 of 4 lies where block 1 of 2 does"
+    base_names = {size.base_name for name, size in grown.items() if ".3." in name}
+    assert all(".1." in name for name in base_names), "block 3 of 4 lies where block 1 of 2 does"
 
 
 @pytest.mark.parametrize("model_type", ["bert", "gemma2", "mixtral"])
@@ -144,7 +144,11 @@ class Raw(nn.Module):
     [
         (nn.Linear(4, 4), nn.Linear(8, 4), ["weight", "(4, 8)", "(4, 4)", "shrinks"]),
         (nn.Linear(8, 4, bias=False), nn.Linear(4, 4), ["bias", "nothing that matches"]),
-        (nn.Linear(8, 4), nn.Linear(4, 4, bias=False), ["bias", "no counterpart"]),
+        (
+            nn.Linear(8, 4),
+            nn.Linear(4, 4, bias=False),
+            ["bias", "matches no parameter of the base"],
+        ),
         (nn.Embedding(8, 4), nn.Embedding(4, 4), ["weight", "rows", "vocabulary"]),
         (Raw(8, 4), Raw(4, 4), ["mix", "which of its dimensions are inputs"]),
         (llama(16, 2), llama(16, 4), ["4 blocks", "it shrinks"]),

@@ -44,8 +44,8 @@ def test_seeds_that_are_added_until_a_verdict_shows_are_counted(
         seeds(tmp_path, make_run, range(first, last))
         for _ in range(2):  # asked again of the same seeds, it is the same look
             made = report([tmp_path])
-        assert made.comparison.judgement is not None
-        alphas.append(made.comparison.judgement.alpha)
+        assert made.comparison.ttest is not None
+        alphas.append(made.comparison.ttest.alpha)
     assert alphas == pytest.approx([0.05, 0.05, 0.025, 0.05 / 3, 0.05 / 4]), (
         "two seeds are not tested"
     )
@@ -58,10 +58,10 @@ def test_each_metric_has_its_own_looks_and_a_torn_record_is_none(
 ) -> None:
     seeds(tmp_path, make_run, range(3))
     report([tmp_path])
-    assert report([tmp_path], metric="eval/accuracy").comparison.judgement.alpha == 0.05  # type: ignore[union-attr]
+    assert report([tmp_path], metric="eval/accuracy").comparison.ttest.alpha == 0.05  # type: ignore[union-attr]
     for torn in ("{", "[]", '{"eval/loss": 5}', '{"eval/loss": ["x", true, 1]}'):
         (tmp_path / RECORD).write_text(torn)
-        assert report([tmp_path]).comparison.judgement is not None
+        assert report([tmp_path]).comparison.ttest is not None
 
 
 def test_where_nothing_can_be_written_the_report_is_made(tmp_path: Path, make_run: MakeRun) -> None:

@@ -143,10 +143,10 @@ def test_seeds_follow_from_what_matters_and_never_from_the_gap_that_was_seen(
 
 def test_unless_told_what_matters_is_that_of_the_sweep(tmp_path: Path, make_run: MakeRun) -> None:
     found = _found(_noisy(tmp_path / "unset", make_run, gap=0.05))
-    assert found.judgement is not None
-    assert make_plan(found, ConfirmationRequest())[0].difference == pytest.approx(
-        found.judgement.sd
-    ), "what another seed changes"
+    assert found.ttest is not None
+    assert make_plan(found, ConfirmationRequest())[0].difference == pytest.approx(found.ttest.sd), (
+        "what another seed changes"
+    )
     for seed in range(4):
         for optimizer in ("adamw", "lamb"):
             make_run(
@@ -344,7 +344,7 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
         row.configuration.scores for row in before.findings.rows
     ]
     assert made.confirmed is not None
-    judged = made.confirmed.comparison.judgement
+    judged = made.confirmed.comparison.ttest
     assert judged is not None
     assert not judged.has_baseline
     assert judged.possible == ["lamb"]
@@ -411,7 +411,7 @@ def test_several_confirmations_are_judged_together_and_all_named(
     made = report([sweep])
     assert made.verdict.text.startswith("Confirmed on fresh seeds 5-7 and 8-10: lamb")
     assert made.confirmed is not None
-    judged = made.confirmed.comparison.judgement
+    judged = made.confirmed.comparison.ttest
     assert judged is not None
     assert judged.comparisons["adamw"].seeds == 6
     assert judged.alpha == pytest.approx(0.05 / 2)
@@ -420,8 +420,8 @@ def test_several_confirmations_are_judged_together_and_all_named(
     assert by_itself.confirmed is not None
     assert by_itself.confirmed.looks == 2
     assert "so judged at 0.025" in by_itself.verdict.text
-    assert by_itself.comparison.judgement is not None
-    assert by_itself.comparison.judgement.alpha == pytest.approx(0.05 / 2), "as it says"
+    assert by_itself.comparison.ttest is not None
+    assert by_itself.comparison.ttest.alpha == pytest.approx(0.05 / 2), "as it says"
     assert min(load_or_make_plan(sweep, sweep / "confirm-3")[0].seeds) == 11
     _, said = load_or_make_plan(sweep, sweep / "confirm-3", ConfirmationRequest(seeds=[7, 8, 11]))
     assert "seeds 7-8 ran in a confirmation before" in said
@@ -464,15 +464,15 @@ def test_a_baseline_that_was_named_is_what_all_are_judged_against(
     for directory in (sweep, folder):
         made = report([directory])
         assert made.confirmed is not None
-        judged = made.confirmed.comparison.judgement
+        judged = made.confirmed.comparison.ttest
         assert judged is not None
         assert (judged.has_baseline, judged.reference) == (True, "adamw")
         assert made.verdict.text.startswith("Confirmed on fresh seeds 5-7: "), directory
     _confirm(sweep, sweep / "confirm-2", [8, 9, 10], make_run, lamb=0.1)
     both = report([sweep]).confirmed
     assert both is not None
-    assert both.comparison.judgement is not None
-    assert not both.comparison.judgement.has_baseline, "one of them asked which could be the best"
+    assert both.comparison.ttest is not None
+    assert not both.comparison.ttest.has_baseline, "one of them asked which could be the best"
 
 
 def test_another_question_is_not_called_confirmed(sweep: Path, make_run: MakeRun) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from optrun.report.build import Report, Section, render, report
 from optrun.report.table import Table
-from optrun.report.warnings import Warning
+from optrun.report.warnings import RunWarning
 from tests.unit.report.page_reader import Page
 
 MakeRun = Callable[..., Path]
@@ -95,7 +95,7 @@ CONTENT = {
         ["contender", "verdict"], [False, False], [["lamb", "could be the best"]], ["best"]
     ),
     "table_note": "Intervals are at 90 %.",
-    "warnings": [Warning("edge", f"reason {number}") for number in range(5)],
+    "warnings": [RunWarning("edge", f"reason {number}") for number in range(5)],
     "sections": [Section("Metrics", Table(["metric"], [False], [["eval/loss"]], [""]))],
     "folds": [
         Section("Every run", Table(["run", "lr"], [False, True], [["0", "1e-3"]] * 2, ["", ""]))

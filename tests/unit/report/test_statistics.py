@@ -17,7 +17,7 @@ from optrun.report.statistics import (
     ALPHA,
     MIN_SEEDS,
     POWER,
-    Judgement,
+    TtestResult,
     Verdict,
     compare,
     detectable,
@@ -40,7 +40,7 @@ def _drawn(seed: int, contenders: int = 5, seeds: int = 5, apart: float = 1.0) -
     return 0.5 * own + random.standard_normal(seeds)
 
 
-def _verdicts(judged: Judgement) -> dict[str, Verdict]:
+def _verdicts(judged: TtestResult) -> dict[str, Verdict]:
     return {name: each.verdict for name, each in judged.comparisons.items()}
 
 

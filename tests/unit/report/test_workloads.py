@@ -16,7 +16,7 @@ import pytest
 from optrun.base.errors import ConfigError
 from optrun.report.build import report
 from optrun.report.runs import load_runs
-from optrun.report.statistics import Judgement
+from optrun.report.statistics import TtestResult
 from optrun.report.verdict import write_verdict
 from optrun.report.workloads import compare_runs, split_workloads
 
@@ -107,12 +107,10 @@ def test_what_matters_in_units_of_a_metric_is_no_limit_of_scores(
     for task in ("one", "two"):
         workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.3}, task=task, matters=5.0)
     found = compare_runs(load_runs([tmp_path]))
-    assert found.judgement is not None
-    assert found.judgement.matters < 0.1
-    assert found.judgement.comparisons["lamb"].verdict == "ruled out"
-    assert all(
-        each.judgement.matters == 5.0 for each in found.workloads if each.judgement is not None
-    )
+    assert found.ttest is not None
+    assert found.ttest.matters < 0.1
+    assert found.ttest.comparisons["lamb"].verdict == "ruled out"
+    assert all(each.ttest.matters == 5.0 for each in found.workloads if each.ttest is not None)
 
 
 def test_without_an_evaluation_before_the_first_step_there_is_no_score(
@@ -139,7 +137,7 @@ def test_a_baseline_of_several_workloads(tmp_path: Path, make_run: MakeRun) -> N
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.3}, task="one")
     workload(tmp_path, make_run, {"adamw": 2.0, "lamb": 2.3}, task="two")
     runs = load_runs([tmp_path])
-    found = compare_runs(runs, baseline="adamw").judgement
+    found = compare_runs(runs, baseline="adamw").ttest
     assert found is not None
     assert found.has_baseline
     assert found.comparisons["lamb"].verdict == "worse"
@@ -181,8 +179,8 @@ def test_runs_that_diverged_do_not_widen_what_another_seed_changes(
     assert found.comparisons["lamb"].verdict == before.comparisons["lamb"].verdict == "ruled out"
 
 
-def judgement_of(folder: Path) -> Judgement:
-    found = compare_runs(load_runs([folder])).judgement
+def judgement_of(folder: Path) -> TtestResult:
+    found = compare_runs(load_runs([folder])).ttest
     assert found is not None
     return found
 
