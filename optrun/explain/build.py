@@ -46,8 +46,8 @@ from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize
 from optrun.scheduler import Scheduler, build_scheduler
-from optrun.scheduler.build import schedule_in_words
-from optrun.scheduler.builders import num_warmup_steps_of
+from optrun.scheduler.build import describe_fork_schedule
+from optrun.scheduler.builders import count_warmup_steps
 
 
 def explain(
@@ -119,7 +119,7 @@ def explain(
     curve = sample_curve(scheduler.multiplier, config.scheduler, steps)
     states = state_bytes(optimizer)
     tensors = _tensors(config, optimizer, states, curve.peak)
-    warmup_steps = num_warmup_steps_of(config.scheduler, steps)
+    warmup_steps = count_warmup_steps(config.scheduler, steps)
     params = dict(model.named_parameters())
     trainable = [param for param in params.values() if param.requires_grad]
     frozen = {name: param for name, param in params.items() if not param.requires_grad}
@@ -342,7 +342,7 @@ def _fork_facts(
         for name, (dtype, shape) in trunk.tensors.items()
     }
     state = inherit_state(optimizer, tensors, trunk.optimizer)
-    schedule = schedule_in_words(
+    schedule = describe_fork_schedule(
         scheduler.name, trunk.schedule_from, trunk.step, trunk.schedule_from + steps
     )
     return ForkFacts(trunk.folder, trunk.step, state, schedule, float(max(lrs)))

@@ -6,7 +6,7 @@ import numpy as np
 
 from optrun.config.schema.scheduler import PiecewiseConfig, SchedulerConfig
 from optrun.explain.facts import CurveFacts
-from optrun.scheduler.builders import num_warmup_steps_of
+from optrun.scheduler.builders import count_warmup_steps
 from optrun.scheduler.curves import Curve
 
 ASSUMED_STEPS = 1000
@@ -62,7 +62,7 @@ def assumed_steps(config: SchedulerConfig) -> int:
     milestones = _listed(config)
     if milestones and config.warmup_ratio:
         steps = min(steps, int(milestones[0] / config.warmup_ratio))
-        while steps > 1 and num_warmup_steps_of(config, steps) >= milestones[0]:
+        while steps > 1 and count_warmup_steps(config, steps) >= milestones[0]:
             steps -= 1  # the warm-up has to end before the first milestone
     return max(steps, 1)
 
@@ -77,7 +77,7 @@ def sample_curve(curve: Curve, config: SchedulerConfig, steps: int) -> CurveFact
         steps: Length of the run in optimizer steps.
     """
     sampled = set(np.linspace(0, steps - 1, min(SAMPLES, steps)).round().astype(int).tolist())
-    for step in (num_warmup_steps_of(config, steps), *named_steps(config)):
+    for step in (count_warmup_steps(config, steps), *named_steps(config)):
         sampled |= {step - 1, step, step + 1}
     sampled = {step for step in sampled if 0 <= step < steps}
     # With one multiplier for each step, any may be the highest.

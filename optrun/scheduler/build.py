@@ -72,21 +72,22 @@ def build_scheduler(
     if callable(config_or_name) and not isinstance(config_or_name, str):
         if options:
             raise TypeError(
-                f"scheduler: {sorted(options)} stand beside a function of your own; put them"
-                " into it."
+                f"scheduler: options {sorted(options)} cannot be used with a function of your own;"
+                " put their values into the function."
             )
         name = getattr(config_or_name, "__name__", type(config_or_name).__name__)
         return Scheduler(optimizer, config_or_name, name=name)
     config = choice("scheduler", SCHEMAS, config_or_name, options)
-    lr = _base_lr(optimizer.param_groups)
-    # The loop of a run, which passes a configuration, calls `observe` at every evaluation.
-    is_by_hand = isinstance(config_or_name, str)
+    lr = _peak_lr_at_scale_1(optimizer.param_groups)
+    # A run passes a configuration, and its loop calls `observe` at every evaluation. Someone who
+    # passes a name writes the loop himself, and may forget that call.
+    has_own_loop = isinstance(config_or_name, str)
     return Scheduler(
         optimizer,
         build_curve(config, num_training_steps=num_training_steps, lr=lr),
         name=config.name,
-        plateau=_plateau(config, lr),
-        warn_without_metric_at=max(num_training_steps // 2, 1) if is_by_hand else None,
+        plateau=_build_plateau(config, lr),
+        warn_without_metric_at=max(num_training_steps // 2, 1) if has_own_loop else None,
     )
 
 
@@ -111,12 +112,15 @@ def build_curve(config: SchedulerConfig, *, num_training_steps: int, lr: float) 
         [0.0, 0.5, 1.0, 0.5]
     """
     row = registry.choices("scheduler")[kind_of("scheduler", SCHEMAS, config)]
-    builder = row.load() if row.origin is None else partial(builders.registered, row.load())
-    climb = builders.num_warmup_steps_of(config, num_training_steps)
-    rest = max(num_training_steps - climb, 1)
-    curve: Curve = builder(
-        config, builders.Span(num_training_steps, climb, rest, _final(config, lr))
+    builder = row.load() if row.origin is None else partial(builders.plugin_curve, row.load())
+    warmup_steps = builders.count_warmup_steps(config, num_training_steps)
+    span = builders.Span(
+        num_training_steps,
+        warmup_steps,
+        max(num_training_steps - warmup_steps, 1),
+        _min_lr_multiplier(config, lr),
     )
+    curve: Curve = builder(config, span)
     return curve
 
 
@@ -130,45 +134,46 @@ def warmup_note(config: SchedulerConfig, num_training_steps: int) -> str | None:
         >>> warmup_note(config, 5).split(":")[1]
         ' scheduler.num_warmup_steps=10 and the run has 5 steps'
     """
-    climb = config.num_warmup_steps
-    if climb is None or climb < num_training_steps:
+    warmup_steps = config.num_warmup_steps
+    if warmup_steps is None or warmup_steps < num_training_steps:
         return None
     return (
-        f"warning: scheduler.num_warmup_steps={climb} and the run has {num_training_steps} steps:"
-        " lr never reaches its peak. scheduler.warmup_ratio=0.1 fits any length"
+        f"warning: scheduler.num_warmup_steps={warmup_steps} and the run has {num_training_steps}"
+        " steps: lr never reaches its peak. scheduler.warmup_ratio=0.1 fits any length"
     )
 
 
-def schedule_in_words(name: str, first: int, step: int, total: int) -> str:
+def describe_fork_schedule(name: str, schedule_start: int, fork_step: int, total: int) -> str:
     """Describe whether the schedule of a fork goes on or starts anew, and at which step.
 
     Args:
         name: Name of the schedule.
-        first: Step of the run at which the schedule has its step 0. It starts anew if this is
-            `step`.
-        step: Step of the checkpoint that the fork starts from.
-        total: Number of steps of the fork.
+        schedule_start: Step of the run at which the schedule has its step 0. The schedule starts
+            anew if this is `fork_step`.
+        fork_step: Step of the checkpoint that the fork starts from.
+        total: Last step of the fork, counted from the start of its trunk.
 
     Example:
-        >>> schedule_in_words("wsd", 0, 100, 150)
+        >>> describe_fork_schedule("wsd", 0, 100, 150)
         'wsd continues at step 100 of 150 (branch_schedule=continue)'
-        >>> schedule_in_words("cosine", 100, 100, 150)
+        >>> describe_fork_schedule("cosine", 100, 100, 150)
         'cosine starts anew at the branch, over 50 steps (branch_schedule=restart)'
     """
-    if first == step:
-        return (
-            f"{name} starts anew at the branch, over {total - first:,} steps"
-            " (branch_schedule=restart)"
-        )
+    length = total - schedule_start
+    if schedule_start == fork_step:
+        return f"{name} starts anew at the branch, over {length:,} steps (branch_schedule=restart)"
     return (
-        f"{name} continues at step {step - first:,} of {total - first:,} (branch_schedule=continue)"
+        f"{name} continues at step {fork_step - schedule_start:,} of {length:,}"
+        " (branch_schedule=continue)"
     )
 
 
-def _base_lr(groups: list[ParamGroup]) -> float:
-    """Return the peak lr of a group of scale 1.
+def _peak_lr_at_scale_1(groups: list[ParamGroup]) -> float:
+    """Compute the peak lr that a group with scale 1 has or would have.
 
-    It is the largest peak over scale of the groups with a scale; without any, the largest peak.
+    The peak of a group is its `initial_lr`, or its `lr` if no scheduler was built yet. Its scale is
+    `lr_ratio`, else `lr_scale`. Groups with a scale decide, by the largest peak / scale; if no
+    group has one, the largest peak is taken.
     """
     peaks = []
     peaks_at_scale_1 = []
@@ -181,11 +186,11 @@ def _base_lr(groups: list[ParamGroup]) -> float:
     return max(peaks_at_scale_1 or peaks)
 
 
-def _final(config: SchedulerConfig, lr: float) -> float:
-    """Convert `min_lr` to a multiplier of the peak; 0 for a schedule without it.
+def _min_lr_multiplier(config: SchedulerConfig, lr: float) -> float:
+    """Convert `min_lr` to a multiplier of the peak; 0 for a schedule without `min_lr`.
 
     Raises:
-        ConfigError: It is above the peak.
+        ConfigError: `min_lr` is above the peak.
     """
     if not isinstance(config, FloorConfig) or config.min_lr == 0:
         return 0.0
@@ -194,7 +199,7 @@ def _final(config: SchedulerConfig, lr: float) -> float:
     return config.min_lr / lr
 
 
-def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
+def _build_plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
     """Build the plateau rule of `scheduler=plateau`; None for other schedulers."""
     if not isinstance(config, PlateauConfig):
         return None
@@ -205,6 +210,6 @@ def _plateau(config: SchedulerConfig, lr: float) -> Plateau | None:
         threshold=config.threshold,
         threshold_mode=config.threshold_mode.value,
         cooldown=config.cooldown,
-        final=_final(config, lr),
+        final=_min_lr_multiplier(config, lr),
         metric=config.metric,
     )

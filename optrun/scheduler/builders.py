@@ -25,21 +25,21 @@ class Span(NamedTuple):
 
     total: int
     """Steps of the run."""
-    climb: int
+    warmup: int
     """Steps of the warm-up."""
-    rest: int
-    """Steps after the warm-up; 1 in a run that ends within it."""
+    after_warmup: int
+    """Steps after the warm-up; 1 in a run that ends within its warm-up."""
     final: float
     """`min_lr` as a multiplier of the peak."""
 
 
-def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int:
+def count_warmup_steps(config: SchedulerConfig, num_training_steps: int) -> int:
     """Count the warm-up steps, from `num_warmup_steps` or else `warmup_ratio`, rounded up.
 
     Example:
         >>> from optrun.config.choice import choice
         >>> config = choice("scheduler", configs.SCHEMAS, "cosine", {"warmup_ratio": 0.1})
-        >>> num_warmup_steps_of(config, 25)
+        >>> count_warmup_steps(config, 25)
         3
     """
     if config.num_warmup_steps is not None:
@@ -50,19 +50,19 @@ def num_warmup_steps_of(config: SchedulerConfig, num_training_steps: int) -> int
     return math.ceil(ratio * num_training_steps)
 
 
-_TRIED = 100
-"""Number of intervals of a run at whose ends a registered function is tried."""
+_TRIAL_INTERVALS = 100
+"""Number of equal intervals of a run; a plugin's function is tried at their ends."""
 
 
 def constant(_config: SchedulerConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=constant`: the peak after a warm-up."""
-    return curves.after_warmup(curves.constant, span.climb)
+    return curves.after_warmup(curves.constant, span.warmup)
 
 
 def linear(_config: configs.LinearConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=linear`: a straight line from the peak to `min_lr`."""
     return curves.after_warmup(
-        partial(curves.linear, decay_steps=span.rest, final=span.final), span.climb
+        partial(curves.linear, decay_steps=span.after_warmup, final=span.final), span.warmup
     )
 
 
@@ -70,41 +70,41 @@ def cosine(config: configs.CosineConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=cosine`: one or more cosines down to `min_lr`."""
     body = partial(
         curves.cosine,
-        decay_steps=config.decay_steps or span.rest,
+        decay_steps=config.decay_steps or span.after_warmup,
         final=span.final,
         num_cycles=config.num_cycles,
         restarts=config.restarts,
         cycle_mult=config.cycle_mult,
         cycle_decay=config.cycle_decay,
     )
-    return curves.after_warmup(body, span.climb)
+    return curves.after_warmup(body, span.warmup)
 
 
 def polynomial(config: configs.PolynomialConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=polynomial`: a power of the remaining share of the run."""
     body = partial(
         curves.polynomial,
-        decay_steps=config.decay_steps or span.rest,
+        decay_steps=config.decay_steps or span.after_warmup,
         final=span.final,
         power=config.power,
         cycle=config.cycle,
     )
-    return curves.after_warmup(body, span.climb)
+    return curves.after_warmup(body, span.warmup)
 
 
 def inverse_sqrt(_config: configs.InverseSqrtConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=inverse_sqrt`: 1/sqrt(step) after its warm-up."""
     return curves.floored(
-        partial(curves.inverse_sqrt, num_warmup_steps=span.climb), span.final, since=span.climb
+        partial(curves.inverse_sqrt, num_warmup_steps=span.warmup), span.final, since=span.warmup
     )
 
 
 def noam(config: configs.NoamConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=noam`: the schedule of the Transformer."""
     return curves.floored(
-        partial(curves.noam, num_warmup_steps=span.climb, d_model=config.d_model),
+        partial(curves.noam, num_warmup_steps=span.warmup, d_model=config.d_model),
         span.final,
-        since=span.climb,
+        since=span.warmup,
     )
 
 
@@ -113,44 +113,43 @@ def wsd(config: configs.WsdConfig, span: Span) -> Curve:
 
     The decay takes `num_decay_steps`, else `decay_ratio` of the run, else a tenth of it.
     """
-    decay = config.num_decay_steps
-    if decay is None:
-        decay = math.ceil(
-            (DEFAULT_RATIO if config.decay_ratio is None else config.decay_ratio) * span.total
-        )
+    decay_steps = config.num_decay_steps
+    if decay_steps is None:
+        ratio = DEFAULT_RATIO if config.decay_ratio is None else config.decay_ratio
+        decay_steps = math.ceil(ratio * span.total)
     body = partial(
         curves.wsd,
-        num_stable_steps=max(span.total - span.climb - decay, 0),
-        num_decay_steps=min(decay, span.rest),
+        num_stable_steps=max(span.total - span.warmup - decay_steps, 0),
+        num_decay_steps=min(decay_steps, span.after_warmup),
         final=span.final,
         shape=config.decay_shape.value,
     )
-    return curves.after_warmup(body, span.climb)
+    return curves.after_warmup(body, span.warmup)
 
 
 def step(config: configs.StepConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=step`: a factor every `step_size` steps."""
     body = partial(curves.step, step_size=config.step_size, gamma=config.gamma)
-    return curves.after_warmup(curves.floored(body, span.final), span.climb)
+    return curves.after_warmup(curves.floored(body, span.final), span.warmup)
 
 
 def multistep(config: configs.MultistepConfig, span: Span) -> Curve:
     """Build the curve of `scheduler=multistep`: a factor at each milestone.
 
-    Milestones count from the start of the run; None: half and three quarters of the way behind the
-    warm-up.
+    Milestones count from the start of the run. None: after half and three quarters of the steps
+    that follow the warm-up.
 
     Raises:
         ConfigError: A milestone is within the warm-up.
     """
     milestones = config.milestones
     if milestones is None:
-        milestones = [span.climb + math.ceil(share * span.rest) for share in (0.5, 0.75)]
-    _not_in_warmup("scheduler.milestones", milestones, span.climb)
+        milestones = [span.warmup + math.ceil(share * span.after_warmup) for share in (0.5, 0.75)]
+    _refuse_steps_in_warmup("scheduler.milestones", milestones, span.warmup)
     body = partial(
         curves.multistep, milestones=milestones, gamma=config.gamma, boundary=config.boundary.value
     )
-    return curves.during_warmup(curves.floored(body, span.final), span.climb)
+    return curves.during_warmup(curves.floored(body, span.final), span.warmup)
 
 
 def piecewise(config: configs.PiecewiseConfig, span: Span) -> Curve:
@@ -161,7 +160,7 @@ def piecewise(config: configs.PiecewiseConfig, span: Span) -> Curve:
             than steps.
     """
     if config.boundaries is not None:
-        _not_in_warmup("scheduler.boundaries", config.boundaries, span.climb)
+        _refuse_steps_in_warmup("scheduler.boundaries", config.boundaries, span.warmup)
     elif len(config.values) < span.total:
         raise ConfigError(
             f"scheduler.values: {len(config.values)} values for a run of {span.total} steps. "
@@ -173,7 +172,7 @@ def piecewise(config: configs.PiecewiseConfig, span: Span) -> Curve:
         boundaries=config.boundaries,
         boundary=config.boundary.value,
     )
-    return curves.during_warmup(body, span.climb)
+    return curves.during_warmup(body, span.warmup)
 
 
 def exponential(config: configs.ExponentialConfig, span: Span) -> Curve:
@@ -196,25 +195,27 @@ def _over_decay_steps(
     body = partial(
         function,
         decay_rate=config.decay_rate,
-        decay_steps=config.decay_steps or span.rest,
+        decay_steps=config.decay_steps or span.after_warmup,
         staircase=config.staircase,
     )
-    return curves.after_warmup(curves.floored(body, span.final), span.climb)
+    return curves.after_warmup(curves.floored(body, span.final), span.warmup)
 
 
-def _not_in_warmup(key: str, steps: list[int], climb: int) -> None:
-    """Raise ConfigError if one of the steps is within a warm-up of `climb` steps."""
-    early = [at for at in steps if at < climb]
-    if early:
-        raise ConfigError(
-            f"{key}={steps}: {early[0]} lies in the warm-up, which lasts until step {climb}."
-        )
+def _refuse_steps_in_warmup(key: str, steps: list[int], num_warmup_steps: int) -> None:
+    """Raise ConfigError if one of the steps is within the warm-up; `key` names their list."""
+    for at in steps:
+        if at < num_warmup_steps:
+            raise ConfigError(
+                f"{key}={steps}: {at} lies in the warm-up, which lasts until step"
+                f" {num_warmup_steps}."
+            )
 
 
-def registered(function: Callable[..., float], config: SchedulerConfig, span: Span) -> Curve:
+def plugin_curve(function: Callable[..., float], config: SchedulerConfig, span: Span) -> Curve:
     """Build the curve of a plugin's function, after a warm-up and bounded by `min_lr`.
 
-    The function is tried at 101 steps of the run, or at each of fewer.
+    First the function is called for 101 steps spread evenly over the run, or for every step of a
+    shorter run, so that its errors are found before training.
 
     Args:
         function: (step, config=..., decay_steps=...) -> multiplier of the peak; steps count from
@@ -225,8 +226,9 @@ def registered(function: Callable[..., float], config: SchedulerConfig, span: Sp
     Raises:
         ConfigError: A trial fails, or does not return a finite number of 0 or more.
     """
-    body = partial(function, config=config, decay_steps=span.rest)
-    for at in sorted({round(index * (span.rest - 1) / _TRIED) for index in range(_TRIED + 1)}):
+    body = partial(function, config=config, decay_steps=span.after_warmup)
+    last = span.after_warmup - 1
+    for at in sorted({round(at * last / _TRIAL_INTERVALS) for at in range(_TRIAL_INTERVALS + 1)}):
         call = (
             f"scheduler={config.name}: {getattr(function, '__qualname__', function)} at step {at}"
         )
@@ -234,7 +236,7 @@ def registered(function: Callable[..., float], config: SchedulerConfig, span: Sp
             value: Any = body(at)
         except Exception as error:
             raise ConfigError(f"{call}: {type(error).__name__}: {error}") from error
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 0 <= value < math.inf:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf:
             raise ConfigError(f"{call} returned {value!r}: expected a finite number of 0 or more.")
-    return curves.after_warmup(curves.floored(body, span.final), span.climb)
+    return curves.after_warmup(curves.floored(body, span.final), span.warmup)

@@ -82,7 +82,7 @@ def polynomial(
     end = decay_steps
     if cycle:
         end = decay_steps * max(1, math.ceil(global_step / decay_steps))
-    remaining = 1.0 - _progress(global_step, end)
+    remaining = 1.0 - _finished_share(global_step, end)
     return float((1.0 - final) * remaining**power + final)
 
 
@@ -119,20 +119,33 @@ def cosine(
         >>> [round(cosine(step, **options), 4) for step in (0, 2, 4, 6)]
         [1.0, 0.0, 1.0, 0.0]
     """
-    progress = _progress(global_step, decay_steps)
+    progress = _finished_share(global_step, decay_steps)
     peak = 1.0
     if not restarts:
+        # Without jumps n descents have n - 1 ascents between them: 2n - 1 half periods of cos.
         progress *= 2 * num_cycles - 1
     elif num_cycles > 1 and progress < 1.0:
-        lengths = list(accumulate(repeat(cycle_mult, num_cycles - 1), mul, initial=1.0))
-        position = progress * sum(lengths)
-        index = 0
-        while index < num_cycles - 1 and position >= lengths[index]:
-            position -= lengths[index]
-            index += 1
-        progress = position / lengths[index]
-        peak = max(cycle_decay**index, final)
+        cycle, progress = _locate_cycle(progress, num_cycles, cycle_mult)
+        peak = max(cycle_decay**cycle, final)
     return final + (peak - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def _locate_cycle(progress: float, num_cycles: int, cycle_mult: float) -> tuple[int, float]:
+    """Return the number of the present cycle, from 0, and its finished share.
+
+    Each cycle is `cycle_mult` times as long as the one before.
+
+    Example:
+        >>> _locate_cycle(0.75, num_cycles=2, cycle_mult=1.0)
+        (1, 0.5)
+    """
+    lengths = list(accumulate(repeat(cycle_mult, num_cycles - 1), mul, initial=1.0))
+    position = progress * sum(lengths)
+    cycle = 0
+    while cycle < num_cycles - 1 and position >= lengths[cycle]:
+        position -= lengths[cycle]
+        cycle += 1
+    return cycle, position / lengths[cycle]
 
 
 def inverse_sqrt(global_step: int, num_warmup_steps: float) -> float:
@@ -199,8 +212,7 @@ def wsd(
     """Keep the peak for `num_stable_steps`, then go down to `final` within `num_decay_steps`.
 
     With x from 0 to 1 over the decay, the curve goes along `1 - x` (linear), `(1 + cos(pi x)) / 2`
-    (cosine),
-    `1 - sqrt(x)` (one_minus_sqrt), `1 - x**2` (square), or in equal factors, `final ** x`
+    (cosine), `1 - sqrt(x)` (one_minus_sqrt), `1 - x**2` (square), or in equal factors, `final ** x`
     (exponential).
 
     Args:
@@ -221,22 +233,24 @@ def wsd(
     """
     x = 0.0
     if global_step > num_stable_steps:
-        x = _progress(global_step - num_stable_steps, num_decay_steps)
+        x = _finished_share(global_step - num_stable_steps, num_decay_steps)
     if shape == "exponential":
         if final <= 0:
             raise ValueError(f"final={final}: expected a number above 0 for equal factors.")
         return float(final**x)
-    remaining: dict[str, Callable[[float], float]] = {
-        "linear": lambda x: 1.0 - x,
-        "cosine": lambda x: 0.5 * (1.0 + math.cos(math.pi * x)),
-        "one_minus_sqrt": lambda x: 1.0 - math.sqrt(x),
-        "square": lambda x: 1.0 - x * x,
-    }
-    if shape not in remaining:
+    if shape == "linear":
+        remaining = 1.0 - x
+    elif shape == "cosine":
+        remaining = 0.5 * (1.0 + math.cos(math.pi * x))
+    elif shape == "one_minus_sqrt":
+        remaining = 1.0 - math.sqrt(x)
+    elif shape == "square":
+        remaining = 1.0 - x * x
+    else:
         raise ValueError(
-            f"shape={shape}: expected one of {', '.join(sorted([*remaining, 'exponential']))}."
+            f"shape={shape}: expected one of cosine, exponential, linear, one_minus_sqrt, square."
         )
-    return final + (1.0 - final) * remaining[shape](x)
+    return final + (1.0 - final) * remaining
 
 
 def step(global_step: int, *, step_size: int, gamma: float = 0.1) -> float:
@@ -268,7 +282,7 @@ def multistep(
         >>> [multistep(at, milestones=[2, 3], gamma=0.5) for at in range(5)]
         [1.0, 1.0, 0.5, 0.25, 0.25]
     """
-    return float(gamma ** _passed(global_step, milestones, boundary))
+    return float(gamma ** _count_passed(global_step, milestones, boundary))
 
 
 def piecewise(
@@ -301,7 +315,7 @@ def piecewise(
     """
     if boundaries is None:
         return float(values[min(global_step, len(values) - 1)])
-    return float(values[_passed(global_step, boundaries, boundary)])
+    return float(values[_count_passed(global_step, boundaries, boundary)])
 
 
 def exponential(
@@ -321,7 +335,7 @@ def exponential(
         >>> [exponential(at, decay_rate=0.25, decay_steps=2) for at in range(4)]
         [1.0, 0.5, 0.25, 0.125]
     """
-    return float(decay_rate ** _turns(global_step, decay_steps, staircase))
+    return float(decay_rate ** _decay_exponent(global_step, decay_steps, staircase))
 
 
 def inverse_time(
@@ -341,7 +355,7 @@ def inverse_time(
         >>> [inverse_time(at, decay_rate=1.0, decay_steps=1) for at in (0, 1, 3)]
         [1.0, 0.5, 0.25]
     """
-    return 1.0 / (1.0 + decay_rate * _turns(global_step, decay_steps, staircase))
+    return 1.0 / (1.0 + decay_rate * _decay_exponent(global_step, decay_steps, staircase))
 
 
 def product(*curves: Curve) -> Curve:
@@ -365,7 +379,9 @@ def floored(curve: Curve, final: float, *, since: int = 0) -> Curve:
 
 
 def after_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
-    """Climb linearly to the first value of the curve, which then counts its own steps from 0.
+    """Put a linear warm-up before a curve, up to the curve's first value.
+
+    The curve starts at its own step 0 when the warm-up ends.
 
     Example:
         >>> late = after_warmup(lambda step: 1 / (1 + step), 2)
@@ -376,7 +392,7 @@ def after_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
 
 
 def during_warmup(curve: Curve, num_warmup_steps: int) -> Curve:
-    """Multiply the curve by the climb; steps count from the start of the run.
+    """Multiply a curve by a linear warm-up; steps count from the start of the run.
 
     Example:
         >>> early = during_warmup(lambda step: 0.5, 2)
@@ -409,22 +425,22 @@ def _after_warmup(global_step: int, *, curve: Curve, num_warmup_steps: int) -> f
     return warmup(global_step, num_warmup_steps) * curve(0)
 
 
-def _progress(global_step: int, decay_steps: int) -> float:
+def _finished_share(global_step: int, decay_steps: int) -> float:
     """Return the finished share of `decay_steps`, at most 1; 1 without decay steps."""
     if decay_steps > 0:
         return min(global_step, decay_steps) / decay_steps
     return 1.0
 
 
-def _turns(global_step: int, decay_steps: int, staircase: bool) -> float:
+def _decay_exponent(global_step: int, decay_steps: int, staircase: bool) -> float:
     """Return step / decay_steps, rounded down if `staircase`."""
     if staircase:
         return global_step // decay_steps
     return global_step / decay_steps
 
 
-def _passed(global_step: int, boundaries: Sequence[int], boundary: str) -> int:
-    """Count the boundaries up to a step; one at the step itself counts for `paddle` only."""
+def _count_passed(global_step: int, boundaries: Sequence[int], boundary: str) -> int:
+    """Count the boundaries before a step; `paddle` counts one at the step itself, `keras` not."""
     if boundary not in ("paddle", "keras"):
         raise ValueError(f"boundary={boundary}: expected paddle or keras.")
     if boundary == "paddle":

@@ -61,7 +61,7 @@ class Plateau:
             self.num_bad = 0
         else:
             self.num_bad += 1
-        if self.cooling > 0:
+        if self.cooling > 0:  # evaluations of a cooldown never count as bad
             self.cooling -= 1
             self.num_bad = 0
         if self.num_bad > self.patience:
@@ -76,27 +76,27 @@ class Plateau:
             return False
         if self.best is None:
             return True
-        gain = self.best - metric if self.mode == "min" else metric - self.best
-        if self.threshold_mode == "rel":
-            # as torch: the sign of the best value decides on which side of it the share lies
-            bound = self.best * (1 - self.threshold if self.mode == "min" else 1 + self.threshold)
-            if self.mode == "min":
-                return metric < bound
-            return metric > bound
-        return gain > self.threshold
+        is_relative = self.threshold_mode == "rel"
+        if self.mode == "min":
+            if is_relative:  # as torch, also if the best value is negative
+                return metric < self.best * (1 - self.threshold)
+            return self.best - metric > self.threshold
+        if is_relative:
+            return metric > self.best * (1 + self.threshold)
+        return metric - self.best > self.threshold
 
     def state_dict(self) -> StateDict:
-        """Return what an evaluation changes, and `mode`, as a dict that JSON can hold."""
-        counted = {
+        """Return multiplier, best value, counters and `mode` as a dict that JSON can hold."""
+        return {
             "multiplier": self.multiplier,
             "best": self.best,
             "num_bad": self.num_bad,
             "cooling": self.cooling,
+            "mode": self.mode,
         }
-        return {**counted, "mode": self.mode}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`; its `mode` is not read."""
+        """Set multiplier, best value and counters from `state_dict()`; its `mode` is not read."""
         self.multiplier = float(state["multiplier"])
         self.best = None if state["best"] is None else float(state["best"])
         self.num_bad = int(state["num_bad"])

@@ -64,10 +64,10 @@ class Scheduler(LRScheduler):
         self._curve = curve
         self._metric_due_step = warn_without_metric_at
         self._group_count = 0
-        self._join_new_groups()
+        self._set_peak_of_new_groups()
         super().__init__(optimizer)
         _unwrapped(optimizer)._lr_driven_by = name  # type: ignore[attr-defined]
-        self._look_before_steps()
+        self._register_new_group_hook()
 
     @property
     def metric(self) -> str | None:
@@ -116,7 +116,7 @@ class Scheduler(LRScheduler):
             ValueError: This schedule watches no metric.
         """
         self._observe_metric(metric)
-        self._apply()
+        self._set_group_lrs()
 
     def multiplier(self, global_step: int) -> float:
         """Return the factor on the peak lr at a step, with the plateau's reductions so far."""
@@ -130,7 +130,7 @@ class Scheduler(LRScheduler):
 
     def get_last_lr(self) -> list[float | Tensor]:
         """Return the learning rate of each group for the next step."""
-        self._catch_up()
+        self._apply_to_new_groups()
         return [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> StateDict:
@@ -153,19 +153,19 @@ class Scheduler(LRScheduler):
         for key in ("global_step", "plateau"):
             if key not in state_dict:
                 raise ValueError(
-                    f"this is no scheduler's state: it has no key {key!r}, but"
-                    f" {list(state_dict)[:6]}."
+                    f"this is not the state of an optrun scheduler: the key {key!r} is missing; it"
+                    f" has {list(state_dict)[:6]}."
                 )
         self.last_epoch = int(state_dict["global_step"])
         self._step_count = self.last_epoch + 1
         if self.plateau is not None and state_dict["plateau"] is not None:
             self.plateau.load_state_dict(state_dict["plateau"])
-        self._apply()
+        self._set_group_lrs()
 
     def __setstate__(self, state: State) -> None:
         """Restore a copy, and register the hook on its optimizer."""
         self.__dict__.update(state)
-        self._look_before_steps()
+        self._register_new_group_hook()
 
     def _warn_without_metric(self) -> None:
         """Warn that a plateau scheduler has never seen its metric."""
@@ -183,43 +183,43 @@ class Scheduler(LRScheduler):
         """Pass a metric to the plateau rule; refuse it if the scheduler has none."""
         if self.plateau is None:
             raise ValueError(
-                f"scheduler={self.name} watches no metric, got {metric}. Only scheduler=plateau"
-                " does."
+                f"scheduler={self.name} watches no metric, but got {metric}. Only scheduler=plateau"
+                " takes one; call step() without it."
             )
         self.plateau.observe(float(metric))
 
     def _update_lr(self, epoch: int | None = None) -> None:
         """Set the lr for the next step, or for step `epoch`; torch's SequentialLR passes 0."""
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
-        self._apply()
+        self._set_group_lrs()
 
-    def _apply(self) -> None:
-        """Set the lr of every group for the current step, groups added since included."""
-        self._join_new_groups()
+    def _set_group_lrs(self) -> None:
+        """Set the lr of every group for the current step, also of groups added meanwhile."""
+        self._set_peak_of_new_groups()
         for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
             _set_lr(group, lr)
 
-    def _look_before_steps(self) -> None:
-        """Register a hook that sets the lr of groups added since before each optimizer step.
+    def _register_new_group_hook(self) -> None:
+        """Register a hook on the optimizer: before each step, groups added meanwhile get their lr.
 
-        The hook has a weak reference, so that a discarded schedule is freed.
+        The hook has a weak reference, so that a discarded scheduler is freed.
         """
         reference = weakref.ref(self)
 
         def before_step(*_: object) -> None:
             scheduler = reference()
             if scheduler is not None:
-                scheduler._catch_up()
+                scheduler._apply_to_new_groups()
 
         _unwrapped(self.optimizer).register_step_pre_hook(before_step)
 
-    def _catch_up(self) -> None:
-        """Set the lr of all groups if the number of groups has changed."""
+    def _apply_to_new_groups(self) -> None:
+        """Set the lr of all groups if a group was added or removed."""
         if len(self.optimizer.param_groups) != self._group_count:
-            self._apply()
+            self._set_group_lrs()
 
-    def _join_new_groups(self) -> None:
-        """Set `initial_lr` in groups that were added since.
+    def _set_peak_of_new_groups(self) -> None:
+        """Set `initial_lr`, the peak, in groups that were added since the last call.
 
         Raises:
             ValueError: Groups were removed, or the lr of one is a function of the step.
@@ -227,8 +227,8 @@ class Scheduler(LRScheduler):
         groups = self.optimizer.param_groups
         if len(groups) < self._group_count:
             raise ValueError(
-                f"the optimizer had {self._group_count} parameter groups, and now {len(groups)}:"
-                " build a new schedule."
+                f"the optimizer had {self._group_count} parameter groups, and now has"
+                f" {len(groups)}. Groups must not be removed: build a new scheduler."
             )
         for group in groups[self._group_count :]:
             _refuse_lr_function(group, self.name)
@@ -254,9 +254,9 @@ def _set_lr(group: ParamGroup, lr: float | Tensor) -> None:
 
 
 def _refuse_lr_function(group: Group, name: str) -> None:
-    """Refuse an lr that is a function of the step already, since it would be overwritten here."""
+    """Raise ValueError if the lr of a group is a function of the step; it would be overwritten."""
     if "lr" in group.get("functions", ()):
         raise ValueError(
-            f"scheduler={name}: lr of a parameter group is a function of the step already; give a"
-            " number, or build no scheduler for it."
+            f"scheduler={name}: the lr of a parameter group is already a function of the step. Give"
+            " a number as lr, or build no scheduler for this optimizer."
         )

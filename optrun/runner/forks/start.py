@@ -25,7 +25,7 @@ from optrun.runner.resume.restore import (
     restore_weights,
     train_state,
 )
-from optrun.scheduler.build import schedule_in_words
+from optrun.scheduler.build import describe_fork_schedule
 from optrun.training.state import TrainState
 from optrun.training.step import TrainStep
 
@@ -214,6 +214,6 @@ def restore_fork(
     if fork.schedule_from != fork.step:
         notes = restore_schedule(snapshot.metadata.scheduler, train_step)
     name = str(train_step.scheduler.state_dict()["name"])
-    fork.schedule = schedule_in_words(name, fork.schedule_from, fork.step, total)
+    fork.schedule = describe_fork_schedule(name, fork.schedule_from, fork.step, total)
     restore_scaler(snapshot, train_step)
     return [*fork.notes(), *notes]

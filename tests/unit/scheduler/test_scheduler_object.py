@@ -80,7 +80,7 @@ def test_config_instance_and_function_of_ones_own() -> None:
     assert own.get_last_lr() == [0.5]
     with pytest.raises(TypeError, match="beside a ready configuration"):
         build_scheduler(_sgd(), config, num_training_steps=4, min_lr=0.1)
-    with pytest.raises(TypeError, match="beside a function of your own"):
+    with pytest.raises(TypeError, match="with a function of your own"):
         build_scheduler(_sgd(), lambda step: 1.0, num_training_steps=4, min_lr=0.1)
     with pytest.raises(TypeError, match="expected the name of a choice"):
         build_scheduler(_sgd(), 3, num_training_steps=4)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_the_optimizer_knows_who_drives_it() -> None:
 def test_an_lr_that_is_a_function_already_is_left_to_it() -> None:
     optimizer = Lamb([torch.nn.Parameter(torch.ones(2))], lr=lambda step: 1.0)
     with pytest.raises(
-        ValueError, match="lr of a parameter group is a function of the step already"
+        ValueError, match="the lr of a parameter group is already a function of the step"
     ):
         build_scheduler(optimizer, "cosine", num_training_steps=4)
 
@@ -218,7 +218,7 @@ def test_arguments_of_another_kind_are_named() -> None:
             TypeError, match=r"num_training_steps=.*: expected a whole number, 1 or more"
         ):
             build_scheduler(_sgd(), "cosine", num_training_steps=wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no scheduler's state: it has no key 'global_step'"):
+    with pytest.raises(ValueError, match="the key 'global_step' is missing"):
         build_scheduler(_sgd(), "cosine", num_training_steps=3).load_state_dict({"step": 1})
 
 

@@ -206,7 +206,7 @@ def test_a_group_that_is_gone_is_named() -> None:
     optimizer = _sgd({}, {})
     scheduler = build_scheduler(optimizer, "linear", num_training_steps=4)
     optimizer.param_groups.pop()
-    with pytest.raises(ValueError, match="had 2 parameter groups, and now 1"):
+    with pytest.raises(ValueError, match="had 2 parameter groups, and now has 1"):
         scheduler.step()
 
 
