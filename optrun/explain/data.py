@@ -122,7 +122,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
             spec = replace(spec, vocab_size=config.model.vocab_size)
         # A sample does not show which evaluation texts are also training texts.
         facts_of_sets = {
-            name: replace(split, known=None) for name, split in facts.eval_sets.items()
+            name: replace(split, texts_in_train=None) for name, split in facts.eval_sets.items()
         }
         facts = replace(facts, eval_sets=facts_of_sets)
     return Sampled(*sizes, looked_at, examples, facts, task.shown(tokenizer), spec)

@@ -30,7 +30,7 @@ from optrun.model.adapter_modules import (
     shared_modules,
 )
 from optrun.model.quantization import dequantize, quantize, tensor_sizes
-from optrun.model.tokenizer import in_one_line
+from optrun.model.tokenizer import message_in_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,7 +58,7 @@ _TASK_TYPES = {
 
 
 @dataclass(frozen=True)
-class Injected:
+class InjectedAdapter:
     """What was put into a model.
 
     Attributes:
@@ -73,10 +73,10 @@ class Injected:
     base: str | None = None
 
 
-def injected(model: nn.Module) -> Injected | None:
+def adapter_of(model: nn.Module) -> InjectedAdapter | None:
     """Return the adapter of a model; None if it has none."""
     mark = getattr(model, _MARK, None)
-    if isinstance(mark, Injected):
+    if isinstance(mark, InjectedAdapter):
         return mark
     return None
 
@@ -94,7 +94,7 @@ def require_adapter(config: AdapterConfig) -> None:
         )
 
 
-def inject(
+def inject_adapter(
     config: LoraConfig,
     model: PreTrainedModel,
     auto_class: str,
@@ -157,14 +157,14 @@ def inject(
             peft.inject_adapter_in_model(lora, model, ADAPTER, low_cpu_mem_usage=meta)
     except (ValueError, TypeError, NotImplementedError, AttributeError) as error:
         raise ConfigError(
-            f"adapter={config.name}: peft cannot take this model: {in_one_line(error)}"
+            f"adapter={config.name}: peft cannot take this model: {message_in_one_line(error)}"
         ) from error
     for param in model.parameters():
         if param.requires_grad:  # what trains is float32, whatever it stands beside
             param.data = param.data.float()
     modules = _find_adapter_modules(model)
     _refuse_other_modules(modules, AdapterModules(targets, saved))
-    setattr(model, _MARK, Injected(_adapter_names(model, modules), modules, base))
+    setattr(model, _MARK, InjectedAdapter(_adapter_names(model, modules), modules, base))
     note = _note(config, model, modules)
     if meta and base is not None:
         note += "; so does what its weights lack, which are not read here"
@@ -173,7 +173,7 @@ def inject(
 
 def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
     """Put the adapter of a model, if it has one, into another one of its class, on `meta`."""
-    adapter = injected(model)
+    adapter = adapter_of(model)
     if adapter is not None:
         import peft
 
@@ -187,7 +187,7 @@ def inject_same_adapter(model: PreTrainedModel, plain: PreTrainedModel) -> None:
 
 def base_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Collect weights and persistent buffers of the frozen base under their plain names."""
-    adapter = injected(model)
+    adapter = adapter_of(model)
     tensors: dict[str, Tensor] = {}
     inside = () if adapter is None else tuple(f"{path}." for path in adapter.modules.saved)
     adapter_names = frozenset() if adapter is None else adapter.names
@@ -199,7 +199,7 @@ def base_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def without_factors(model: nn.Module) -> Iterator[None]:
+def without_adapter(model: nn.Module) -> Iterator[None]:
     """Let a model compute as its frozen base alone; one without an adapter is left as it is."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils import ModulesToSaveWrapper
@@ -221,7 +221,7 @@ def without_factors(model: nn.Module) -> Iterator[None]:
             param.requires_grad_(requires_grad)
 
 
-def merge(model: nn.Module) -> None:
+def merge_adapter(model: nn.Module) -> None:
     """Add the factors to the weights they stand beside, in place.
 
     Afterwards the model is a plain one.
@@ -445,15 +445,15 @@ def _find_adapter_modules(model: nn.Module) -> AdapterModules:
     )
 
 
-def _refuse_other_modules(injected: AdapterModules, wanted: AdapterModules) -> None:
+def _refuse_other_modules(replaced: AdapterModules, wanted: AdapterModules) -> None:
     """Refuse names whose ends fit further modules, since peft has replaced those, too.
 
     Raises:
         ConfigError: With the first module that peft should not have taken.
     """
     for key, paths, wanted_paths in (
-        ("target_modules", injected.targets, wanted.targets),
-        ("modules_to_save", injected.saved, wanted.saved),
+        ("target_modules", replaced.targets, wanted.targets),
+        ("modules_to_save", replaced.saved, wanted.saved),
     ):
         differing = set(paths) ^ set(wanted_paths)
         if differing:

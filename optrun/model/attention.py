@@ -96,7 +96,7 @@ def needs_device(model: PreTrainedModel) -> bool:
     return attention_of(model) in (_FLEX, *_FLASH)
 
 
-def one_row(model: PreTrainedModel) -> bool:
+def needs_one_row_batch(model: PreTrainedModel) -> bool:
     """Tell whether documents are kept apart only if a batch is one row, as in flash attention."""
     return attention_of(model) in _FLASH
 

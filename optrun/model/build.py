@@ -12,7 +12,7 @@ import torch
 from optrun.base.errors import ConfigError
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
-from optrun.model.adapter import inject
+from optrun.model.adapter import inject_adapter
 from optrun.model.attention import plain_attention
 from optrun.model.configuration import (
     ModelSpec,
@@ -25,7 +25,7 @@ from optrun.model.configuration import (
 )
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
 from optrun.model.quantization import is_quantized
-from optrun.model.tokenizer import in_one_line
+from optrun.model.tokenizer import message_in_one_line
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig
@@ -96,12 +96,12 @@ def build_model(
         raise
     except Exception as error:  # each architecture refuses in its own way
         raise ConfigError(
-            f"{name_of_model(config)}: cannot be built for this task: {in_one_line(error)}"
+            f"{name_of_model(config)}: cannot be built for this task: {message_in_one_line(error)}"
         ) from error
     _refuse_other_vocabulary(config, model, spec)
     _refuse_padded_positions(config, model, spec)
     if not meta and spec.auto_class == CAUSAL:
-        refuse_seer(config, model)
+        refuse_noncausal_model(config, model)
     if isinstance(adapter, LoraConfig):
         notes += _inject(config, spec, adapter, model, new, meta=meta)
     return model, notes
@@ -122,7 +122,7 @@ def _inject(
     """
     base = _origin(config)
     new = set(new)
-    notes = inject(
+    notes = inject_adapter(
         adapter,
         model,
         spec.auto_class,
@@ -255,7 +255,7 @@ def _grow_vocabulary(
     ]
 
 
-def weights_of(
+def build_with_start_weights(
     config: ModelConfig, kind: type[Any], values: TransformersConfig
 ) -> tuple[PreTrainedModel, str | None]:
     """Build a model of a given class and configuration with its start weights.
@@ -288,7 +288,7 @@ def weights_of(
         )
     except Exception as error:  # OSError, ValueError, and the hub client's own
         raise ConfigError(
-            f"model.path={config.path}: the base cannot be loaded: {in_one_line(error)}"
+            f"model.path={config.path}: the base cannot be loaded: {message_in_one_line(error)}"
         ) from error
     return model, _origin(config)
 
@@ -366,7 +366,7 @@ def _refuse_padded_positions(config: ModelConfig, model: PreTrainedModel, spec: 
             refuse_long(config, module.num_embeddings - padding - 1, spec)
 
 
-def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
+def refuse_noncausal_model(config: ModelConfig, model: PreTrainedModel) -> None:
     """Refuse a model whose prediction of the next token depends on later tokens.
 
     It is run on two texts of eight tokens that differ in the last four; the logits of the first
@@ -385,7 +385,7 @@ def refuse_seer(config: ModelConfig, model: PreTrainedModel) -> None:
             logits = model(input_ids=ids).logits[:, :4]
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"model={config.name}: it cannot run on eight tokens: {in_one_line(error)}"
+            f"model={config.name}: it cannot run on eight tokens: {message_in_one_line(error)}"
         ) from error
     finally:
         model.train(was_training)

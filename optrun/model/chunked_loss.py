@@ -17,8 +17,8 @@ from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differe
 from torch.nn import functional
 
 from optrun.model.attention import plain_attention
-from optrun.model.forward import lean_forward
-from optrun.model.tokenizer import in_one_line
+from optrun.model.forward import without_cache_and_padding_check
+from optrun.model.tokenizer import message_in_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -213,14 +213,14 @@ def why_not_chunked(model: PreTrainedModel, *, shift: bool) -> str | None:
             torch.no_grad(),
             torch.random.fork_rng(devices=[]),
             plain_attention(model),
-            lean_forward(model),
+            without_cache_and_padding_check(model),
         ):
             if not _returns_head_output(model, head, ids, min(tolerance, 1e-2)):
                 return "it changes the logits after its output head, as softcapping does"
             model_loss = float(model(input_ids=ids, labels=ids).loss)
             chunked_loss = float(ChunkedForward(model, shift=shift)(input_ids=ids, labels=ids).loss)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        return f"it cannot be tried on four tokens: {in_one_line(error)}"
+        return f"it cannot be tried on four tokens: {message_in_one_line(error)}"
     finally:
         vars(head).pop("forward", None)
         vars(model).pop("forward", None)

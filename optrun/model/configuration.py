@@ -18,7 +18,7 @@ from optrun.config.schema.checks import expect_count
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.data import hub_access as hub
 from optrun.model.folder import refuse_broken_weights, refuse_no_model
-from optrun.model.tokenizer import in_one_line, vocab_size
+from optrun.model.tokenizer import message_in_one_line, vocab_size
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig as TransformersConfig
@@ -208,7 +208,7 @@ def _defaults(config: FromConfigConfig) -> TransformersConfig:
     except Exception as error:  # composites ask for their parts, each with an error of its own
         raise ConfigError(
             f"model.model_type={config.model_type}: it cannot be made from scratch without parts:"
-            f" {in_one_line(error)}"
+            f" {message_in_one_line(error)}"
         ) from error
 
 
@@ -243,7 +243,7 @@ def scratch_configuration(
         raise
     except Exception as error:  # the checks of each configuration class
         raise ConfigError(
-            f"model.config: {type(values).__name__} refuses it: {in_one_line(error)}"
+            f"model.config: {type(values).__name__} refuses it: {message_in_one_line(error)}"
         ) from error
 
 
@@ -303,7 +303,7 @@ def _why_not(config: PretrainedConfig, error: Exception, missing: str | None) ->
             f"model_type={model_type[1]} of its config.json: transformers {__version__} has no such"
             f" architecture.{hint}"
         )
-    return f"its config.json cannot be read: {in_one_line(error)}"
+    return f"its config.json cannot be read: {message_in_one_line(error)}"
 
 
 def _refuse_kernels(config: ModelConfig, values: TransformersConfig) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from optrun.base.errors import ConfigError
-from optrun.model.attention import KEY, attention_of, one_row
-from optrun.model.forward import lean_forward
+from optrun.model.attention import KEY, attention_of, needs_one_row_batch
+from optrun.model.forward import without_cache_and_padding_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +19,7 @@ _NEAR = 1e-4
 _NEAR_IN_16_BITS = 3e-2
 
 
-def expect_apart(
+def refuse_mixed_documents(
     model: PreTrainedModel,
     key: str = "task.document_masking=true",
     autocast: AbstractContextManager[object] | None = None,
@@ -42,7 +42,7 @@ def expect_apart(
     """
     name = type(model).__name__
     training = model.training
-    rows = 1 if one_row(model) else 2
+    rows = 1 if needs_one_row_batch(model) else 2
     ids = torch.arange(1, 9, device=model.device).repeat(rows, 1) % max(
         2, model.config.get_text_config().vocab_size
     )
@@ -50,7 +50,7 @@ def expect_apart(
     positions = torch.arange(4, device=model.device).repeat(rows, 2)
     model.eval()
     try:
-        with torch.no_grad(), lean_forward(model), autocast or nullcontext():
+        with torch.no_grad(), without_cache_and_padding_check(model), autocast or nullcontext():
             first, second = (
                 model(input_ids=block_ids, position_ids=positions).logits[:, 4:]
                 for block_ids in (ids, changed_ids)

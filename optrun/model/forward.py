@@ -11,7 +11,7 @@ _PADDING_CHECK = "warn_if_padding_and_no_attention_mask"
 
 
 @contextmanager
-def lean_forward(model: nn.Module) -> Iterator[None]:
+def without_cache_and_padding_check(model: nn.Module) -> Iterator[None]:
     """Switch off the key-value cache and the check for padding inside this context.
 
     The check reads ids from the device, which waits for all kernels launched before; every padded

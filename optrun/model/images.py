@@ -12,7 +12,7 @@ import numpy as np
 from optrun.base.errors import ConfigError
 from optrun.config.schema.model import FromConfigConfig, ModelConfig, PretrainedConfig
 from optrun.model.configuration import scratch_configuration
-from optrun.model.tokenizer import in_one_line, load_by_name
+from optrun.model.tokenizer import load_by_name, message_in_one_line
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,7 +41,7 @@ class ScratchPreparation:
         """Return the values of a PIL image; shape (channels, size, size), float32."""
         from PIL import Image
 
-        plain = in_8_bits(image).convert("RGB" if self.channels == 3 else "L")
+        plain = scale_to_8_bits(image).convert("RGB" if self.channels == 3 else "L")
         small = plain.resize((self.size, self.size), resample=Image.Resampling.BILINEAR)
         pixels = np.asarray(small, dtype=np.float32).reshape(self.size, self.size, self.channels)
         scaled = (pixels / np.float32(255) - np.float32(_MEAN)) / np.float32(_STD)
@@ -90,7 +90,7 @@ class PretrainedPreparation:
 
     def __call__(self, image: Image.Image) -> np.ndarray:
         """Return the values of a PIL image; shape (channels, height, width), float32."""
-        plain = in_8_bits(image).convert("RGB")
+        plain = scale_to_8_bits(image).convert("RGB")
         pixels = self.processor(images=plain, return_tensors="np")["pixel_values"][0]
         return np.ascontiguousarray(pixels, dtype=np.float32)
 
@@ -99,7 +99,7 @@ class PretrainedPreparation:
         self.processor.save_pretrained(folder)
 
 
-def in_8_bits(image: Image.Image) -> Image.Image:
+def scale_to_8_bits(image: Image.Image) -> Image.Image:
     """Scale the grey values of an image with more than 8 bits to 0 to 255.
 
     Pillow's own `convert` cuts them off at 255, which makes an image of 16 bits white. Other images
@@ -129,7 +129,7 @@ def in_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(values * scale).astype(np.uint8))
 
 
-def saved_preparation(folder: Path) -> PretrainedPreparation:
+def load_saved_preparation(folder: Path) -> PretrainedPreparation:
     """Load the image processor saved with a run.
 
     Args:
@@ -144,8 +144,8 @@ def saved_preparation(folder: Path) -> PretrainedPreparation:
         return PretrainedPreparation(AutoImageProcessor.from_pretrained(str(folder), backend="pil"))
     except Exception as error:  # OSError, ValueError, and what a damaged file brings
         raise ConfigError(
-            f"{folder}: the image processor of the run cannot be loaded: {in_one_line(error)}."
-            " Restore the folder."
+            f"{folder}: the image processor of the run cannot be loaded:"
+            f" {message_in_one_line(error)}. Restore the folder."
         ) from error
 
 

@@ -108,7 +108,7 @@ def load_by_name(key: str, name: str, noun: str, load: Callable[[str], Loaded]) 
     try:
         return load(str(path))
     except Exception as error:  # OSError, ValueError, ImportError, and the hub client's own
-        reason = f"no {noun} can be loaded from there: {in_one_line(error)}"
+        reason = f"no {noun} can be loaded from there: {message_in_one_line(error)}"
         if not path.exists() and hub.may_be_name(name):
             reason = hub.why_not_fetched(name, missing, error)
         raise ConfigError(f"{key}={name}: {reason}") from error
@@ -167,7 +167,7 @@ def _refuse_empty(key: str, name: str, tokenizer: PreTrainedTokenizerBase) -> No
     )
 
 
-def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer saved with a run.
 
     Args:
@@ -182,9 +182,9 @@ def saved_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(str(folder))
     except Exception as error:  # OSError, ValueError, and what a damaged file brings
         raise ConfigError(
-            f"{folder}: the tokenizer of the run cannot be loaded: {in_one_line(error)}. Restore"
-            " the folder, or remove it: with the data the run was trained on the same one is"
-            " trained again."
+            f"{folder}: the tokenizer of the run cannot be loaded: {message_in_one_line(error)}."
+            " Restore the folder. Or remove it: optrun then trains the same tokenizer again, if it"
+            " reads the data that the run was trained on."
         ) from error
 
 
@@ -197,7 +197,7 @@ def _begins_without_space(tokenizer: PreTrainedTokenizerBase) -> bool:
     return before.get("type") == "ByteLevel" and before.get("add_prefix_space") is False
 
 
-def in_one_line(error: BaseException) -> str:
+def message_in_one_line(error: BaseException) -> str:
     """Write the message of an error in one line of at most 300 characters; if empty, its class."""
     message = " ".join(str(error).split()) or type(error).__name__
     if len(message) <= 300:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from optrun.base.errors import CheckpointError
-from optrun.model.adapter import injected
+from optrun.model.adapter import adapter_of
 
 
 def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -23,7 +23,7 @@ def model_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         References, detached; parameters first, in the module's order.
     """
     tensors = all_tensors(model)
-    adapter = injected(model)
+    adapter = adapter_of(model)
     if adapter is None:
         return tensors
     return {name: tensors[name] for name in tensors if name in adapter.names}
@@ -81,7 +81,7 @@ def load_model_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) ->
             tensor.copy_(tensors[name])
 
 
-def place_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def assign_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Let a model on `meta` have these parameters and buffers, without a copy.
 
     Shapes and names are not checked.

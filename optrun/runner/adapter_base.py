@@ -22,8 +22,8 @@ from optrun.config.saved import with_schemas
 from optrun.config.schema.adapter import LoraConfig
 from optrun.config.schema.run import RunConfig
 from optrun.config.store import typed
-from optrun.model.adapter import base_tensors, inject, injected
-from optrun.model.build import weights_of
+from optrun.model.adapter import adapter_of, base_tensors, inject_adapter
+from optrun.model.build import build_with_start_weights
 from optrun.model.quantization import is_quantized, quantization_of, require_quantization
 from optrun.model.weights import load_model_tensors
 
@@ -36,7 +36,7 @@ def adapter_facts(model: PreTrainedModel) -> PlainDict | None:
 
     None for a model without an adapter.
     """
-    adapter = injected(model)
+    adapter = adapter_of(model)
     if adapter is None:
         return None
     return {
@@ -157,8 +157,8 @@ def rebuild_adapter_model(
 
     def build_with_adapter(*, dequantize: bool) -> PreTrainedModel:
         torch.manual_seed(config.seed)
-        model, base = weights_of(config.model, kind, copy.deepcopy(values))
-        inject(
+        model, base = build_with_start_weights(config.model, kind, copy.deepcopy(values))
+        inject_adapter(
             adapter,
             model,
             config.task.AUTO_CLASS,

@@ -9,7 +9,7 @@ from optrun.artifacts.run_dir import RunDir
 from optrun.artifacts.saved_folder import refuse_damaged
 from optrun.base.errors import ConfigError
 from optrun.config.schema.run import RunConfig
-from optrun.model.forward import lean_forward
+from optrun.model.forward import without_cache_and_padding_check
 from optrun.model.weights import load_model_tensors
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.assemble import build_loaders
@@ -98,7 +98,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
         if table is not None:
             tables[name] = table
 
-    with lean_forward(model):
+    with without_cache_and_padding_check(model):
         metrics = evaluate_sets(
             model,
             loaders,

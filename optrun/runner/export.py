@@ -19,9 +19,9 @@ from optrun.base.plain import PlainMapping
 from optrun.config.kind import saved_kind
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.distributed.shard import gather_full_tensors, is_sharded, model_class
-from optrun.model.adapter import ADAPTER, inject_same_adapter, injected, merge
+from optrun.model.adapter import ADAPTER, adapter_of, inject_same_adapter, merge_adapter
 from optrun.model.tokenizer import save_tokenizer
-from optrun.model.weights import all_tensors, place_tensors
+from optrun.model.weights import all_tensors, assign_tensors
 from optrun.report.templating import code_block
 from optrun.runner.best_checkpoint import describe_best
 from optrun.runner.card import TaskCard, model_card
@@ -68,7 +68,7 @@ def write_model(
 
     transformers.utils.logging.disable_progress_bar()  # the verbs say what they do in one line
     facts = task_card(config)
-    adapter = injected(model)
+    adapter = adapter_of(model)
     if adapter is not None and adapter.base is not None:
         write_adapter(folder, model)
         arguments = {}
@@ -78,7 +78,7 @@ def write_model(
     else:
         if adapter is not None:  # nobody else has its base
             model = copy.deepcopy(model)
-            merge(model)
+            merge_adapter(model)
         size = sum(param.nbytes for param in model.parameters())
         refuse_without_room(folder, size, "Make room.")
         with without_pooling(model.config):
@@ -204,7 +204,7 @@ def whole_model(model: PreTrainedModel, folder: Path) -> PreTrainedModel | None:
     tensors |= {
         name: buffer.cpu() for name, buffer in model.named_buffers()
     }  # some are saved nowhere
-    place_tensors(merged_model, tensors)
+    assign_tensors(merged_model, tensors)
     merged_model.tie_weights()
     return merged_model.train(model.training)
 
@@ -258,14 +258,14 @@ def export(
             f"merge=true: {checkpoint} has no adapter: all its weights trained, and are exported"
             " whole."
         )
-    adapter = injected(model)
+    adapter = adapter_of(model)
     if not merged and adapter is not None and adapter.base is None:
         raise ConfigError(
             f"{checkpoint}: an adapter whose base was made from a seed, so nobody else has it. Give"
             " merge=true."
         )
     if merged:
-        merge(model)
+        merge_adapter(model)
     quantization = (snapshot.metadata.adapter or {}).get("quantization")
     if quantization is not None:
         note(_explain_quantised_base(quantization, merged=merged))

@@ -10,8 +10,8 @@ from optrun.base.errors import ConfigError
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.run import RunConfig
 from optrun.model.attention import needs_device
-from optrun.model.build import CAUSAL, refuse_seer
-from optrun.model.documents import expect_apart
+from optrun.model.build import CAUSAL, refuse_noncausal_model
+from optrun.model.documents import refuse_mixed_documents
 from optrun.training.step import Precision
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def move_to_device(model: PreTrainedModel, config: RunConfig, device: torch.devi
     if not isinstance(config.distributed, FsdpConfig):
         model.to(device)
         if keeps is not None:
-            expect_apart(
+            refuse_mixed_documents(
                 model, keeps, Precision(device, config.training.precision.value).autocast()
             )
     elif keeps is not None:
@@ -46,9 +46,9 @@ def check_sharded_model(model: PreTrainedModel, config: RunConfig) -> None:
         ConfigError: The model sees the tokens to predict, or other documents.
     """
     if config.task.AUTO_CLASS == CAUSAL:
-        refuse_seer(config.model, model)
+        refuse_noncausal_model(config.model, model)
     keeps = config.task.keeps_apart
     if keeps is not None:
-        expect_apart(
+        refuse_mixed_documents(
             model, keeps, Precision(model.device, config.training.precision.value).autocast()
         )

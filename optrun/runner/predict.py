@@ -26,9 +26,9 @@ from optrun.config.schema.task_base import TaskConfig
 from optrun.data.files import read_files
 from optrun.data.reading import ReadOptions, silence_datasets
 from optrun.data.source import Source, Split
-from optrun.model.forward import lean_forward
-from optrun.model.images import load_image_preparation, saved_preparation
-from optrun.model.tokenizer import saved_tokenizer
+from optrun.model.forward import without_cache_and_padding_check
+from optrun.model.images import load_image_preparation, load_saved_preparation
+from optrun.model.tokenizer import load_saved_tokenizer
 from optrun.runner.model_loading import load_trained_model, refuse_other_vocabulary
 from optrun.runner.predictors import Predictor, Values
 from optrun.runner.resume.data_position import class_names
@@ -164,11 +164,11 @@ def _tokenizer(config: RunConfig, run: RunDir) -> Any:
     """
     if config.task.PROCESSOR != "AutoImageProcessor":
         if run.tokenizer.is_dir():
-            return saved_tokenizer(run.tokenizer)
+            return load_saved_tokenizer(run.tokenizer)
         return None
     if isinstance(config.model, FromConfigConfig):
         return load_image_preparation(config.model)
-    return saved_preparation(run.tokenizer)
+    return load_saved_preparation(run.tokenizer)
 
 
 def _predict(predictor: Predictor) -> list[Values]:
@@ -183,7 +183,9 @@ def _predict(predictor: Predictor) -> list[Values]:
     size = predictor.config.training.per_device_eval_batch_size
     batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
     predictions: list[Values] = [{}] * len(inputs)
-    keep_cache = nullcontext() if predictor.generates else lean_forward(predictor.model)
+    keep_cache = (
+        nullcontext() if predictor.generates else without_cache_and_padding_check(predictor.model)
+    )
     device = predictor.model.device
     devices = [device] if device.type == "cuda" else []
     with keep_cache, torch.no_grad(), torch.random.fork_rng(devices):

@@ -286,7 +286,7 @@ class Embeddings(Predictor):
         batch = self.batch(inputs)
         outputs = self.run(batch)
         mask = batch["attention_mask"].to(outputs.last_hidden_state.device)
-        vectors = Pooling.of(self.model.config)(outputs, mask).cpu()
+        vectors = Pooling.from_config(self.model.config)(outputs, mask).cpu()
         return [{"embedding": list(map(plain, vector))} for vector in vectors]
 
 

@@ -25,18 +25,18 @@ from optrun.model.attention import (
     attention_of,
     describe_document_masking,
     needs_device,
-    one_row,
+    needs_one_row_batch,
     refuse_attention,
     refuse_attention_dropout,
 )
 from optrun.model.build import ModelSpec, build_model
 from optrun.model.configuration import head_classes, refuse_unknown, router_loss_coef
-from optrun.model.documents import expect_apart
+from optrun.model.documents import refuse_mixed_documents
 from optrun.model.images import load_image_preparation
 from optrun.model.quantization import require_quantization
 from optrun.model.tokenizer import (
+    load_saved_tokenizer,
     load_tokenizer,
-    saved_tokenizer,
     train_tokenizer,
 )
 from optrun.param_groups.growth import Growth
@@ -110,7 +110,7 @@ def artifacts_to_resume(opened: OpenedCheckpoint, model: ModelConfig) -> Trained
     ):
         return artifacts
     with contextlib.suppress(ConfigError):
-        if vocabulary_digest(saved_tokenizer(run.tokenizer)) == saved.tokenizer:
+        if vocabulary_digest(load_saved_tokenizer(run.tokenizer)) == saved.tokenizer:
             artifacts.tokenizer = run.tokenizer
     return artifacts
 
@@ -177,7 +177,7 @@ def prepare(
         part.classes = artifacts.classes
         part.head_classes = head_classes(config.model, auto_class)
     if tokenizer is None and artifacts.tokenizer is not None:
-        tokenizer = saved_tokenizer(artifacts.tokenizer)
+        tokenizer = load_saved_tokenizer(artifacts.tokenizer)
     if tokenizer is None:
         assert isinstance(config.model, FromConfigConfig)
         tokenizer = train_tokenizer(
@@ -203,11 +203,11 @@ def prepare(
         refuse_attention_dropout(model)
     key = config.task.keeps_apart
     if key is not None:
-        task.one_row = one_row(model)
+        task.one_row = needs_one_row_batch(model)
         _refuse_sources_in_one_row(task, model)
         notes.append(describe_document_masking(model, key))
         if not meta and not sharded and not needs_device(model):
-            expect_apart(model, key)
+            refuse_mixed_documents(model, key)
     return Prepared(
         task,
         tokenizer,

@@ -21,8 +21,8 @@ from optrun.config.schema.run import RunConfig
 from optrun.data.cache import digest, versions
 from optrun.data.cached_arrays import cached_arrays
 from optrun.distributed.world import ALONE, World
-from optrun.model.adapter import without_factors
-from optrun.model.forward import lean_forward
+from optrun.model.adapter import without_adapter
+from optrun.model.forward import without_cache_and_padding_check
 from optrun.runner.adapter_base import base_digest, origin_of
 from optrun.task import Task
 from optrun.task.preference import Pairs, Preference
@@ -107,8 +107,8 @@ def _logps(
         model.eval()
         try:
             with (
-                lean_forward(model),
-                without_factors(model) if is_beside_start else nullcontext(),
+                without_cache_and_padding_check(model),
+                without_adapter(model) if is_beside_start else nullcontext(),
             ):
                 return {"logps": task.reference(model, pairs, size, run.to_device, run.autocast)}
         finally:

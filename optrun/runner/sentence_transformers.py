@@ -26,7 +26,7 @@ def write_modules(folder: Path, model: PreTrainedModel, max_length: int) -> None
     """
     import transformers
 
-    pooling = Pooling.of(model.config)
+    pooling = Pooling.from_config(model.config)
     names = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
     modules = [
         {

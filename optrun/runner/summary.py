@@ -156,9 +156,9 @@ class Summary:
                 "eval_examples": sum(map(len, task.eval_sets.values())),
                 "fingerprint": fingerprint,
                 "eval_seen": {
-                    name: [examples.known, examples.texts]
+                    name: [examples.texts_in_train, examples.texts]
                     for name, examples in facts.eval_sets.items()
-                    if examples.known
+                    if examples.texts_in_train
                 },
             },
             versions=provenance.versions(),

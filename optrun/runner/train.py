@@ -25,7 +25,7 @@ from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
 from optrun.model.attention import plain_attention
-from optrun.model.forward import lean_forward
+from optrun.model.forward import without_cache_and_padding_check
 from optrun.optimizer.build import require_optimizer
 from optrun.optimizer.evaluation_weights import has_evaluation_weights
 from optrun.runner.assemble import Assembled, assemble
@@ -228,7 +228,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
         seed_random_states(config.seed, device)
     if opened.trunk is not None and loop.checkpoints.enabled:
         loop.checkpoints.save()  # from here on the branch needs its trunk no more
-    with lean_forward(setup.model):
+    with without_cache_and_padding_check(setup.model):
         loop()
     beat(Phase.publishing, state.global_step)
     optimizer = setup.train_step.optimizer

@@ -25,7 +25,7 @@ from optrun.task.chat_template import (
     no_template_error,
     use_template,
 )
-from optrun.task.tokens import ids_below
+from optrun.task.tokens import largest_id_plus_one
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -111,7 +111,7 @@ class ChatTask(Task):
         """
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
         content_key = key_of(part.content, *what)
-        size = ids_below(tokenizer)
+        size = largest_id_plus_one(tokenizer)
         return encode(
             rows,
             encoder,
@@ -138,7 +138,7 @@ class ChatTask(Task):
             "task.chat_template=chatml: the tokenizer has its marks, and no template of its own"
         )
 
-    def settle_ends(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def set_end_of_answers(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Set `end` to the token behind an answer, and make it the tokenizer's `eos_token`.
 
         `eos_token` stays if the template is the tokenizer's own, or writes `eos_token` itself. A
@@ -220,7 +220,7 @@ class ChatTask(Task):
                 if key in (*_READ_KEYS, *self.known_keys) or is_empty:
                     continue
                 self.known_keys.add(key)
-                if template.key_matters(key, row.turns[:number], row.tools):
+                if template.key_changes_text(key, row.turns[:number], row.tools):
                     continue
                 if key in _LEARNT_KEYS:
                     raise ConfigError(

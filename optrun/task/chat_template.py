@@ -214,7 +214,7 @@ class ChatTemplate:
             probed.append(plain)
         return _PROBE in self.text(probed, tools)
 
-    def key_matters(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
+    def key_changes_text(self, key: str, turns: Sequence[Message], tools: Tools) -> bool:
         """Tell whether a key of the last turn changes the rendered text, by leaving it out.
 
         False if the template does not mention the key; True if it fails. It has to be the last

@@ -37,10 +37,10 @@ def data_check(facts: DataFacts) -> list[str]:
                 f"{name:<{width}}  {cut.limit} cuts {cut.rows:,} of {split.texts:,} examples:"
                 f" {percent(cut.share)} of all tokens are lost; the longest has {cut.longest:,}"
             )
-        if split.unknown is not None and split.unknown > REPORTED_UNKNOWN:
+        if split.unknown_share is not None and split.unknown_share > REPORTED_UNKNOWN:
             lines.append(
-                f"warning: {percent(split.unknown)} of the tokens of {split.key} are unknown to the"
-                " tokenizer"
+                f"warning: the tokenizer does not know {percent(split.unknown_share)} of the tokens"
+                f" of {split.key}"
             )
     train = facts.train
     # No label occurs twice. Tags of words and sets of labels may be many, and do.
@@ -50,10 +50,10 @@ def data_check(facts: DataFacts) -> list[str]:
             " nothing can be learnt. data.label_column=NAME names another column"
         )
     for split in facts.eval_sets.values():
-        if split.known:
+        if split.texts_in_train:
             lines.append(
-                f"warning: {split.known:,} of {split.texts:,} texts of {split.key} stand in"
-                f" {facts.train.key}, too: evaluation sees what was trained on"
+                f"warning: {split.texts_in_train:,} of {split.texts:,} texts of {split.key} are in"
+                f" {facts.train.key}, too: evaluation sees texts that were trained on"
             )
     return lines
 

@@ -63,10 +63,10 @@ class SplitFacts:
         texts: Number of texts: as many as examples, or the documents that blocks are cut from.
         tokens: Number of tokens after truncation; None without text, and for a stream.
         cuts: One for each limit that truncates texts.
-        unknown: Share of the tokenizer's unknown token in the tokens that are not special; None if
-            the tokenizer knows everything, or without text.
+        unknown_share: Share of the tokenizer's unknown token in the tokens that are not special;
+            None if the tokenizer has no unknown token, or the examples have no text.
         labels: Number of examples, or of tokens, by label; empty without classes.
-        known: Number of texts that are also texts of the training split; None if it was not
+        texts_in_train: Number of texts that are also in the training split; None if they were not
             counted.
     """
 
@@ -75,9 +75,9 @@ class SplitFacts:
     texts: int
     tokens: int | None
     cuts: list[CutFacts]
-    unknown: float | None
+    unknown_share: float | None
     labels: dict[str, int]
-    known: int | None = None
+    texts_in_train: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,12 +128,12 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
             key = source.eval_sets[name].key
             evals[name] = _split_facts(task, examples, key, tokenizer, task.train)
     for split in (train, *sources.values(), *evals.values()):
-        if split.unknown is not None and split.unknown > MAX_UNKNOWN:
+        if split.unknown_share is not None and split.unknown_share > MAX_UNKNOWN:
             raise ConfigError(
-                f"{split.key}: {100 * split.unknown:.0f} % of its tokens are {tokenizer.unk_token},"
-                f" unknown to the tokenizer ({len(tokenizer):,} entries): the texts would be lost."
-                " Name a tokenizer that knows them with model.tokenizer, or take a model that"
-                " does."
+                f"{split.key}: {100 * split.unknown_share:.0f} % of its tokens are"
+                f" {tokenizer.unk_token}, unknown to the tokenizer ({len(tokenizer):,} entries):"
+                " the texts would be lost. Name a tokenizer that knows them with model.tokenizer,"
+                " or take a model that does."
             )
     return DataFacts(train, evals, sources)
 
@@ -165,9 +165,9 @@ def _split_facts(
         texts=len(examples) if hashes is None else len(hashes),
         tokens=None if lengths is None else int(lengths.sum()),
         cuts=list(_yield_cuts(task, documents)),
-        unknown=None if ids is None else _cached_unknown_share(examples, ids, tokenizer),
+        unknown_share=None if ids is None else _cached_unknown_share(examples, ids, tokenizer),
         labels=_label_counts(task, examples),
-        known=_count_in_both(examples, trained),
+        texts_in_train=_count_in_both(examples, trained),
     )
 
 

@@ -21,10 +21,10 @@ from optrun.data.loader import SCORES, TEXTS, Batch, ExampleSource, inputs_of
 from optrun.data.source import Source, Split
 from optrun.task import contrastive
 from optrun.task.base import ModelNeeds, Task, pad_inputs
-from optrun.task.embedding_columns import compared_columns, string_columns
+from optrun.task.embedding_columns import string_columns, text_and_score_columns
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.labels import finite_numbers
-from optrun.task.pooling import folder_pooling
+from optrun.task.pooling import choose_pooling
 from optrun.task.retrieval import RetrievalMetrics
 from optrun.task.tokens import NO_TOKEN, encode_rows, interleave_columns
 
@@ -56,7 +56,7 @@ class Embedding(Task):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns, read the scores, and let the tokenizer pad on the right.
 
-        Sets `names` and `scores` (by split), `scored` and `width`, the number of texts in a row.
+        Sets `names` and `scores` (by split), `has_scores`, and `width`, the texts in a row.
         Changes `tokenizer.padding_side`, with a note.
 
         Raises:
@@ -69,11 +69,11 @@ class Embedding(Task):
                 "the tokenizer pads on the right now, as in training: on the left, the vectors of a"
                 " batch would be others wherever positions are counted from its begin"
             )
-        self.scored = self.config.of_numbers
+        self.has_scores = self.config.of_numbers
         self.names: dict[Split, list[str]] = {}
         self.scores: dict[Split, np.ndarray] = {}
         for split in source.splits:
-            self.names[split], score = compared_columns(self.config, source, split)
+            self.names[split], score = text_and_score_columns(self.config, source, split)
             if score is not None and len(split.rows):
                 self.scores[split] = self._expect_cosines(split, score)
         counts = {len(names) for names in self.names.values()}
@@ -167,8 +167,8 @@ class Embedding(Task):
         commit = getattr(model.config, "_commit_hash", None)  # of a model of the hub
         configured = self.config.pooling
         mode = None if configured is None else configured.value
-        self.pooling, origin = folder_pooling(path, commit, mode, self.config.normalize)
-        self.pooling.remember(model.config)
+        self.pooling, origin = choose_pooling(path, commit, mode, self.config.normalize)
+        self.pooling.store_in(model.config)
         scaled = "normalised" if self.pooling.normalize else "not normalised"
         self.notes.append(f"embeddings: {self.pooling.mode} of the last states, {scaled}, {origin}")
 
@@ -196,7 +196,7 @@ class Embedding(Task):
         """
         batch = pad_texts(examples, self.padding)
         batch[TEXTS] = torch.from_numpy(np.stack([example[TEXTS] for example in examples]))
-        if self.scored:
+        if self.has_scores:
             batch[SCORES] = torch.tensor([float(example["labels"]) for example in examples])
         return batch
 
@@ -259,7 +259,7 @@ class Embedding(Task):
 
     def running_metrics(self) -> MetricAccumulator:
         """Make empty metrics: the mean loss for scored pairs, else also the ranks of positives."""
-        if self.scored:
+        if self.has_scores:
             return super().running_metrics()
         return RetrievalMetrics(self.represent, self.config.recall_at, negatives=self.width > 2)
 

@@ -28,7 +28,7 @@ USUAL_SCORES = ("score", "similarity", "similarity_score", "label", "labels")
 _NEGATIVE = re.compile(r"negative(_\d+)?")
 
 
-def compared_columns(
+def text_and_score_columns(
     config: EmbeddingConfig, source: Source, split: Split
 ) -> tuple[list[str], str | None]:
     """Find the columns of texts, and the column of scores if the loss reads them.

@@ -245,7 +245,7 @@ class EvaluationMetrics(MetricAccumulator):
         self.predictions = predictions
         self.num_labels = num_labels
         self.labels = labels
-        self.kept: list[Labelled] = []
+        self.batch_predictions: list[Labelled] = []
 
     def update(self, outputs: ModelOutput, batch: Batch) -> None:
         """Count one batch, and store its predictions if a registered metric needs them.
@@ -260,7 +260,7 @@ class EvaluationMetrics(MetricAccumulator):
             outputs.loss = number_of(self.loss(outputs, batch), "the loss of the task")
         self.running.update(outputs, batch)
         if self.functions:
-            self.kept.append(self.predictions(outputs, batch))
+            self.batch_predictions.append(self.predictions(outputs, batch))
 
     @property
     def mergeable(self) -> bool:
@@ -269,12 +269,12 @@ class EvaluationMetrics(MetricAccumulator):
 
     def partial(self) -> Partial:
         """Return the counts, and predictions and labels of each batch."""
-        return self.running.partial(), self.kept
+        return self.running.partial(), self.batch_predictions
 
     def merge(self, partials: Sequence[Partial]) -> None:
         """Merge the counts of all ranks, with predictions in the order of their batches."""
         self.running.merge([running for running, _ in partials])
-        self.kept = interleave(batches for _, batches in partials)
+        self.batch_predictions = interleave(batches for _, batches in partials)
 
     def compute(self) -> dict[str, float]:
         """Compute the metrics over the whole set; a registered metric without any target is NaN.
@@ -283,7 +283,8 @@ class EvaluationMetrics(MetricAccumulator):
             OptrunError: A registered metric fails, or gives no number.
         """
         values = self.running.compute() | dict.fromkeys(self.functions, math.nan)
-        if not self.functions or not self.kept:  # an evaluation set without rows has no batch
+        # An evaluation set without rows has no batch.
+        if not self.functions or not self.batch_predictions:
             return values
         predictions, labels = self._all()
         if len(labels):
@@ -294,13 +295,15 @@ class EvaluationMetrics(MetricAccumulator):
     def table(self) -> ClassTable | None:
         """Return the running metrics' table, else one of the stored predictions, else None."""
         counted = self.running.table()
-        if counted is not None or not self.labels or not self.kept:
+        if counted is not None or not self.labels or not self.batch_predictions:
             return counted
         return table_of_classes(self.labels, confusion(*self._all(), len(self.labels)))
 
     def _all(self) -> tuple[np.ndarray, np.ndarray]:
         """Join predictions and labels of all batches."""
-        predictions, labels = (np.concatenate(side) for side in zip(*self.kept, strict=True))
+        predictions, labels = (
+            np.concatenate(side) for side in zip(*self.batch_predictions, strict=True)
+        )
         return predictions, labels
 
 

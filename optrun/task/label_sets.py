@@ -21,9 +21,9 @@ from optrun.task.labels import (
     ColumnLabels,
     LabelTable,
     class_names,
-    classes_of_head,
+    head_or_row_classes,
     note_minus_one_labels,
-    present_values,
+    require_values,
     row_label_lists,
 )
 
@@ -68,7 +68,7 @@ def label_columns(source: Source, split: Split) -> list[str]:
     return list(names)
 
 
-def row_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
+def row_label_sets(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     """Return the labels, and 0 or 1 for each label of each row of every split.
 
     Returns:
@@ -125,7 +125,7 @@ def _indicators_of_lists(
     assert lists.borders is not None
     indicators = np.zeros((len(lists.borders) - 1, len(class_numbers.names)), dtype=np.float32)
     rows = np.repeat(np.arange(len(indicators)), np.diff(lists.borders))
-    columns = class_numbers.of_each_name(split, lists)[lists.indices]
+    columns = class_numbers.numbers_of_names(split, lists)[lists.indices]
     indicators[rows, columns] = 1
     return indicators
 
@@ -140,7 +140,7 @@ def _sets_of_columns(source: Source) -> tuple[list[str], dict[Split, np.ndarray]
     if source.classes is not None or source.head_classes is not None:
         names = _classes_of_columns(source, names)
         numbered = LabelTable(names)
-        columns = {names[numbered.find(column) or 0]: column for column in columns}
+        columns = {names[numbered.class_number(column) or 0]: column for column in columns}
     if len(columns) < len(set(label_columns(source, source.train))):
         raise ConfigError(
             f"data.label_columns={list(label_columns(source, source.train))}: two of them are the"
@@ -167,9 +167,9 @@ def _classes_of_columns(source: Source, names: list[str]) -> list[str]:
         ConfigError: A column that is no class of the checkpoint.
     """
     if source.classes is None:
-        return classes_of_head(source, "data.label_columns", names, source.head_classes or [])
+        return head_or_row_classes(source, "data.label_columns", names, source.head_classes or [])
     numbered = LabelTable(source.classes)
-    if any(numbered.find(name) is None for name in names):
+    if any(numbered.class_number(name) is None for name in names):
         raise ConfigError(
             f"data.label_columns={names}: the checkpoint has {', '.join(source.classes)}."
             " Expected these."
@@ -186,7 +186,7 @@ def _indicator_column(split: Split, name: str) -> np.ndarray:
 
     def find() -> dict[str, np.ndarray]:
         has = np.zeros(len(split.rows), dtype=np.float32)
-        for row, value in enumerate(present_values(split, name)):
+        for row, value in enumerate(require_values(split, name)):
             if isinstance(value, list | dict) or value not in (*_YES, *_NO):
                 raise ConfigError(
                     f"data.label_columns: {split.where(row)} has {value!r} in column {name}; "

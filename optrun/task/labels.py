@@ -32,7 +32,7 @@ def is_missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def present_values(split: Split, name: str) -> Iterator[Any]:
+def require_values(split: Split, name: str) -> Iterator[Any]:
     """Yield the values of a column, and refuse one that is missing.
 
     Raises:
@@ -72,7 +72,7 @@ def _label_indices(
     """
     declared = declared_names(split.rows.features[name])
     streamed = isinstance(split.rows, StreamRows)
-    for row, value in enumerate(present_values(split, name)):
+    for row, value in enumerate(require_values(split, name)):
         if expected is not None and not isinstance(value, list | tuple | np.ndarray):
             raise ConfigError(
                 f"data.label_column={name}: {split.where(row)} has {value!r:.60} there; {expected}"
@@ -88,7 +88,7 @@ def _label_indices(
         indices = []
         for label in labels:
             if not isinstance(label, str):  # a text is its own name
-                label = named_label(label, declared, name, split.where(row))
+                label = label_text(label, declared, name, split.where(row))
             indices.append(index_of.setdefault(label, len(index_of)))
         yield indices
         if streamed and len(index_of) > MOST_LABELS:
@@ -263,7 +263,7 @@ def note_minus_one_labels(source: Source, split: Split, name: str, labels: Colum
     )
 
 
-def named_label(value: object, declared: Sequence[str], name: str, where: str) -> str:
+def label_text(value: object, declared: Sequence[str], name: str, where: str) -> str:
     """Name a label as text; 1.0 is `1`, a class number is its declared name.
 
     Args:
@@ -276,7 +276,7 @@ def named_label(value: object, declared: Sequence[str], name: str, where: str) -
         ConfigError: It is missing, is no class of a `ClassLabel`, or is a list, mapping or bytes.
 
     Example:
-        >>> named_label(1.0, [], "y", "row 1"), named_label(1, ["cat", "dog"], "y", "row 1")
+        >>> label_text(1.0, [], "y", "row 1"), label_text(1, ["cat", "dog"], "y", "row 1")
         ('1', 'dog')
     """
     if is_missing(value):
@@ -316,10 +316,10 @@ def class_names(source: Source, name: str, labels: Mapping[Split, Iterable[str]]
     names = _classes_of_rows(source, name, labels)
     if source.head_classes is None:
         return names
-    return classes_of_head(source, f"column {name}", names, source.head_classes)
+    return head_or_row_classes(source, f"column {name}", names, source.head_classes)
 
 
-def classes_of_head(
+def head_or_row_classes(
     source: Source, name: str, names: Sequence[str], head_classes: list[str]
 ) -> list[str]:
     """Return the classes of a pretrained head if it has all labels of the rows, else the rows'.
@@ -329,7 +329,7 @@ def classes_of_head(
     A note in `source.notes` says which, unless the names are the same.
     """
     table = LabelTable(head_classes)
-    numbers = {label: table.find(label) for label in names}
+    numbers = {label: table.class_number(label) for label in names}
     new_labels = [label for label, number in numbers.items() if number is None]
     if new_labels:
         source.notes.append(
@@ -443,12 +443,12 @@ class LabelTable:
 
     Example:
         >>> table = LabelTable(["NEGATIVE", "POSITIVE"])
-        >>> [table.find(label) for label in ("POSITIVE", "negative", "1", "LABEL_0")]
+        >>> [table.class_number(label) for label in ("POSITIVE", "negative", "1", "LABEL_0")]
         [1, 0, 1, 0]
-        >>> [table.find(label) for label in ("2", "neutral")]
+        >>> [table.class_number(label) for label in ("2", "neutral")]
         [None, None]
         >>> stars = LabelTable(["1 star", "2 stars", "3 stars"])
-        >>> [stars.find(label) for label in ("1", "3", "0", "LABEL_0")]
+        >>> [stars.class_number(label) for label in ("1", "3", "0", "LABEL_0")]
         [0, 2, None, 0]
     """
 
@@ -461,7 +461,7 @@ class LabelTable:
         self._values = _values_of(names)
         self._count = len(names)
 
-    def find(self, label: str) -> int | None:
+    def class_number(self, label: str) -> int | None:
         """Return the number of a label; None: it is no class."""
         if label in self._exact:
             return self._exact[label]
@@ -497,15 +497,15 @@ class ClassNumbers:
         self._by_value = {_parse_number(name): number for number, name in enumerate(names)}
         self._by_value.pop(None, None)
 
-    def _find(self, label: str) -> int | None:
+    def _class_number(self, label: str) -> int | None:
         """Return the class number of a label; None: it is no class."""
         if self._table is not None:
-            return self._table.find(label)
+            return self._table.class_number(label)
         if label in self._number:
             return self._number[label]
         return self._by_value.get(_parse_number(label))
 
-    def of_each_name(self, split: Split, labels: ColumnLabels) -> np.ndarray:
+    def numbers_of_names(self, split: Split, labels: ColumnLabels) -> np.ndarray:
         """Look up the class number of each distinct label of a column.
 
         Args:
@@ -520,7 +520,7 @@ class ClassNumbers:
         """
         numbers = np.empty(len(labels.names), dtype=np.int64)
         for index, label in enumerate(labels.names):
-            number = self._find(label)
+            number = self._class_number(label)
             if number is None:
                 where = split.where(labels.first_row_of(index))
                 close = nearest(label, self.names, limit=1)
@@ -554,7 +554,7 @@ def row_classes(source: Source) -> tuple[list[str], dict[Split, np.ndarray]]:
     numbers = {}
     for split, split_labels in labels.items():
         note_minus_one_labels(source, split, columns[split], split_labels)
-        number_of_name = class_numbers.of_each_name(split, split_labels)
+        number_of_name = class_numbers.numbers_of_names(split, split_labels)
         if isinstance(split.rows, StreamRows):  # half of the memory, for very many rows
             number_of_name = number_of_name.astype(np.int32)
         numbers[split] = number_of_name[split_labels.indices]
@@ -574,7 +574,7 @@ def finite_numbers(split: Split, name: str) -> np.ndarray:
 
     def find() -> dict[str, np.ndarray]:
         parsed = np.empty(len(split.rows), dtype=np.float32)
-        for row, value in enumerate(present_values(split, name)):
+        for row, value in enumerate(require_values(split, name)):
             try:
                 number = math.nan if isinstance(value, bool) else float(value)
             except (TypeError, ValueError, OverflowError):

@@ -21,9 +21,9 @@ from optrun.data.stream import StreamedBlocks, StreamedRows, StreamRows
 from optrun.task.base import Task
 from optrun.task.evaluation import MetricAccumulator
 from optrun.task.tokens import (
-    begin_of_text,
+    added_begin_token,
     ids_around_text,
-    ids_below,
+    largest_id_plus_one,
     tokenize_rows,
     tokenizer_key,
 )
@@ -71,7 +71,7 @@ class LanguageModel(Task):
             return (text for text in texts(split, column) if text)
 
         content_key = key_of(split.content, "language", column)
-        size = ids_below(tokenizer)
+        size = largest_id_plus_one(tokenizer)
         encoded = encode(
             rows,
             encoder,
@@ -115,7 +115,7 @@ class LanguageModel(Task):
         if end_id is not None:
             after = [end_id]
         start, end = ([], []) if special else (before, after)
-        begin = begin_of_text(tokenizer)
+        begin = added_begin_token(tokenizer)
         last = tokenizer.eos_token if after[-1:] == [tokenizer.eos_token_id] else ""
 
         def encode_texts(rows: list[str], cut: bool) -> dict[str, list[Any]]:

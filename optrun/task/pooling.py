@@ -65,12 +65,12 @@ class Pooling:
             vectors = states[torch.arange(len(states), device=states.device), position]
         return functional.normalize(vectors, dim=-1) if self.normalize else vectors
 
-    def remember(self, config: object) -> None:
+    def store_in(self, config: object) -> None:
         """Store the pooling in a transformers configuration, which every checkpoint has."""
         setattr(config, KEY, asdict(self))
 
     @classmethod
-    def of(cls, config: object) -> Self:
+    def from_config(cls, config: object) -> Self:
         """Read the pooling from the configuration of a trained model."""
         return cls(**getattr(config, KEY))
 
@@ -92,7 +92,7 @@ def without_pooling(config: object) -> Iterator[None]:
         setattr(config, KEY, pooling)
 
 
-def folder_pooling(
+def choose_pooling(
     path: str, revision: str | None, mode: str | None, normalize: bool | None
 ) -> tuple[Pooling, str]:
     """Choose the pooling: as configured, else as modules.json of the model, else normalised means.

@@ -123,7 +123,7 @@ class Preference(ChatTask):
                 self.require_template(split, tokenizer)
         if not has_chats:
             self.template = None  # one that nobody asked for is not rendered
-        self.settle_ends(tokenizer)
+        self.set_end_of_answers(tokenizer)
         self.note_template(tokenizer)
 
     def rows(self, split: Split) -> Iterator[Pair]:

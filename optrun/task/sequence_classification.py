@@ -19,7 +19,7 @@ from optrun.data.source import Source, Split
 from optrun.data.stream import StreamedRows, StreamRows
 from optrun.task.base import ModelNeeds, Task, model_inputs
 from optrun.task.evaluation import MetricAccumulator
-from optrun.task.label_sets import LabelSetMetrics, label_columns, row_sets
+from optrun.task.label_sets import LabelSetMetrics, label_columns, row_label_sets
 from optrun.task.labels import finite_numbers, label_config, note_minus_100, row_classes
 from optrun.task.tokens import (
     NO_TOKEN,
@@ -65,23 +65,23 @@ class SequenceClassification(Task):
             ConfigError: `data.label_columns` without
                 `task.problem_type=multi_label_classification`; labels that cannot be read.
         """
-        self.regression = self.config.of_numbers
-        self.several = self.config.of_sets
+        self.is_regression = self.config.of_numbers
+        self.has_label_sets = self.config.of_sets
         label_names = None if source.columns is None else source.columns.label_columns
-        if label_names is not None and not self.several:
+        if label_names is not None and not self.has_label_sets:
             raise ConfigError(
                 f"data.label_columns={list(label_names)}:"
                 f" task.problem_type={self.config.problem_type.value} reads one column of labels."
                 " Several are read by task.problem_type=multi_label_classification."
             )
-        if self.regression:
+        if self.is_regression:
             self.numbers = {
                 split: finite_numbers(split, label_column(source, split)) for split in source.splits
             }
             for split, numbers in self.numbers.items():
                 note_minus_100(source, split, numbers)
-        elif self.several:
-            self.labels, self.numbers = row_sets(source)
+        elif self.has_label_sets:
+            self.labels, self.numbers = row_label_sets(source)
         else:
             self.labels, self.numbers = row_classes(source)
 
@@ -155,7 +155,7 @@ class SequenceClassification(Task):
 
     def needs(self) -> ModelNeeds:
         """Require a head with an output for each class, or one for the number."""
-        config = {"num_labels": 1} if self.regression else label_config(self.labels)
+        config = {"num_labels": 1} if self.is_regression else label_config(self.labels)
         return ModelNeeds(
             {**config, "problem_type": self.config.problem_type.value}, self.max_length
         )
@@ -169,8 +169,8 @@ class SequenceClassification(Task):
             int64; numbers to predict, float32; or 0 and 1 by label, shape (batch, labels), float32.
         """
         labels = torch.from_numpy(np.stack([example["labels"] for example in examples]))
-        if not self.several:
-            labels = labels.to(torch.float32 if self.regression else torch.int64)
+        if not self.has_label_sets:
+            labels = labels.to(torch.float32 if self.is_regression else torch.int64)
         return {**model_inputs(examples, self.padding), "labels": labels}
 
     def count(self, batch: Batch) -> int:
@@ -179,7 +179,7 @@ class SequenceClassification(Task):
 
     def weight(self, batch: Batch) -> float:
         """Count the examples if they have sets of labels: `pos_weight` changes no mean."""
-        if self.several:
+        if self.has_label_sets:
             return self.count(batch)
         return super().weight(batch)
 
@@ -189,7 +189,7 @@ class SequenceClassification(Task):
         For sets of labels it is the binary cross-entropy, a mean over examples and labels, in which
         the class weights weigh the examples that have the label.
         """
-        if not self.several or self.class_weights is None:
+        if not self.has_label_sets or self.class_weights is None:
             return super().loss(outputs, batch)
         weights = self.class_weights.to(outputs.logits.device)
         return functional.binary_cross_entropy_with_logits(
@@ -198,7 +198,7 @@ class SequenceClassification(Task):
 
     def running_metrics(self) -> MetricAccumulator:
         """Make empty metrics: mean loss; with several labels an example also F1 and exact match."""
-        if self.several:
+        if self.has_label_sets:
             return LabelSetMetrics(self.labels)
         return super().running_metrics()
 
@@ -210,11 +210,11 @@ class SequenceClassification(Task):
         Without class weights and label smoothing: the squared difference for numbers, the mean
         binary cross-entropy over labels for several labels an example, else the cross-entropy.
         """
-        if self.several:
+        if self.has_label_sets:
             losses = functional.binary_cross_entropy_with_logits(
                 outputs.logits.float(), batch["labels"], reduction="none"
             ).mean(dim=1)
-        elif self.regression:
+        elif self.is_regression:
             losses = (outputs.logits.float().reshape(-1) - batch["labels"]) ** 2
         else:
             return super().loss_by_example(outputs, batch)
@@ -222,7 +222,7 @@ class SequenceClassification(Task):
 
     def predictions(self, outputs: ModelOutput, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return predictions and labels: class numbers, or numbers; shape (batch,) each."""
-        if not self.regression:
+        if not self.is_regression:
             return super().predictions(outputs, batch)
         return outputs.logits.float().reshape(-1).cpu().numpy(), batch["labels"].cpu().numpy()
 

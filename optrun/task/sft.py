@@ -66,7 +66,8 @@ class Sft(ChatTask):
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns and the template, and check the keys for the loss.
 
-        Sets `columns_of` and `kinds` (chats or plain texts) by the key of the split, and `asked`.
+        Sets `columns_of` and `kinds` (chats or plain texts) by the key of the split, and empties
+        `sample_prompt`, which `read` sets.
         May change the tokenizer's template and end of text, with notes.
 
         Raises:
@@ -76,7 +77,7 @@ class Sft(ChatTask):
         self.use_template(tokenizer)
         self.columns_of: dict[str, ChatColumns] = {}
         self.kinds: dict[str, type[Chat | Plain]] = {}
-        self.asked: tuple[list[int], str] | None = None
+        self.sample_prompt: tuple[list[int], str] | None = None
         for split in source.splits:
             self.columns_of[split.key] = chat_columns(source, split, self.config.layout)
             first = next(self._rows(split), None) if len(split.rows) else None
@@ -98,7 +99,7 @@ class Sft(ChatTask):
                     )
         if Chat not in self.kinds.values():
             self.template = None  # one that nobody asked for is not rendered
-        self.settle_ends(tokenizer)
+        self.set_end_of_answers(tokenizer)
         self.note_template(tokenizer)
         if not isinstance(source.train.rows, StreamRows):
             self._note_answer_spans(source.train)
@@ -206,8 +207,8 @@ class Sft(ChatTask):
     ) -> ExampleSource:
         """Read examples with `input_ids` and `targets`; with packing several rows in a block.
 
-        The first evaluation split also sets `asked`, the prompt of `sample`. Notes say how many
-        rows became several examples or were dropped.
+        The first evaluation split also sets `sample_prompt`, the prompt of `sample`. Notes say how
+        many rows became several examples or were dropped.
 
         Raises:
             ConfigError: A row that the template cannot write, or without a target.
@@ -217,8 +218,8 @@ class Sft(ChatTask):
         part = split.take(chosen(len(split.rows), limit, seed=seed))
         if not len(part.rows):
             return Examples(np.zeros(1, dtype=np.int64), {})
-        if split is not source.train and self.asked is None:
-            self.asked = self._question(part, tokenizer)
+        if split is not source.train and self.sample_prompt is None:
+            self.sample_prompt = self._question(part, tokenizer)
         settings = (
             "sft",
             str(self.columns_of[split.key]),
@@ -375,9 +376,9 @@ class Sft(ChatTask):
 
         None without an evaluation row, for a stream, and with `task.sample_tokens=0`.
         """
-        if self.asked is None or not self.config.sample_tokens:
+        if self.sample_prompt is None or not self.config.sample_tokens:
             return None
-        ids, text = self.asked
+        ids, text = self.sample_prompt
         ends = ending_ids(tokenizer, self.end)
         return text, continue_prompt(model, tokenizer, ids, self.config.sample_tokens, ends=ends)
 

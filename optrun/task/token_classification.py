@@ -125,7 +125,7 @@ class TokenClassification(Task):
         borders = lists.borders
         words_of_row = np.diff(borders)
         _expect_labels_for_words(split, column, label_column, words_of_row)
-        number_of_name = self.class_numbers.of_each_name(split, lists)
+        number_of_name = self.class_numbers.numbers_of_names(split, lists)
         rows_with_words = np.flatnonzero(words_of_row)
         without_words = len(words_of_row) - len(rows_with_words)
         if without_words:

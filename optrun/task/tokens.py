@@ -38,7 +38,7 @@ def tokenizer_key(tokenizer: PreTrainedTokenizerBase) -> str:
     return f"{type(tokenizer).__qualname__} {sorted(tokenizer.get_vocab().items())} {settings}"
 
 
-def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> str:
+def added_begin_token(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a tokenizer's begin-of-text token, such as Llama's `<s>`; "" if it adds none.
 
     A row that was written with a template has it already, and would begin twice.
@@ -70,13 +70,13 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> li
     token that a text has already is not added twice.
     """
     start, _ = ids_around_text(tokenizer)
-    begin = begin_of_text(tokenizer)
+    begin = added_begin_token(tokenizer)
     texts_alone = [prompt.removeprefix(begin) for prompt in prompts]
     rows = encode_to_inputs(tokenizer, texts_alone, None, add_special_tokens=False)["input_ids"]
     return [start + ids for ids in rows]
 
 
-def ids_below(tokenizer: PreTrainedTokenizerBase) -> int:
+def largest_id_plus_one(tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the tokenizer's largest id plus one."""
     return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
@@ -159,7 +159,7 @@ def encode_rows(
     encoder = text_encoder(tokenizer, longest)
     key = rows_key(tokenizer, kind, longest)
     content_key = key_of(part.content, kind, *columns)
-    size = ids_below(tokenizer)
+    size = largest_id_plus_one(tokenizer)
     return encode(rows, encoder, key, longest=longest, content=content_key, ids_below=size)
 
 

@@ -53,8 +53,8 @@ def test_data_are_told_before_the_first_step(
     assert "data.max_length=32 cuts 1 of 3 examples" in before
     assert (
         leaked
-        == "warning: 1 of 3 texts of data.eval stand in data.train, too: evaluation sees what was"
-        " trained on"
+        == "warning: 1 of 3 texts of data.eval are in data.train, too: evaluation sees texts that"
+        " were trained on"
     )
     assert "data.max_length=32 cuts 1 of 3" in (folder / "run" / "optrun.log").read_text()
 
@@ -190,7 +190,7 @@ def test_explain_looks_at_a_sample_of_many_rows(
     assert (sampled.train_rows, sampled.looked_at) == (60, (20, 3))
     assert sampled.facts is not None
     assert sampled.facts.train.examples == 20
-    assert sampled.facts.eval_sets[""].known is None, "of a sample this is not known"
+    assert sampled.facts.eval_sets[""].texts_in_train is None, "of a sample this is not known"
     assert sampled.spec is not None
     assert sampled.spec.vocab_size == 320, "as many as all rows may give"
     unheld = replace(config, data=replace(config.data, eval=None, eval_fraction=0.0))

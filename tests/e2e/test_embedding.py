@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from optrun.task.pooling import Pooling, folder_pooling
+from optrun.task.pooling import Pooling, choose_pooling
 from tests.e2e.prediction_runs import read_rows, write_rows
 from tests.resume.test_features import run_in_parts, same
 from tests.running import TINY_BERT, optrun, records, sentence
@@ -99,7 +99,7 @@ def test_it_is_explained_evaluated_predicted_and_exported(
             f"eval/{name}" in capsys.readouterr().out or f"eval/{name}" in last["metrics"]["last"]
         )
     assert optrun("export", "run/checkpoints/last", "out") == 0
-    pooling, _ = folder_pooling("out", None, None, None)
+    pooling, _ = choose_pooling("out", None, None, None)
     assert pooling == Pooling("last", True)
     write_rows(Path("one.jsonl"), [{"text": row["anchor"]} for row in ROWS])
     assert (
@@ -142,9 +142,9 @@ def test_an_adapter_on_a_folder_keeps_its_pooling() -> None:
     assert optrun(*tuned, "task.loss=cosent", "hydra.run.dir=tuned") == 0
     assert "eval/spearman" in records(Path("tuned"))[-1]
     for folder in (Path("tuned/model"), Path("base/model")):
-        assert folder_pooling(str(folder), None, None, None)[0] == Pooling("cls", False)
+        assert choose_pooling(str(folder), None, None, None)[0] == Pooling("cls", False)
     assert optrun("export", "tuned/checkpoints/last", "merged", "merge=true") == 0
-    assert folder_pooling("merged", None, None, None)[0] == Pooling("cls", False)
+    assert choose_pooling("merged", None, None, None)[0] == Pooling("cls", False)
 
 
 TEXTS = [row["anchor"] for row in ROWS]

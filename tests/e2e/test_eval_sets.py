@@ -37,7 +37,7 @@ def test_each_set_has_its_metrics_as_it_has_alone(
 ) -> None:
     assert optrun(*WORDS, SETS, "hydra.run.dir=run", "task.class_weights=balanced") == 0
     told = capsys.readouterr()
-    assert "20 of 20 texts of data.eval.dev stand in data.train" in told.out + told.err
+    assert "20 of 20 texts of data.eval.dev are in data.train" in told.out + told.err
     assert "texts of data.eval.hard stand" not in told.out + told.err
     names = {
         f"eval/{name}/{metric}"

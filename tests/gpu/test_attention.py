@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.model.attention import one_row
-from optrun.model.documents import expect_apart
-from optrun.model.forward import lean_forward
+from optrun.model.attention import needs_one_row_batch
+from optrun.model.documents import refuse_mixed_documents
+from optrun.model.forward import without_cache_and_padding_check
 from tests.e2e.test_sft import SMALL, write_chats
 from tests.running import optrun, records
 
@@ -61,7 +61,7 @@ def blocks() -> dict[str, torch.Tensor]:
 def step(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     count = int((batch["labels"][:, 1:] != -100).sum())
     with (
-        lean_forward(model),
+        without_cache_and_padding_check(model),
         torch.autocast("cuda", dtype=dtype, enabled=dtype is not torch.float32),
     ):
         loss = model(**{name: values.cuda() for name, values in batch.items()}).loss * count
@@ -74,13 +74,15 @@ def test_a_block_is_its_documents(implementation: str, precision: str) -> None:
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     near = 3e-2 if precision == "bf16" else 1e-4
     model, reference, whole = llama(implementation), llama("eager"), blocks()
-    expect_apart(
+    refuse_mixed_documents(
         model,
         "task.packing=true",
         torch.autocast("cuda", dtype=dtype, enabled=precision == "bf16"),
     )
     given = (
-        {name: values.reshape(1, -1) for name, values in whole.items()} if one_row(model) else whole
+        {name: values.reshape(1, -1) for name, values in whole.items()}
+        if needs_one_row_batch(model)
+        else whole
     )
     found = step(model, given, dtype)
     expected = torch.zeros((), device="cuda")

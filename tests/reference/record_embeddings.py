@@ -85,7 +85,7 @@ def write_folder(folder: Path, mode: str, *, normalize: bool, left: bool = False
                 )
                 / 2
             )
-    Pooling(mode, normalize).remember(model.config)
+    Pooling(mode, normalize).store_in(model.config)
     tokenizer.save_pretrained(str(folder))
     model.save_pretrained(str(folder))
     write_modules(folder, model, LONGEST)

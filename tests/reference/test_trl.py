@@ -22,7 +22,7 @@ from optrun.config.choice import choice
 from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.data.source import Source, Split
-from optrun.model.forward import lean_forward
+from optrun.model.forward import without_cache_and_padding_check
 from optrun.model.tokenizer import train_tokenizer
 from optrun.task import Task, build_task
 from tests.running import sentence
@@ -148,7 +148,7 @@ def expect_same_step(task: Task, mine: Any, batch: Any, trainer: Any, prepared: 
     loss = trainer.compute_loss(trainer.model, dict(prepared))
     loss.backward()
     mine.train()
-    with lean_forward(mine):
+    with without_cache_and_padding_check(mine):
         own = task.loss(mine(**batch), batch)
     own.backward()
     assert float(own.detach()) == pytest.approx(float(loss.detach()), rel=1e-6)

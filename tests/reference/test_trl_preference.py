@@ -20,7 +20,7 @@ from optrun.config.schema.data import SCHEMAS as DATA
 from optrun.config.schema.task import SCHEMAS as TASKS
 from optrun.data.source import Source, Split
 from optrun.model.configuration import router_loss_coef
-from optrun.model.forward import lean_forward
+from optrun.model.forward import without_cache_and_padding_check
 from optrun.task import build_task
 from optrun.task.chat_template import use_template
 from optrun.task.evaluation import IGNORED
@@ -166,7 +166,7 @@ def test_losses_gradients_and_metrics_are_those_of_trl(
         wanted.backward()
         mine = copy.deepcopy(trained)
         batch = with_reference(task, start)
-        with lean_forward(mine):
+        with without_cache_and_padding_check(mine):
             outputs = task.forward(mine, batch)
         own = task.loss(outputs, batch)
         own.backward()

@@ -20,12 +20,12 @@ from optrun.config.choice import choice
 from optrun.config.schema.adapter import SCHEMAS, LoraConfig
 from optrun.config.schema.model import SCHEMAS as MODELS
 from optrun.model.adapter import (
+    adapter_of,
     base_tensors,
-    inject,
-    injected,
-    merge,
+    inject_adapter,
+    merge_adapter,
     require_adapter,
-    without_factors,
+    without_adapter,
 )
 from optrun.model.adapter_modules import head_modules, linear_modules
 from optrun.model.quantization import is_quantized, require_quantization
@@ -137,8 +137,8 @@ def test_the_default_fits(
     before, linear = whole_of(model), linear_modules(model)
     inputs = batch(auto_class)
     first = model.eval()(**inputs).logits
-    notes = inject(lora(r=2), model, auto_class)
-    facts = injected(model)
+    notes = inject_adapter(lora(r=2), model, auto_class)
+    facts = adapter_of(model)
     assert facts is not None
     assert list(facts.modules.saved) == saved
     heads = (
@@ -177,12 +177,12 @@ def test_the_default_fits(
     held = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
     assert held.keys() == facts.names
     assert set(held) == {name for name, param in model.named_parameters() if param.requires_grad}
-    merge(model)
-    assert injected(model) is None
+    merge_adapter(model)
+    assert adapter_of(model) is None
     assert model.state_dict().keys() == before.keys()
     torch.testing.assert_close(model(**inputs).logits, trained, rtol=1e-4, atol=1e-5)
     again = small(auto_class, kind, values)
-    inject(lora(r=2), again, auto_class)
+    inject_adapter(lora(r=2), again, auto_class)
     load_model_tensors(again, held)
     assert torch.equal(again.eval()(**inputs).logits, trained)
 
@@ -215,7 +215,7 @@ def test_peft_computes_the_same(options: dict[str, Any]) -> None:
     )
     assert isinstance(config, LoraConfig)
     model = small(SEQUENCE, "bert", COMMON)
-    inject(config, model, SEQUENCE)
+    inject_adapter(config, model, SEQUENCE)
     with torch.no_grad():
         for name, param in model.named_parameters():
             if name in model_tensors(model):
@@ -257,7 +257,7 @@ def test_a_model_is_built_again_and_merged(options: dict[str, Any]) -> None:
     """
     inputs, plain = batch(SEQUENCE), small(SEQUENCE, "bert", COMMON)
     model = small(SEQUENCE, "bert", COMMON)
-    inject(lora(r=2, **options), model, SEQUENCE)
+    inject_adapter(lora(r=2, **options), model, SEQUENCE)
     started = model.eval()(**inputs).logits
     torch.testing.assert_close(started, plain.eval()(**inputs).logits, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
@@ -267,17 +267,17 @@ def test_a_model_is_built_again_and_merged(options: dict[str, Any]) -> None:
         model(**inputs).logits,
         {name: one.clone() for name, one in model_tensors(model).items()},
     )
-    facts = injected(model)
+    facts = adapter_of(model)
     assert facts is not None
     again = small(SEQUENCE, "bert", COMMON)
     named = {
         "target_modules": list(facts.modules.targets),
         "modules_to_save": list(facts.modules.saved),
     }
-    inject(lora(r=2, **{**options, **named, "layers_to_transform": None}), again, SEQUENCE)
+    inject_adapter(lora(r=2, **{**options, **named, "layers_to_transform": None}), again, SEQUENCE)
     load_model_tensors(again, held)
     assert torch.equal(again.eval()(**inputs).logits, trained)
-    merge(model)
+    merge_adapter(model)
     torch.testing.assert_close(model(**inputs).logits, trained, rtol=1e-4, atol=1e-5)
 
 
@@ -285,8 +285,8 @@ def test_all_linear_is_what_null_is() -> None:
     places = []
     for asked in (None, "all-linear"):
         model = small(SEQUENCE, "bert", COMMON)
-        inject(lora(target_modules=asked), model, SEQUENCE)
-        facts = injected(model)
+        inject_adapter(lora(target_modules=asked), model, SEQUENCE)
+        facts = adapter_of(model)
         assert facts is not None
         places.append(facts.modules)
     assert places[0] == places[1]
@@ -295,14 +295,14 @@ def test_all_linear_is_what_null_is() -> None:
 def test_shapes_alone() -> None:
     with torch.device("meta"):
         model = transformers.BertForSequenceClassification(transformers.BertConfig())
-    inject(lora(), model, SEQUENCE, meta=True)
+    inject_adapter(lora(), model, SEQUENCE, meta=True)
     assert {param.device.type for param in model.parameters()} == {"meta"}
 
 
 def test_new_modules_train_whole() -> None:
     model = small(SEQUENCE, "bert", COMMON)
-    inject(lora(), model, SEQUENCE, ["classifier.weight", "bert.pooler.dense.weight"])
-    facts = injected(model)
+    inject_adapter(lora(), model, SEQUENCE, ["classifier.weight", "bert.pooler.dense.weight"])
+    facts = adapter_of(model)
     assert facts is not None
     assert set(facts.modules.saved) == {"classifier", "bert.pooler.dense"}
     assert "bert.pooler.dense" not in facts.modules.targets
@@ -401,7 +401,7 @@ def test_refused(
 ) -> None:
     model = small(auto_class, kind, values)
     with pytest.raises(ConfigError) as refusal:
-        inject(lora(**options), model, auto_class)
+        inject_adapter(lora(**options), model, auto_class)
     assert all(fact in str(refusal.value) for fact in facts), refusal.value
 
 
@@ -409,7 +409,7 @@ def test_what_is_frozen_must_not_be_random() -> None:
     with pytest.raises(
         ConfigError, match=r"modules_to_save=\[\]: classifier.weight is not in .*such as classifier"
     ):
-        inject(
+        inject_adapter(
             lora(modules_to_save=[]),
             small(SEQUENCE, "bert", COMMON),
             SEQUENCE,
@@ -451,7 +451,7 @@ def test_layers_and_lora_plus() -> None:
     B takes its multiple of the layer's lr, the head none.
     """
     model = small(SEQUENCE, "bert", COMMON)
-    inject(lora(), model, SEQUENCE)
+    inject_adapter(lora(), model, SEQUENCE)
     groups = build_param_groups(
         model, "layerwise", lr=1.0, weight_decay=0.1, decay_rate=0.5, loraplus_lr_ratio=16.0
     )
@@ -522,13 +522,13 @@ def adapted(model_type: str) -> str:
         return "not built: no class"
     linear = linear_modules(model)
     try:
-        inject(lora(r=2), model, auto_class, meta=True)
+        inject_adapter(lora(r=2), model, auto_class, meta=True)
     except ConfigError as error:
         known = any(
             why in str(error) for why in ("BatchNorm", "no linear module", "by the end of its name")
         )
         return f"{'refused' if known else 'wrong'}: {error}"
-    facts = injected(model)
+    facts = adapter_of(model)
     assert facts is not None
     assert set(facts.modules.targets) <= set(linear)
     assert all(
@@ -577,12 +577,12 @@ def test_a_missing_package_for_quantised_weights_is_named(monkeypatch: pytest.Mo
 
 
 def test_a_factor_that_is_frozen_stays_so_beside_the_base() -> None:
-    """`without_factors` puts back which parameters train."""
+    """`without_adapter` puts back which parameters train."""
     model = small(SEQUENCE, "bert", COMMON)
-    inject(lora(), model, SEQUENCE)
+    inject_adapter(lora(), model, SEQUENCE)
     frozen = next(name for name, _ in model.named_parameters() if "lora_A" in name)
     model.get_parameter(frozen).requires_grad_(False)
     before = {name: param.requires_grad for name, param in model.named_parameters()}
-    with without_factors(model):
+    with without_adapter(model):
         pass
     assert {name: param.requires_grad for name, param in model.named_parameters()} == before

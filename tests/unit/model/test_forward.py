@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from optrun.model.forward import lean_forward
+from optrun.model.forward import without_cache_and_padding_check
 
 CHECK = "warn_if_padding_and_no_attention_mask"
 IDS = torch.arange(12).reshape(2, 6)
@@ -42,7 +42,7 @@ def test_a_forward_pass_keeps_nothing_and_computes_the_same(make: type) -> None:
     model = make()
     with torch.no_grad():
         before = model(input_ids=IDS, labels=IDS)
-        with lean_forward(model):
+        with without_cache_and_padding_check(model):
             inside = model(input_ids=IDS, labels=IDS)
             assert inside.get("past_key_values") is None
         after = model(input_ids=IDS, labels=IDS)
@@ -56,7 +56,7 @@ def test_generation_is_the_same_inside() -> None:
     model = gpt2()
     options = {"max_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
     outside = model.generate(IDS, **options, return_dict_in_generate=True)
-    with lean_forward(model):
+    with without_cache_and_padding_check(model):
         inside = model.generate(IDS, **options, return_dict_in_generate=True)
     assert torch.equal(inside.sequences, outside.sequences)
     assert inside.past_key_values is not None
@@ -71,16 +71,16 @@ def test_what_keeps_nothing_anyway_is_left_alone_and_an_error_puts_back() -> Non
     }
     for model in (BertModel(BertConfig(**size, vocab_size=16)), torch.nn.Linear(1, 1)):
         before = vars(getattr(model, "config", model)).copy()
-        with lean_forward(model):
+        with without_cache_and_padding_check(model):
             pass
         assert getattr(model, "config", model).__dict__.keys() == before.keys()
     model = gpt2()
     model.config.use_cache = False
-    with lean_forward(model):
+    with without_cache_and_padding_check(model):
         pass
     assert model.config.use_cache is False
     model.config.use_cache = True
-    with pytest.raises(ZeroDivisionError), lean_forward(model):
+    with pytest.raises(ZeroDivisionError), without_cache_and_padding_check(model):
         raise ZeroDivisionError
     assert model.config.use_cache is True
 
@@ -90,7 +90,7 @@ def test_nothing_is_read_from_the_device_to_look_for_padding(
 ) -> None:
     model, looked = gpt2(), list[int]()
     monkeypatch.setattr(GPT2Model, CHECK, lambda *_: looked.append(1))
-    with lean_forward(model), torch.no_grad():
+    with without_cache_and_padding_check(model), torch.no_grad():
         model(input_ids=IDS)
     assert looked == []
     model(input_ids=IDS)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from optrun.base.errors import ConfigError
 from optrun.data.images import decoded
-from optrun.model.images import ScratchPreparation, in_8_bits
+from optrun.model.images import ScratchPreparation, scale_to_8_bits
 
 GREY = np.linspace(0, 255, 64).astype(np.uint8).reshape(8, 8)
 
@@ -47,7 +47,7 @@ def test_modes_agree() -> None:
 def test_values_that_nobody_knows_are_refused() -> None:
     for values in (np.full((2, 2), 70000), np.full((2, 2), -3)):
         with pytest.raises(ConfigError, match="expected 8 or 16 bits"):
-            in_8_bits(Image.fromarray(values.astype(np.int32)))
+            scale_to_8_bits(Image.fromarray(values.astype(np.int32)))
 
 
 def test_a_shape_that_lies_in_alpha_alone_is_refused() -> None:

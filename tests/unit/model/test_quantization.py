@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from optrun.model.adapter import base_tensors, inject, merge
+from optrun.model.adapter import base_tensors, inject_adapter, merge_adapter
 from optrun.model.adapter_modules import linear_modules
-from optrun.model.documents import expect_apart
+from optrun.model.documents import refuse_mixed_documents
 from optrun.model.quantization import (
     quantization_of,
     tensor_bytes,
@@ -46,7 +46,7 @@ def both(auto_class: str, kind: str, values: dict[str, Any], **options: Any) -> 
     model = small(auto_class, kind, values)
     other = copy.deepcopy(model)
     torch.manual_seed(1)
-    inject(lora(**options), other, auto_class, quantized=True)
+    inject_adapter(lora(**options), other, auto_class, quantized=True)
     with torch.no_grad():
         for name, param in other.named_parameters():
             if "lora_B" in name:
@@ -104,13 +104,13 @@ def test_a_merge_computes_the_same(auto_class: str, kind: str, values: Any, opti
     """
     plain, model = both(auto_class, kind, values, **options)
     torch.manual_seed(1)
-    inject(lora(**options), plain, auto_class, quantized=True, dequantized=True)
+    inject_adapter(lora(**options), plain, auto_class, quantized=True, dequantized=True)
     assert quantization_of(plain) is None
     load_model_tensors(plain, model_tensors(model))
     with torch.no_grad():
         expected = model.eval()(**batch()).logits
         factors = plain.eval()(**batch()).logits
-        merge(plain)
+        merge_adapter(plain)
         found = plain(**batch()).logits
     spread = float(expected.std())
     assert float((factors - expected).abs().max()) < 1e-4 * spread
@@ -127,7 +127,7 @@ def test_bytes_and_sizes_are_told_before_they_are_taken(
     plain, model = both(auto_class, kind, values)
     with torch.device("meta"):
         shapes = small(auto_class, kind, values)
-    inject(lora(), shapes, auto_class, quantized=True, meta=True)
+    inject_adapter(lora(), shapes, auto_class, quantized=True, meta=True)
     found = tensor_bytes(model)
     assert tensor_bytes(shapes) == found
     held = 0
@@ -151,7 +151,7 @@ def test_bytes_and_sizes_are_told_before_they_are_taken(
 
 def test_weights_of_16_bits_are_computed_in_16() -> None:
     model = small(CAUSAL, "llama", LARGER).to(torch.bfloat16)
-    inject(lora(), model, CAUSAL, quantized=True)
+    inject_adapter(lora(), model, CAUSAL, quantized=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = model.train()(**batch()).logits.float().square().mean()
     loss.backward()
@@ -162,4 +162,4 @@ def test_weights_of_16_bits_are_computed_in_16() -> None:
 
 def test_documents_of_a_block_stay_apart() -> None:
     _, model = both(CAUSAL, "llama", LARGER)
-    expect_apart(model, "task.packing=true")
+    refuse_mixed_documents(model, "task.packing=true")

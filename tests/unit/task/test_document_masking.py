@@ -13,8 +13,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from optrun.base.errors import ConfigError
-from optrun.model.documents import expect_apart
-from optrun.model.forward import lean_forward
+from optrun.model.documents import refuse_mixed_documents
+from optrun.model.forward import without_cache_and_padding_check
 from optrun.task.evaluation import IGNORED
 from tests.running import composed
 
@@ -65,7 +65,7 @@ def decoder(kind: str) -> Any:
 def total_loss(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
     """The sum over targets, and how many there are."""
     count = int((batch["labels"][:, 1:] != IGNORED).sum())
-    with lean_forward(model):
+    with without_cache_and_padding_check(model):
         return model(**batch).loss * count, count
 
 
@@ -114,7 +114,7 @@ def test_a_batch_of_blocks_and_a_rest(make_source: Make, make_task: Make) -> Non
     batch = task.collate(examples)
     assert set(batch) == {"input_ids", "labels", "position_ids"}
     model = decoder("gpt2").eval()
-    with torch.no_grad(), lean_forward(model):
+    with torch.no_grad(), without_cache_and_padding_check(model):
         together = model(**batch).logits
         for number, example in enumerate(examples):
             one = task.collate([example])
@@ -136,7 +136,7 @@ def test_a_batch_of_blocks_and_a_rest(make_source: Make, make_task: Make) -> Non
 def test_a_model_that_keeps_documents_apart_is_left_as_it_was(kind: str) -> None:
     model = decoder(kind).float().train()
     before = torch.get_rng_state()
-    expect_apart(model)
+    refuse_mixed_documents(model)
     assert model.training
     assert model.config.use_cache
     assert torch.equal(torch.get_rng_state(), before)
@@ -145,7 +145,7 @@ def test_a_model_that_keeps_documents_apart_is_left_as_it_was(kind: str) -> None
 @pytest.mark.parametrize("kind", ["bloom", "opt", "mamba", "xlnet"])
 def test_a_model_that_mixes_documents_is_refused(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"task.document_masking=true: .*ForCausalLM|LMHeadModel"):
-        expect_apart(decoder(kind).float())
+        refuse_mixed_documents(decoder(kind).float())
 
 
 def test_a_model_without_positions_is_refused() -> None:
@@ -156,7 +156,7 @@ def test_a_model_without_positions_is_refused() -> None:
 
     model.forward = forward
     with pytest.raises(ConfigError, match=r"takes no positions that begin anew .*position_ids"):
-        expect_apart(model)
+        refuse_mixed_documents(model)
 
 
 def test_rows_of_their_own_need_no_masking() -> None:

@@ -21,13 +21,13 @@ from optrun.base.errors import ConfigError
 from optrun.model.attention import (
     describe_document_masking,
     needs_device,
-    one_row,
+    needs_one_row_batch,
     plain_attention,
     refuse_attention,
     refuse_attention_dropout,
 )
-from optrun.model.documents import expect_apart
-from optrun.model.forward import lean_forward
+from optrun.model.documents import refuse_mixed_documents
+from optrun.model.forward import without_cache_and_padding_check
 from tests.unit.task.test_document_masking import TEXTS, decoder, total_loss
 from tests.unit.task.test_task_sft import CHATS
 
@@ -148,7 +148,7 @@ def test_packed_is_unpacked(
         expected = [total_loss(reference, row) for row in rows]
         total = torch.stack([loss for loss, _ in expected]).sum()
         model = using("llama", implementation)
-        packed.one_row = one_row(model)
+        packed.one_row = needs_one_row_batch(model)
         examples = packed.train if name == "sft" else packed.eval
         batch = packed.collate([examples[number] for number in range(len(examples))])
         assert len(batch["input_ids"]) == (
@@ -188,10 +188,10 @@ def test_sizes_of_one_row(make_source: Make, make_task: Make, tokenizer: Make) -
 @pytest.mark.usefixtures("flash")
 def test_flash_attention_is_tried_in_one_row() -> None:
     model = using("llama", FLASH).float()
-    expect_apart(model, "task.packing=true")
+    refuse_mixed_documents(model, "task.packing=true")
     positions = torch.arange(4).repeat(2, 2)
     ids = torch.arange(1, 9).repeat(2, 1)
-    with torch.no_grad(), lean_forward(model.eval()):
+    with torch.no_grad(), without_cache_and_padding_check(model.eval()):
         apart, mixed = (
             model(input_ids=ids[:rows], position_ids=positions[:rows]).logits[0, 4:]
             for rows in (1, 2)
@@ -205,17 +205,17 @@ def test_flash_attention_is_tried_in_one_row() -> None:
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.usefixtures("uncompiled")
 def test_flex_attention_is_tried() -> None:
-    expect_apart(using("llama", "flex_attention").float(), "task.packing=true")
+    refuse_mixed_documents(using("llama", "flex_attention").float(), "task.packing=true")
 
 
 @pytest.mark.usefixtures("flash")
 def test_a_batch_of_two_rows_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What keeps documents apart in one row alone is not taken for what does in several."""
-    monkeypatch.setattr("optrun.model.documents.one_row", lambda model: False)
+    monkeypatch.setattr("optrun.model.documents.needs_one_row_batch", lambda model: False)
     with pytest.raises(
         ConfigError, match=r"task.packing=true: .*attn_implementation=flash_attention_2 see"
     ):
-        expect_apart(using("llama", FLASH).float(), "task.packing=true")
+        refuse_mixed_documents(using("llama", FLASH).float(), "task.packing=true")
 
 
 def test_what_keeps_documents_apart_is_said() -> None:

@@ -20,7 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 from optrun.base.errors import ConfigError
 from optrun.data.loader import SCORES, TEXTS
 from optrun.task import contrastive
-from optrun.task.pooling import Pooling, folder_pooling
+from optrun.task.pooling import Pooling, choose_pooling
 from optrun.task.retrieval import retrieval
 from tests.reference import record_embeddings as record
 
@@ -77,7 +77,7 @@ def test_a_folder_means_to_sentence_transformers_what_it_means_here(
     mode, side = name.split()
     normalize = dict(record.POOLINGS)[mode]
     record.write_folder(tmp_path, mode, normalize=normalize, left=side == "left")
-    pooling, where = folder_pooling(str(tmp_path), None, None, None)
+    pooling, where = choose_pooling(str(tmp_path), None, None, None)
     assert pooling == Pooling(mode, normalize)
     assert "modules.json" in where
     tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
@@ -300,10 +300,10 @@ def test_a_folder_that_says_what_is_not_here(
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     (tmp_path / "1" / "config.json").write_text(json.dumps(pooling))
     with pytest.raises(ConfigError) as refused:
-        folder_pooling(str(tmp_path), None, None, None)
+        choose_pooling(str(tmp_path), None, None, None)
     for fact in [f"model.path={tmp_path}", *facts]:
         assert fact in str(refused.value)
-    assert folder_pooling(str(tmp_path), None, "cls", False)[0] == Pooling("cls", False)
+    assert choose_pooling(str(tmp_path), None, "cls", False)[0] == Pooling("cls", False)
 
 
 def test_a_negative_that_belongs_to_the_same_text_is_none() -> None:

@@ -63,19 +63,19 @@ def test_a_classifier(facts_of: Make) -> None:
         (3 + 1) / (8 + 3 + 6 + 4),
         8,
     )
-    assert facts.train.unknown == 1 / 9, "of the ordinary tokens that are left"
+    assert facts.train.unknown_share == 1 / 9, "of the ordinary tokens that are left"
     assert facts.train.labels == {"no": 3, "yes": 1}
     assert facts.eval_sets[""].cuts == []
-    assert facts.eval_sets[""].unknown == 0
-    assert facts.eval_sets[""].known == 3, "a twice, a b"
+    assert facts.eval_sets[""].unknown_share == 0
+    assert facts.eval_sets[""].texts_in_train == 3, "a twice, a b"
     said = data_check(facts)
     assert said[0].split(" · ") == ["train  4 examples", "17 tokens", "no: 75.0 %, yes: 25.0 %"]
     assert (
         "data.max_length=5 cuts 2 of 4 examples: 19.0 % of all tokens are lost; the longest has 8"
         in said[1]
     )
-    assert "11.1 % of the tokens of data.train are unknown" in said[2]
-    assert "3 of 4 texts of data.eval stand in data.train, too" in said[-1]
+    assert "the tokenizer does not know 11.1 % of the tokens of data.train" in said[2]
+    assert "3 of 4 texts of data.eval are in data.train, too" in said[-1]
 
 
 def test_a_row_of_a_hundred_thousand_words(facts_of: Make) -> None:
@@ -115,7 +115,7 @@ def test_words_with_labels(facts_of: Make) -> None:
 def test_language_models(facts_of: Make, name: str, packing: bool) -> None:
     rows = {"text": ["a b c d e f g h", "a b c d e f", "a b"]}
     facts = facts_of(name, rows, {"text": ["a b", "c d"]}, task={"packing": packing}, max_length=8)
-    assert facts.eval_sets[""].known == 1, "documents, not blocks"
+    assert facts.eval_sets[""].texts_in_train == 1, "documents, not blocks"
     assert facts.eval_sets[""].texts == 2
     assert facts.train.labels == {}
     if packing:
@@ -166,7 +166,7 @@ def test_a_tokenizer_that_knows_every_byte_has_no_share_of_unknown(
 ) -> None:
     source = make_source({"text": ["ünïcode 猫", "b"], "label": ["x", "y"]})
     task = make_task("sequence_classification", source)
-    assert data_facts(task, source, SimpleTokenizer()).train.unknown is None
+    assert data_facts(task, source, SimpleTokenizer()).train.unknown_share is None
 
 
 class SimpleTokenizer:

@@ -226,7 +226,7 @@ def test_plain_completions_end(make_source: Make, make_task: Make, bpe: Any) -> 
     assert bpe.decode(task.train[1]["input_ids"]) == "a dog<|im_end|>", (
         "what ends is not ended again"
     )
-    assert task.asked[1] == "the cat"
+    assert task.sample_prompt[1] == "the cat"
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
