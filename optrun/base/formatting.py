@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -171,3 +171,16 @@ def first_names(names: Iterable[object], most: int) -> str:
     texts = list(map(str, names))
     more = ", ..." if len(texts) > most else ""
     return ", ".join(texts[:most]) + more
+
+
+def list_names(names: Sequence[object], most: int) -> str:
+    """Join the first names by commas, and count the others.
+
+    Example:
+        >>> list_names(["a", "b"], 2), list_names(["a", "b", "c", "d"], 2)
+        ('a, b', 'a, b and 2 more')
+    """
+    shown = ", ".join(map(str, names[:most]))
+    if len(names) > most:
+        return f"{shown} and {len(names) - most} more"
+    return shown

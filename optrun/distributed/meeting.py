@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.formatting import list_names
 from optrun.distributed.contract import refuse_different
 from optrun.distributed.heartbeat import beat
 from optrun.distributed.verdict import LostRankError
@@ -302,7 +303,5 @@ def name_ranks(ranks: Sequence[int]) -> str:
         >>> name_ranks([1]), name_ranks([0, 2, 3]), name_ranks(range(20))
         ('rank 1', 'ranks 0, 2, 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more')
     """
-    numbers = ", ".join(map(str, ranks[:8]))
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
     noun = "ranks" if len(ranks) > 1 else "rank"
-    return f"{noun} {numbers}{more}"
+    return f"{noun} {list_names(ranks, 8)}"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, OptrunError
+from optrun.base.formatting import list_names
 from optrun.base.plain import PlainMapping
 from optrun.config.schema.clip import NormClipConfig, ValueClipConfig
 from optrun.config.schema.model import FromConfigConfig
@@ -25,7 +26,6 @@ from optrun.explain.facts import (
     ForkFacts,
     TensorFacts,
     TrunkState,
-    listed,
     total,
 )
 from optrun.explain.memory import rank_count, rank_memory
@@ -41,8 +41,7 @@ from optrun.optimizer.build import build_optimizer, options_of
 from optrun.optimizer.footprint import state_bytes
 from optrun.optimizer.inherited_state import inherit_state
 from optrun.optimizer.kernels.report import kernel_row
-from optrun.optimizer.transfer import transfer_groups
-from optrun.param_groups import build_param_groups
+from optrun.optimizer.transfer import build_run_groups
 from optrun.param_groups.growth import Growth
 from optrun.param_groups.parametrization import parametrize
 from optrun.scheduler import Scheduler, build_scheduler
@@ -97,23 +96,13 @@ def explain(
         )
         steps -= trunk.schedule_from
     # 3. Build groups, optimizer and schedule as a run does.
-    groups = build_param_groups(
-        model,
-        config.param_groups,
-        lr=config.lr,
-        weight_decay=getattr(config.optimizer, "weight_decay", None),
-        loraplus_lr_ratio=getattr(config.adapter, "loraplus_lr_ratio", None),
-        notes=notes,
-    )
-    groups = transfer_groups(
-        groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
-    )
+    groups = build_run_groups(config, model, sizes, notes=notes)
     try:
         optimizer = build_optimizer(config.optimizer, groups, lr=config.lr)
         scheduler = build_scheduler(optimizer, config.scheduler, num_training_steps=steps)
+    except OptrunError:
+        raise
     except (TypeError, ValueError) as error:
-        if isinstance(error, OptrunError):
-            raise
         raise ConfigError(str(error)) from error
     # 4. Collect the facts.
     curve = sample_curve(scheduler.multiplier, config.scheduler, steps)
@@ -213,7 +202,8 @@ def _tied(model: nn.Module, params: Mapping[str, Tensor]) -> list[str]:
         if name not in params:
             aliases[first[id(param)]].append(name)
     return [
-        f"{name} is also {listed(more, 2)}: tied, counted once." for name, more in aliases.items()
+        f"{name} is also {list_names(more, 2)}: tied, counted once."
+        for name, more in aliases.items()
     ]
 
 

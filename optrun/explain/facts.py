@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -263,13 +263,3 @@ def total(sizes: Iterable[int | None]) -> int | None:
     if None in amounts:
         return None
     return sum(filter(None, amounts))
-
-
-def listed(names: Sequence[str], most: int) -> str:
-    """Join names by commas, at most so many; "and N more" stands for the rest.
-
-    Example:
-        >>> listed(["a", "b"], 2), listed(["a", "b", "c", "d"], 2)
-        ('a, b', 'a, b and 2 more')
-    """
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

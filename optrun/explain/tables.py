@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from optrun.base.errors import printable
-from optrun.base.formatting import count, plural, rate, size, span
-from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of, listed
+from optrun.base.formatting import count, list_names, plural, rate, size, span
+from optrun.explain.facts import Facts, GroupFacts, by_layer, groups_of
 from optrun.explain.plot import area_plot
 from optrun.task.data_check import data_check
 
@@ -37,7 +37,7 @@ def render(facts: Facts, console: Console) -> None:
         console.print()
         console.print(section)
     if facts.frozen:
-        console.print(Text(f"· frozen: {listed(facts.frozen, 3)}", style="dim"))
+        console.print(Text(f"· frozen: {list_names(facts.frozen, 3)}", style="dim"))
     for line in data_lines(facts):
         console.print(Text(printable(line)), soft_wrap=True)
     for note in facts.notes:

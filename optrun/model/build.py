@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import list_names
 from optrun.config.schema.adapter import AdapterConfig, LoraConfig
 from optrun.config.schema.model import ModelConfig, PretrainedConfig
 from optrun.model.adapter import inject_adapter
@@ -228,7 +229,7 @@ def _redraw_head(
                 param.zero_()
     if not redrawn:
         return [], []
-    return redrawn, [f"new, since its classes are others: {_some(sorted(redrawn))}"]
+    return redrawn, [f"new, since its classes are others: {list_names(sorted(redrawn), 4)}"]
 
 
 def _grow_vocabulary(
@@ -420,7 +421,7 @@ def _refuse_other_weights(config: ModelConfig, model: PreTrainedModel, report: R
         why = "have another shape than its config.json says"
     raise ConfigError(
         f"{name_of_model(config)}: {len(new)} of the model's {len(names)} tensors are not in its"
-        f" weights, or {why}: {_some(new)}. config.json and weights are not of one model."
+        f" weights, or {why}: {list_names(new, 4)}. config.json and weights are not of one model."
     )
 
 
@@ -431,12 +432,6 @@ def _loading_notes(report: Report) -> list[str]:
         "new, since the weights have another shape": _new_names({**report, "missing_keys": ()}),
         "in the weights, not in this model": {*map(str, report.get("unexpected_keys", ()))},
     }
-    return [f"{note}: {_some(sorted(names))}" for note, names in names_by_note.items() if names]
-
-
-def _some(names: Sequence[str]) -> str:
-    """Join the first four names, and count the others."""
-    shown = ", ".join(names[:4])
-    if len(names) <= 4:
-        return shown
-    return f"{shown} and {len(names) - 4} more"
+    return [
+        f"{note}: {list_names(sorted(names), 4)}" for note, names in names_by_note.items() if names
+    ]

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from torch import nn
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
@@ -20,7 +21,9 @@ from optrun.base.options import Group, Options, ParamGroup
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.parametrization import MupConfig, ParametrizationConfig, TransferDecay
+from optrun.config.schema.run import RunConfig
 from optrun.optimizer.build import build_optimizer, choice_of
+from optrun.param_groups import build_param_groups
 from optrun.param_groups.growth import Growth
 
 
@@ -89,6 +92,37 @@ RULES: dict[str, Callable[[Growth, Options], float]] = {
 
 _DECAYS_BY_LR = {"decoupled": 1, "fixed": 0, "scheduled": 0, "corrected": 2}
 """Form of decoupled decay -> the power of a group's lr in it; see `decay_scale`."""
+
+
+def build_run_groups(
+    config: RunConfig,
+    model: nn.Module,
+    sizes: Mapping[str, Growth],
+    *,
+    notes: list[str],
+    started: Sequence[Group] = (),
+) -> list[ParamGroup]:
+    """Build the parameter groups of a run, scaled by muP if it is configured.
+
+    Args:
+        config: The whole configuration.
+        model: The model; parameters that a rule freezes get `requires_grad=False`.
+        sizes: As for `transfer_groups`.
+        notes: Gets what the user should know about the groups.
+        started: Groups of the checkpoint to resume from.
+    """
+    groups = build_param_groups(
+        model,
+        config.param_groups,
+        lr=config.lr,
+        weight_decay=getattr(config.optimizer, "weight_decay", None),
+        loraplus_lr_ratio=getattr(config.adapter, "loraplus_lr_ratio", None),
+        started=started,
+        notes=notes,
+    )
+    return transfer_groups(
+        groups, sizes, config.optimizer, config.parametrization, lr=config.lr, notes=notes
+    )
 
 
 def transfer_groups(

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from optrun.base.errors import ConfigError
+from optrun.base.formatting import list_names
 from optrun.base.options import Group, ParamGroup
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.choice import choice
@@ -192,9 +193,8 @@ def _note_kept_layers(layer_of: Mapping[str, Layer]) -> list[str]:
     ]
     if not kept_params:
         return []
-    more = f" and {len(kept_params) - 4} more" if len(kept_params) > 4 else ""
     return [
-        f"param_groups=layerwise: {', '.join(kept_params[:4])}{more} stay in the layer that this"
+        f"param_groups=layerwise: {list_names(kept_params, 4)} stay in the layer that this"
         " run was started with; a new run puts them into another one, see optrun explain"
     ]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from optrun.report.table import format_metric, list_names
+from optrun.base.formatting import list_names
+from optrun.report.table import format_metric
 from optrun.report.theme import MARKERS, MUTED, SERIES, Chart, above, number_axis, ring, style_axes
 
 SHOWN = 8

@@ -117,17 +117,6 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"[\\`*_\[\]|]", r"\\\g<0>", html.escape(plain(text), quote=False))
 
 
-def list_names(names: Sequence[str], limit: int = 5) -> str:
-    """List names, and how many more there are.
-
-    Example:
-        >>> list_names(["a", "b", "c"], 2), list_names(["a", "b"], 2)
-        ('a, b and 1 more', 'a, b')
-    """
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
 def format_metric(number: float | None) -> str:
     """Format a metric with four decimals, or four significant digits if small or large.
 

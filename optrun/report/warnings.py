@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from optrun.artifacts.forks import MORE_TRUNKS, Fork
-from optrun.base.formatting import plural, rate
+from optrun.base.formatting import list_names, plural, rate
 from optrun.report.configurations import LrCurve
 from optrun.report.findings import Findings
 from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import MIN_SEEDS
-from optrun.report.table import format_metric, list_names
+from optrun.report.table import format_metric
 from optrun.report.templating import fill_text
 from optrun.report.verdict import is_chance, next_lr
 
@@ -85,7 +85,7 @@ def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> RunWarning
     """
     labels = [run.label for run in of]
     count = plural(len(labels), "run")
-    text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels), **details)
+    text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels, 5), **details)
     return RunWarning(kind, text)
 
 
@@ -168,7 +168,7 @@ def _unlike(findings: Findings) -> Iterable[RunWarning]:
     if len(findings.rows) > 1 and "optimizer.name" in compared and "lr" not in compared:
         single = [row.name for row in rows if len(row.lr_curve.finished_lrs) == 1]
         if single:
-            yield _warn("single-lr", listed=list_names(single))
+            yield _warn("single-lr", listed=list_names(single, 5))
     samples = {row.name: _first(run.samples for run in row.configuration.runs) for row in rows}
     steps = {row.name: _first(run.max_steps for run in row.configuration.runs) for row in rows}
     if all(samples.values()):
@@ -199,7 +199,7 @@ def _seeds(findings: Findings) -> Iterable[RunWarning]:
         more = ""
         if any(Fork.of(run.summary) is not None for run in findings.runs):
             more = f" For more seeds {MORE_TRUNKS}."
-        yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few), more=more)
+        yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few, 5), more=more)
 
 
 def _versions(findings: Findings) -> Iterable[RunWarning]:
@@ -216,7 +216,7 @@ def _versions(findings: Findings) -> Iterable[RunWarning]:
         yield _warn("trunk", text=luck)
     tasks = _distinct(run.config.get("task.name") for run in runs)
     if len(tasks) > 1:
-        yield _warn("task", listed=list_names(tasks))
+        yield _warn("task", listed=list_names(tasks, 5))
     fingerprints = {(run.seed, run.at("data", "fingerprint")) for run in runs}
     seed_fingerprints = {(seed, str(mark)) for seed, mark in fingerprints if mark is not None}
     # A split that is cut with the seed differs between seeds by design, never within one.
@@ -238,7 +238,7 @@ def _different_code(runs: Sequence[Run]) -> Iterable[str]:
     for section, name, title in version_keys:
         values = _distinct(run.at(section, name) for run in runs)
         if len(values) > 1:
-            yield f"{title} {list_names([value[:10] for value in values])}"
+            yield f"{title} {list_names([value[:10] for value in values], 5)}"
 
 
 def _unfinished_runs(findings: Findings) -> Iterable[RunWarning]:

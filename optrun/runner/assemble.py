@@ -31,8 +31,8 @@ from optrun.optimizer.guard import Guard
 from optrun.optimizer.kernels.report import kernel_of
 from optrun.optimizer.kernels.report import refuse_different as refuse_different_kernels
 from optrun.optimizer.sparse_gradients import refuse_sparse_gradients
-from optrun.optimizer.transfer import transfer_groups
-from optrun.param_groups import block_paths, build_param_groups
+from optrun.optimizer.transfer import build_run_groups
+from optrun.param_groups import block_paths
 from optrun.runner.adapter_base import adapter_facts, refuse_other_adapter
 from optrun.runner.chunked import settle_chunked_loss
 from optrun.runner.forks.start import StartedFork, begin_fork, restore_fork
@@ -403,18 +403,7 @@ def _train_step(
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     model.train()
     placed: list[str] = []
-    groups = build_param_groups(
-        model,
-        config.param_groups,
-        lr=config.lr,
-        weight_decay=getattr(config.optimizer, "weight_decay", None),
-        loraplus_lr_ratio=getattr(config.adapter, "loraplus_lr_ratio", None),
-        started=started,
-        notes=placed,
-    )
-    groups = transfer_groups(
-        groups, prepared.sizes, config.optimizer, config.parametrization, lr=config.lr, notes=placed
-    )
+    groups = build_run_groups(config, model, prepared.sizes, notes=placed, started=started)
     notes += placed
     refuse_sparse_gradients(model, config.distributed.name, device.type)
     forward, gradient_sync = distribute(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from markupsafe import Markup
 
 from optrun.artifacts.generalisation import sentence_of
-from optrun.base.formatting import count, plain
+from optrun.base.formatting import count, list_names, plain
 from optrun.base.plain import lookup
 from optrun.report.table import Table, format_metric
 from optrun.report.templating import fill_markdown
@@ -253,7 +253,7 @@ def _dataset(config: Mapping[str, object]) -> str:
     for key in ("path", "train"):
         source = lookup(config, "data", key)
         if isinstance(source, (list, tuple)) and source:
-            source = f"{source[0]} and {len(source) - 1} more" if len(source) > 1 else source[0]
+            source = list_names(source, 1)
         if isinstance(source, str) and source:
             is_local = source.startswith(("/", "~", "."))
             if is_local:

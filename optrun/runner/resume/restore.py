@@ -15,7 +15,7 @@ from optrun.artifacts.metadata import CheckpointMetadata
 from optrun.artifacts.retention import step_of
 from optrun.artifacts.run_dir import RunDir, checkpoint_folders
 from optrun.base.errors import CheckpointError, ConfigError, NonFiniteError, OptrunError
-from optrun.base.formatting import rate
+from optrun.base.formatting import list_names, rate
 from optrun.config.schema.checkpoint import OnOtherOptimizer
 from optrun.distributed.shard import is_sharded, model_class
 from optrun.distributed.world import ALONE, World
@@ -171,8 +171,7 @@ def _unfit(text: str, changes: Changes, prefixes: tuple[str, ...]) -> OptrunErro
     blamed = [f"{key}={now}" for key, (_, now) in changes.items() if key.startswith(prefixes)]
     if not blamed:
         return CheckpointError(text)
-    more = f" and {len(blamed) - _BLAMED} more" if len(blamed) > _BLAMED else ""
-    return ConfigError(f"{', '.join(blamed[:_BLAMED])}{more}: {text}")
+    return ConfigError(f"{list_names(blamed, _BLAMED)}: {text}")
 
 
 def restore_schedule(saved: Schedule, train_step: TrainStep) -> list[str]:
