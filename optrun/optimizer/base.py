@@ -7,11 +7,11 @@ functions of the step, `set_lr`, `get_config`, and state that is loaded by name.
 from __future__ import annotations
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, ClassVar, Self, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -21,6 +21,7 @@ from optrun.config.schema.optimizer_base import OptimizerConfig
 from optrun.config.schema.ranges import Check, checks, finite, not_negative
 from optrun.optimizer.groups import (
     StepFunction,
+    are_same_objects,
     fold_lr_scale,
     has_names,
     list_params,
@@ -31,7 +32,7 @@ from optrun.optimizer.groups import (
     refuse_unknown_keys,
 )
 from optrun.optimizer.numerics import sharding_of
-from optrun.optimizer.patterns import matching
+from optrun.optimizer.patterns import match_names
 from optrun.optimizer.restore import load_by_name
 
 Params: TypeAlias = Any
@@ -159,12 +160,8 @@ class NamedOptimizer(Optimizer):
         for group in self.param_groups:
             functions = group.get("functions")
             if isinstance(functions, list):  # a group out of a state dict, which holds their names
-                group["functions"] = self._functions_of(functions, group)
-        pairs = list(self.named_params().items())
-        if not self.TAKES_SHARDS:
-            self._refuse_shards(pairs)
-        if self.NEEDS_FULL_TENSORS:
-            refuse_flat_pieces(pairs, type(self).__name__)
+                group["functions"] = self._restore_functions(functions, group)
+        self._refuse_parts_of_tensors(list(self.named_params().items()))
         self._resolve()
         self._seen_group_entries = self._group_entries()
 
@@ -180,36 +177,39 @@ class NamedOptimizer(Optimizer):
 
         Runs before every step, so it compares identities and no values.
         """
-        now = self._group_entries()
-        before = self._seen_group_entries
-        if len(now) != len(before) or not all(map(operator.is_, now, before)):
+        if not are_same_objects(self._group_entries(), self._seen_group_entries):
             self._refresh_groups()
 
-    def _functions_of(self, options: Sequence[str], group: Group) -> dict[str, StepFunction]:
-        """Find the functions of a loaded group by the names of its options.
+    def _restore_functions(self, keys: Sequence[str], group: Group) -> dict[str, StepFunction]:
+        """Restore the functions of the step of a group that was loaded from a state dict.
 
-        A state dict holds no function, so the optimizer's own ones are taken.
+        A state dict holds only the names of these options, so the functions are those that this
+        optimizer was built with.
+
+        Args:
+            keys: Options of the group that were functions.
+            group: The loaded group, with their last values.
 
         Raises:
-            ValueError: The optimizer was not given such a function itself.
+            ValueError: This optimizer was built without a function for one of them.
         """
-        for key in options:
+        for key in keys:
             if key not in self._base_functions:
                 raise ValueError(
                     f"{key} of a parameter group was a function of the step, which no state dict"
                     f" holds: give {type(self).__name__} the function as {key}, or the group"
                     " a number."
                 )
-        return {key: StepFunction(self._base_functions[key], group[key]) for key in options}
+        return {key: StepFunction(self._base_functions[key], group[key]) for key in keys}
 
     # -- groups
     # ----------------------------------------------------------------------------------------------
 
     def _check_options(self, options: dict[str, Any]) -> dict[str, Callable[[int], float]]:
-        """Check options by `CHECKS`, and return the functions of the step among them.
+        """Check options in place, and return those that are functions of the step.
 
-        Changes `options`: a function is replaced by its value at step 0, and each value by what its
-        checker returns for it, such as a tuple for a list.
+        In `options` a function is replaced by its value at step 0, and then each value by the
+        result of its checker in `CHECKS`, such as a tuple for a list.
 
         Raises:
             TypeError: For a value of a wrong type.
@@ -235,23 +235,22 @@ class NamedOptimizer(Optimizer):
         """
         if not isinstance(param_group, dict):
             raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}.")
+        # 1. Check the options.
         allowed = self.defaults.keys() - self.OPTIMIZER_WIDE
         group = fold_lr_scale(
             param_group, base_lr=self.defaults["lr"], allowed=allowed, owner=type(self).__name__
         )
         functions = self._check_options(group)
-        # A group without a value of its own takes over the optimizer's function.
+        # A group that does not set an option takes over the optimizer's function for it.
         for key, function in self._base_functions.items():
-            if key not in param_group and key not in functions:
+            if key not in param_group:
                 functions[key] = function
+        # 2. Check the parameters.
         group["params"] = list_params(group["params"], may_be_empty=True)
         pairs = name_param_pairs(group["params"], len(self.param_groups))
         refuse_repeats([*self.named_params().items(), *pairs])
-        if not self.TAKES_SHARDS:
-            self._refuse_shards(pairs)
-        if self.NEEDS_FULL_TENSORS:
-            of_tensors = [(name, param) for name, param in pairs if isinstance(param, Tensor)]
-            refuse_flat_pieces(of_tensors, type(self).__name__)
+        self._refuse_parts_of_tensors(pairs)
+        # 3. Append the group; it counts steps from where the others are.
         if not group["params"] and self._has_names:
             group["param_names"] = []
         group.setdefault("step", self.param_groups[0]["step"] if self.param_groups else 0)
@@ -262,14 +261,23 @@ class NamedOptimizer(Optimizer):
         if self._built:
             self._refresh_groups()
 
-    def _refuse_shards(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Refuse the first parameter sharded over several processes, with a ValueError."""
-        for name, param in named:
-            if isinstance(param, Tensor) and sharding_of(param).groups:
-                raise ValueError(
-                    f"parameter {name!r} is sharded, and {type(self).__name__} cannot step sharded"
-                    " parameters. Use another optimizer, such as lamb or adamw, or do not shard."
-                )
+    def _refuse_parts_of_tensors(self, named: Sequence[tuple[str, Any]]) -> None:
+        """Refuse shards and FSDP1's flat pieces, if the class cannot step these.
+
+        Raises:
+            ValueError: Naming the first such parameter.
+        """
+        tensors = [(name, param) for name, param in named if isinstance(param, Tensor)]
+        if not self.TAKES_SHARDS:
+            for name, param in tensors:
+                if sharding_of(param).groups:
+                    raise ValueError(
+                        f"parameter {name!r} is sharded, and {type(self).__name__} cannot step"
+                        " sharded parameters. Use another optimizer, such as lamb or adamw, or do"
+                        " not shard."
+                    )
+        if self.NEEDS_FULL_TENSORS:
+            refuse_flat_pieces(tensors, type(self).__name__)
 
     def named_params(self) -> dict[str, Tensor]:
         """Map each name to its parameter, in the order of the groups.
@@ -282,46 +290,45 @@ class NamedOptimizer(Optimizer):
         return params
 
     def decays(self, name: str) -> bool:
-        """Tell whether an option such as `exclude_from_weight_decay` leaves a parameter its decay.
+        """Tell whether weight decay applies to a parameter, by its name alone.
 
-        The coefficient of its group may still be 0. True for a name that is not known.
+        False if an option such as `exclude_from_weight_decay` exempts it. True for any other name,
+        even if the `weight_decay` of its group is 0.
 
         Args:
             name: Name of the parameter.
         """
         return name not in self._undecayed
 
-    def _excluded(self, option: str, *, must_match: bool, exempt: Sequence[str] = ()) -> set[str]:
+    def _excluded(self, option: str, *, must_match: bool, optional: Sequence[str] = ()) -> set[str]:
         """Collect the names of parameters excluded by an option with a list of patterns.
 
-        Each group is searched with the patterns that stand in it. A list that several groups share
-        has to match somewhere in one of them.
+        Each group is searched with its own patterns. A pattern of a list that several groups share
+        must match a name in one of them.
 
         Args:
-            option: Key of the pattern list in the groups and the defaults.
+            option: Key of the pattern list in the groups, such as `exclude_from_weight_decay`.
             must_match: Refuse a pattern that matches nothing.
-            exempt: A pattern list that may match nothing all the same.
+            optional: A pattern list that is not refused: its patterns may match nothing, and the
+                parameters may have no names.
 
         Raises:
             ValueError: For patterns over unnamed parameters, or one that matches nothing.
         """
         excluded: set[str] = set()
-        pools: dict[tuple[str, ...], list[str]] = {}
+        names_by_patterns: dict[tuple[str, ...], list[str]] = {}
         for group in self.param_groups:
-            texts = tuple(group[option] or ())
-            if not texts:
-                continue
-            if "param_names" not in group:
-                if texts == tuple(exempt):
-                    continue
+            patterns = tuple(group[option] or ())
+            if "param_names" in group:
+                names_by_patterns.setdefault(patterns, []).extend(group["param_names"])
+            elif patterns and patterns != tuple(optional):
                 raise ValueError(
-                    f"{option}={list(texts)!r}: the parameters have no names to search. "
+                    f"{option}={list(patterns)!r}: the parameters have no names to search. "
                     "Pass model.named_parameters() instead of model.parameters()."
                 )
-            pools.setdefault(texts, []).extend(group["param_names"])
-        for texts, names in pools.items():
-            required = must_match and texts != tuple(exempt)
-            excluded |= matching(option, texts, names, must_match=required)
+        for patterns, names in names_by_patterns.items():
+            is_required = must_match and patterns != tuple(optional)
+            excluded |= match_names(option, patterns, names, must_match=is_required)
         return excluded
 
     # -- steps that the device leaves out
@@ -340,6 +347,7 @@ class NamedOptimizer(Optimizer):
         Args:
             found_inf: 1.0 if nothing may change, else 0.0; shape (), float32, on the device.
         """
+        # torch's fused kernels read an attribute of this name, which torch.amp.GradScaler sets.
         flagged: Any = self
         flagged.found_inf = found_inf
         self._counts_without_flag = True
@@ -362,9 +370,9 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def lr_driver(self) -> str | None:
-        """Describe the driver of the learning rate; None if `set_lr` may set it.
+        """Describe what drives the learning rate; None if nothing does, so that `set_lr` may.
 
-        A scheduler is named before a function of the step.
+        A scheduler is named first, then a function of the step.
         """
         scheduler = self._lr_scheduler()
         if scheduler is not None:
@@ -374,9 +382,10 @@ class NamedOptimizer(Optimizer):
         return None
 
     def _lr_scheduler(self) -> str | None:
-        """Name the scheduler of the lr; None without one.
+        """Name the scheduler that drives the lr; None without one.
 
-        One of optrun's has its name; one of torch's is noticed because it wraps `step`.
+        A scheduler of optrun sets `_lr_driven_by`; one of torch is recognised because it wraps
+        `step`.
         """
         if self._lr_driven_by is not None:
             return self._lr_driven_by
@@ -387,8 +396,9 @@ class NamedOptimizer(Optimizer):
     def get_lr(self) -> float:
         """Return the base learning rate in force now, before any group's `lr_scale`.
 
-        It is computed from a group that follows the base, preferably one of scale 1. If all groups
-        have an absolute lr or a scale of 0, it is that of the constructor or of `set_lr`.
+        It is read from a group of scale 1, else computed from the first group with another scale.
+        If all groups have an absolute lr or a scale of 0, it is the lr of the constructor or of the
+        last `set_lr`.
         """
         scaled = [group for group in self.param_groups if group.get("lr_ratio")]
         for group in scaled:
@@ -401,12 +411,12 @@ class NamedOptimizer(Optimizer):
     def set_lr(self, value: float) -> None:
         """Set the base learning rate from the next step on.
 
-        Groups follow by their `lr_scale`, absolute ones stay.
+        Each group gets it times its `lr_scale`; a group with an absolute `lr` keeps that.
 
         Raises:
-            RuntimeError: While a function of the step or a scheduler that wraps `step`, as torch's
-                do, drives the learning rate. `ReduceLROnPlateau` and timm's schedulers leave no
-                trace: what they write later wins.
+            RuntimeError: A function of the step or a scheduler drives the learning rate.
+                `ReduceLROnPlateau` and timm's schedulers cannot be recognised: what they write
+                later wins.
             TypeError: For anything but a number.
             ValueError: For a number that is negative or not finite.
         """
@@ -428,10 +438,10 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def get_config(self) -> PlainDict:
-        """Return the keywords of the constructor, besides `params`, with the values in force.
+        """Return the keywords of the constructor, except `params`, with the values in force.
 
-        Values are plain, so that YAML and JSON can hold them: a tuple becomes a list. Only a
-        function stays a function. Overrides of single groups are not included.
+        Values are those that YAML and JSON can hold: a tuple becomes a list. A function stays a
+        function. Overrides of single groups are not included.
         """
         config: PlainDict = {}
         for key in _keywords(type(self)):
@@ -455,7 +465,7 @@ class NamedOptimizer(Optimizer):
     # ----------------------------------------------------------------------------------------------
 
     def state_keys(self, param: Tensor, group: Group) -> set[str]:
-        """List the keys of a parameter's state after a step, besides `step` and `master_weight`."""
+        """Return the keys of a parameter's state after a step, except `step`, `master_weight`."""
         del param
         return {*self.STATE, *(slot for option, slot in self.SLOTS.items() if group[option])}
 
@@ -489,29 +499,31 @@ class NamedOptimizer(Optimizer):
         for group in groups:
             functions = group.get("functions")
             if isinstance(functions, dict):
-                for key, of_step in functions.items():
-                    of_step.written = group[key]
+                for key, step_function in functions.items():
+                    step_function.written = group[key]
         self.__setstate__({"state": state, "param_groups": groups})
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
     def _refuse_other_formula(self, state_dict: PlainMapping) -> None:
-        """Refuse a state of torch's with `maximize` or decoupled decay that this class lacks.
+        """Refuse a torch optimizer's state with another `maximize` or `decoupled_weight_decay`.
 
-        A state of optrun, which names its optimizer, is not checked here. Nor is an option that
-        the constructor takes: it is loaded like any other.
+        torch's Adam and AdamW have the same state; only their groups tell which formula they had.
+        Not checked: a state of optrun, which names its optimizer, and an option that the
+        constructor takes, which is loaded like any other.
         """
         if "optimizer" in state_dict:
             return
-        for key, fixed in (("maximize", False), ("decoupled_weight_decay", None)):
-            value = self.defaults.get(key, fixed)
-            if value is None or key in _keywords(type(self)):
+        fixed_values = {"maximize": False, **self.defaults}
+        for key in ("maximize", "decoupled_weight_decay"):
+            if key not in fixed_values or key in _keywords(type(self)):
                 continue
+            fixed = fixed_values[key]
             for group in state_dict.get("param_groups", ()):
-                if "optimizer" not in group and group.get(key, value) != value:
+                if "optimizer" not in group and group.get(key, fixed) != fixed:
                     raise ValueError(
                         f"the state was saved with {key}={group[key]}: {type(self).__name__} has"
-                        f" {value}."
+                        f" {fixed}."
                     )
 
     def __getstate__(self) -> StateDict:
@@ -528,20 +540,20 @@ class NamedOptimizer(Optimizer):
     def _set_functions(self) -> None:
         """Write the values of functions of the step into the groups.
 
-        A rate of 0 that somebody wrote since the last step holds for this step: torch's distributed
-        checkpoint makes state by such a step.
+        If other code has set the lr to 0 since the last step, it stays 0 for this step: torch's
+        distributed checkpoint creates state by such a step.
 
         Raises:
-            RuntimeError: Somebody wrote another value, or a scheduler drives the rate, too.
+            RuntimeError: Other code has set another value, or a scheduler also drives the lr.
         """
         driven = [group for group in self.param_groups if group.get("functions")]
         if driven:
             self._refuse_two_drivers()
         self._lr_forced_to_zero = False
         for group in driven:
-            for key, of_step in group["functions"].items():
-                if group[key] == of_step.written:
-                    self._write_value(group, key, of_step)
+            for key, step_function in group["functions"].items():
+                if group[key] == step_function.written:
+                    self._write_value(group, key, step_function)
                 elif key == "lr" and group[key] == 0:
                     self._lr_forced_to_zero = True
                 else:
@@ -560,16 +572,29 @@ class NamedOptimizer(Optimizer):
                 f"lr is a function of the step and {scheduler} drives it too: keep one of the two."
             )
 
-    def _write_value(self, group: ParamGroup, key: str, of_step: StepFunction) -> None:
-        """Write the value of a function at the group's step into the group, `lr` times its scale.
+    def _write_value(self, group: ParamGroup, key: str, step_function: StepFunction) -> None:
+        """Write the value of a function at the group's step into the group.
+
+        `lr` is multiplied by the group's `lr_ratio`.
 
         Raises:
             TypeError: The function returned no number.
             ValueError: The number is out of range.
         """
-        value = self.CHECKS.get(key, finite)(key, of_step.function(group["step"]))
-        group[key] = value * group.get("lr_ratio", 1.0) if key == "lr" else value
-        of_step.written = group[key]
+        check = self.CHECKS.get(key, finite)
+        value = check(key, step_function.function(group["step"]))
+        if key == "lr":
+            value *= group.get("lr_ratio", 1.0)
+        group[key] = value
+        step_function.written = value
+
+
+def evaluate_closure(closure: Callable[[], Any] | None) -> Any:
+    """Call the closure of `step` with gradients enabled; return its loss, None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def _keywords(cls: type[Optimizer]) -> list[str]:
@@ -579,17 +604,18 @@ def _keywords(cls: type[Optimizer]) -> list[str]:
 
 
 def _before_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Look at replaced groups, and set functions of the step; a hook of torch."""
+    """Check groups that a host has replaced, and set functions of the step; a hook of torch."""
     assert isinstance(optimizer, NamedOptimizer)
     optimizer._refresh_changed_groups()
     optimizer._set_functions()
 
 
 def _after_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Count a step in every group, unless it changed nothing; a hook of torch.
+    """Count a step in every group, unless the step changed nothing; a hook of torch.
 
-    A step without any gradient, with an lr function held at 0, or with a set `found_inf` changes
-    nothing. `step_unless` does not read the flag: its steps count, and its caller sets them back.
+    A step changes nothing if `found_inf` is set, if an lr that is a function was set to 0, or if no
+    parameter has a gradient. Within `step_unless` the flag is not read: the step counts, and the
+    caller restores the counters.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     counts_unread = getattr(optimizer, "_counts_without_flag", False)

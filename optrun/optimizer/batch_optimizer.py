@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from optrun.base.options import Group, Scalars, State
-from optrun.optimizer.base import NamedOptimizer
+from optrun.optimizer.base import NamedOptimizer, evaluate_closure
 from optrun.optimizer.batches import (
     Batch,
     is_plain,
@@ -108,10 +108,7 @@ class BatchOptimizer(NamedOptimizer):
 
         If `found_inf` is set (see `step_unless`), nothing but counters changes.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate_closure(closure)
         ratios_of_batches = []
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         for batch in self.gather():

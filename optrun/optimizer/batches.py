@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from optrun.base.options import Options, Scalars, State
-from optrun.optimizer.numerics import Sharding, local, sharding_of, stores_its_values
+from optrun.optimizer.numerics import Sharding, local, place_like, sharding_of, stores_its_values
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -80,9 +79,9 @@ class Batch:
             torch._foreach_mul_(self.params, keeps)
 
     def subset(self, chosen: Sequence[int]) -> Batch:
-        """Return a batch of the tensors at some indices, in their order.
+        """Return a batch with the tensors at the chosen indices, in that order.
 
-        It shares the tensors and `rows`, and has nothing to write back.
+        It shares the tensors and `rows` with this batch, and has nothing to write back.
         """
 
         def pick(entries: list[Any]) -> list[Any]:
@@ -127,19 +126,13 @@ class Batch:
             self._append_dense(param, grad, state)
 
     def _append_dense(self, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append a tensor with a dense gradient.
+        """Append the local shard of a parameter with a dense gradient.
 
-        A 16-bit parameter is appended as a float32 copy, which `write_back` rounds into it. A
-        DTensor's gradient is placed as its parameter first.
+        A 16-bit parameter is appended as a float32 copy: its master weight if it has one, else a
+        new one. `write_back` rounds the copy into the parameter.
         """
         dtype = working_dtype(param.dtype)
-        if (
-            isinstance(param, DTensor)
-            and isinstance(grad, DTensor)
-            and grad.placements != param.placements
-        ):
-            grad = grad.redistribute(placements=param.placements)
-        shard = local(grad).to(dtype)
+        shard = local(place_like(grad, param)).to(dtype)
         self.shardings.append(sharding_of(param))
         self.grads.append(shard if stores_its_values(shard) else shard.clone())
         for slot, tensors in self.state.items():
@@ -153,15 +146,16 @@ class Batch:
         self.write_backs.append(lambda: weights.copy_(work))
 
     def _append_rows(self, param: Tensor, grad: Tensor, state: State) -> None:
-        """Append copies of the rows of a sparse gradient, and of their state.
+        """Append copies of the rows that a sparse gradient lists, and of their state.
 
-        `write_back` copies them into the parameter. Nothing here is as large as the parameter.
+        `write_back` copies them into the parameter, its master weight and its state. No copy is as
+        large as the parameter.
         """
         rows = grad.indices()[0]
         dtype = working_dtype(param.dtype)
         master = state.get("master_weight")
-        table = param.detach() if master is None else master
-        work = table.index_select(0, rows).to(dtype)
+        weights = param.detach() if master is None else master
+        work = weights.index_select(0, rows).to(dtype)
         moments = {slot: state[slot].index_select(0, rows) for slot in self.state}
         self.shardings.append(Sharding(()))
         self.grads.append(grad.values().to(dtype))
@@ -189,9 +183,9 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 def is_plain(param: Tensor, grad: Tensor, states: Sequence[Tensor]) -> bool:
     """Tell whether a kernel may read a parameter, its gradient and its state by their addresses.
 
-    They must be contiguous float32 or float64 tensors of one dtype, size and device, neither
-    DTensors nor lazy. False, too, for state that was loaded in another dtype, or a model that was
-    moved without its optimizer: the loop then raises torch's error.
+    They must be contiguous tensors of one dtype (float32 or float64), size and device, with their
+    values in memory (`stores_its_values`). False, too, for state that was loaded in another dtype
+    or a model that was moved without its optimizer: the loop then raises torch's error.
     """
     return param.dtype in (torch.float32, torch.float64) and all(
         stores_its_values(tensor)
@@ -232,14 +226,14 @@ def usable_gradient(grad: Tensor, name: str, owner: str, policy: str) -> Tensor:
             f"parameter {name!r} has a gradient that is sparse over {grad.sparse_dim()} dimensions:"
             f" {owner} takes sparse rows, as torch.nn.Embedding(sparse=True) makes them."
         )
-    return grad.coalesce()
+    return grad.coalesce()  # sums repeated rows
 
 
 def keep_master_weight(state: State, param: Tensor, *, wanted: bool) -> None:
-    """Make or drop the state entry `master_weight`, the float32 copy of a 16-bit parameter.
+    """Create or remove the state entry `master_weight`, the float32 copy of a 16-bit parameter.
 
-    A loaded state may have the entry though it is not wanted, or lack it. A float32 or float64
-    parameter has none.
+    A loaded state may lack the entry, or have it although it is not wanted. It is always removed
+    for a float32 or float64 parameter.
     """
     dtype = working_dtype(param.dtype)
     if not wanted or param.dtype == dtype:

@@ -6,7 +6,6 @@ Built for Muon, whose companion steps what is no hidden matrix, and for a rule o
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
@@ -15,9 +14,14 @@ import torch
 
 from optrun.base.options import Options, ParamGroup, State, StateDict
 from optrun.base.plain import PlainDict
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params, evaluate_closure
 from optrun.optimizer.classes import class_of_member
-from optrun.optimizer.groups import list_params, name_param_pairs, refuse_repeats
+from optrun.optimizer.groups import (
+    are_same_objects,
+    list_params,
+    name_param_pairs,
+    refuse_repeats,
+)
 
 
 class Composite(NamedOptimizer):
@@ -74,11 +78,11 @@ class Composite(NamedOptimizer):
             member._lr_driven_by = value
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group to the optimizer in its key `optimizer`.
+        """Add a group to the member that its key `optimizer` names, else to the first member.
 
-        Without that key it goes to the first member. An optimizer that has no group yet is built,
-        and counts its steps from those that the others have done. While the constructor runs,
-        groups are only collected: `_build_members` builds each member with all of its groups.
+        If there is no such member yet, it is built; its step count begins at that of the others.
+        While the constructor runs, groups are only collected, and `_build_members` builds each
+        member from all of its groups.
 
         Raises:
             TypeError: For anything but a dict with `params`.
@@ -102,10 +106,10 @@ class Composite(NamedOptimizer):
         self._offer_momentum()
 
     def _build_members(self) -> None:
-        """Build each member from all of its waiting groups at once.
+        """Build each member from all groups that the constructor collected for it.
 
-        Its patterns and its `name_dict` must see all of its names. The groups of the composite keep
-        the order in which they were given.
+        All at once, since its patterns and its `name_dict` are checked against all of its names.
+        The composite keeps the groups in the order in which they were passed.
         """
         pairs = [
             name_param_pairs(group["params"], index)
@@ -124,11 +128,12 @@ class Composite(NamedOptimizer):
         self._offer_momentum()
 
     def _offer_momentum(self) -> None:
-        """Set `betas` or `momentum` in the defaults, where OneCycleLR and CyclicLR look for it.
+        """Set `betas` or `momentum` in the defaults, for torch's OneCycleLR and CyclicLR.
 
-        These schedulers write `betas` of every group if the defaults have it, else `momentum` of
-        every group. If only some groups have betas, it is `momentum`, and `step` copies it into
-        the first beta of the others.
+        These schedulers write `betas` of every group if the defaults have that key, else
+        `momentum` of every group. The defaults get `betas` if all groups have it. Otherwise they
+        get `momentum`, and `step` copies a momentum that was written into the first beta of groups
+        with betas.
         """
         for key in ("betas", "momentum"):
             self.defaults.pop(key, None)
@@ -167,10 +172,7 @@ class Composite(NamedOptimizer):
         Raises:
             RuntimeError: The lr is a function of the step, and a scheduler drives it, too.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate_closure(closure)
         self._refuse_two_drivers()
         self._share_with_members()
         self._copy_momentum_to_betas()
@@ -183,14 +185,13 @@ class Composite(NamedOptimizer):
 
         Accelerate, FSDP and other hosts replace the state, the list of groups, or its dicts.
         """
-        now = self.param_groups
-        before = self._shared_groups
-        were_replaced = len(now) != len(before) or not all(map(operator.is_, now, before))
+        groups = self.param_groups
+        were_replaced = not are_same_objects(groups, self._shared_groups)
         for name, member in self.members.items():
             member.state = self.state
             if were_replaced:
-                member.param_groups = [group for group in now if group["optimizer"] == name]
-        self._shared_groups = list(now)
+                member.param_groups = [group for group in groups if group["optimizer"] == name]
+        self._shared_groups = list(groups)
 
     def set_lr(self, value: float) -> None:
         """Set the base learning rate of all members, see `NamedOptimizer.set_lr`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,18 @@ def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str)
             if name_here is not None:
                 hint = explain_answer(name_here).replace("optimizer.", "")
             raise TypeError(f"{where} has no option {key!r}. {hint}")
+
+
+def are_same_objects(one: Sequence[object], other: Sequence[object]) -> bool:
+    """Tell whether two sequences have the same objects (`is`) in the same order.
+
+    Runs at every step, hence `map` over a C function.
+
+    Example:
+        >>> are_same_objects([None, "a"], [None, "a"]), are_same_objects([None], [])
+        (True, False)
+    """
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 @dataclass

@@ -137,7 +137,7 @@ class LazyAdam(BatchOptimizer):
         self._undecayed = self._excluded(
             "exclude_from_weight_decay",
             must_match=self.defaults["unmatched_patterns"] == "error",
-            exempt=NAME_RULE,
+            optional=NAME_RULE,
         )
 
     def _traits(self, group: Group, name: str, param: Tensor) -> tuple[bool, bool]:

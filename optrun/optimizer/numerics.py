@@ -51,6 +51,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def place_like(grad: Tensor, param: Tensor) -> Tensor:
+    """Redistribute the gradient of a DTensor if it has other placements than its parameter.
+
+    Any other gradient is returned itself.
+    """
+    if not (isinstance(grad, DTensor) and isinstance(param, DTensor)):
+        return grad
+    if grad.placements == param.placements:
+        return grad
+    return grad.redistribute(placements=param.placements)
+
+
 def stores_its_values(tensor: Tensor) -> bool:
     """Tell whether a tensor's values are the bytes in its memory.
 
@@ -70,8 +82,8 @@ def norms(
 ) -> Tensor:
     """Compute L2 norms of full tensors from the shards of this process.
 
-    Squares of the local norms are summed in float64 over the processes, all tensors of one sharding
-    in one all-reduce.
+    The square of a full norm is the sum of the squared norms of the shards. These are summed in
+    float64, with one all-reduce for all tensors that are sharded over the same processes.
 
     Args:
         tensors: Local shards on one device, of one dtype, float32 or float64; any shapes, empty
@@ -87,25 +99,25 @@ def norms(
         tensor([5., 2.])
     """
     if foreach:
-        separate = list(torch._foreach_norm(list(tensors)))
+        norm_list = list(torch._foreach_norm(list(tensors)))
     else:
-        separate = [torch.linalg.vector_norm(tensor) for tensor in tensors]
-    together = torch.stack(separate)
-    split = dict.fromkeys(
-        sharding.groups for sharding in shardings if sharding.groups
-    )  # the same order everywhere
-    if not split:
-        return together
-    squares = together.double().square()
-    for groups in split:
-        index = torch.tensor(
-            [i for i, s in enumerate(shardings) if s.groups == groups], device=squares.device
+        norm_list = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    local_norms = torch.stack(norm_list)
+    # A dict keeps the order of the tensors, so every rank calls the collectives in the same order.
+    groups_of_shards = dict.fromkeys(sharding.groups for sharding in shardings if sharding.groups)
+    if not groups_of_shards:
+        return local_norms
+    squares = local_norms.double().square()
+    for groups in groups_of_shards:
+        indices = torch.tensor(
+            [i for i, sharding in enumerate(shardings) if sharding.groups == groups],
+            device=squares.device,
         )
-        part = squares.index_select(0, index)
+        sums = squares.index_select(0, indices)
         for group in groups:
-            dist.all_reduce(part, group=group)
-        squares.index_copy_(0, index, part)
-    return squares.sqrt().to(together.dtype)
+            dist.all_reduce(sums, group=group)
+        squares.index_copy_(0, indices, sums)
+    return squares.sqrt().to(local_norms.dtype)
 
 
 def bias_correction(beta: float, step: int) -> float:
@@ -152,14 +164,14 @@ def moments_(
     beta1: float,
     beta2: float,
 ) -> None:
-    """Update `first_moment_` and `second_moment_` of many tensors by fused kernels."""
+    """Update both moments of many tensors in place, as `first_moment_` and `second_moment_` do."""
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
     torch._foreach_mul_(exp_avg_sqs, beta2)
     torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
 
 
 def trust_ratio(param_norm: Tensor, update_norm: Tensor) -> Tensor:
-    """Compute the layer-wise step scale of LAMB.
+    """Compute LAMB's trust ratio, the factor on the step of each tensor.
 
     Args:
         param_norm: L2 norms of parameter tensors; any shape.

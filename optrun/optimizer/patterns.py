@@ -3,52 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from optrun.base.errors import nearest
 
 
-def compiled(option: str, patterns: Iterable[str]) -> list[re.Pattern[str]]:
-    """Compile patterns; refuse an invalid regular expression.
-
-    Raises:
-        ValueError: With the option, the pattern and what `re` says about it.
-    """
-    out = []
-    for pattern in patterns:
-        try:
-            out.append(re.compile(pattern))
-        except re.error as error:
-            raise ValueError(f"{option}: {pattern!r} is no regular expression: {error}.") from error
-    return out
+def _compile(option: str, pattern: str) -> re.Pattern[str]:
+    """Compile a regular expression; raise ValueError with the option if it is invalid."""
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{option}: {pattern!r} is no regular expression: {error}.") from error
 
 
-def matching(
+def match_names(
     option: str, patterns: Sequence[str], names: Sequence[str], *, must_match: bool = True
 ) -> set[str]:
     """Collect the names matched by at least one pattern (`re.search`, case-sensitive).
 
     Args:
-        option: The argument the patterns came from, for the message.
+        option: The argument the patterns came from, for messages.
         patterns: Regular expressions.
         names: Parameter names to search.
         must_match: Refuse a pattern that is found in no name: most likely it is misspelt.
 
     Raises:
-        ValueError: For a pattern that matches nothing, with names that look like it.
+        ValueError: A pattern is no regular expression, or matches nothing; then the message lists
+            names that look like it.
 
     Example:
-        >>> sorted(matching("exclude_from_weight_decay", ["bias$"], ["fc.weight", "fc.bias"]))
+        >>> sorted(match_names("exclude_from_weight_decay", ["bias$"], ["fc.weight", "fc.bias"]))
         ['fc.bias']
     """
     matched: set[str] = set()
-    for text, pattern in zip(patterns, compiled(option, patterns), strict=True):
-        hits = {name for name in names if pattern.search(name)}
+    for pattern in patterns:
+        expression = _compile(option, pattern)
+        hits = {name for name in names if expression.search(name)}
         if not hits and must_match:
-            close = nearest(text, names) or list(names)[:3]
+            similar = nearest(pattern, names) or list(names)[:3]
             raise ValueError(
-                f"{option}: {text!r} matches none of {len(names)} parameter names (such as"
-                f" {', '.join(close)}). Fix the pattern, remove it, or pass"
+                f"{option}: {pattern!r} matches none of {len(names)} parameter names (such as"
+                f" {', '.join(similar)}). Fix the pattern, remove it, or pass"
                 " unmatched_patterns='ignore'."
             )
         matched |= hits

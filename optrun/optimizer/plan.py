@@ -7,7 +7,6 @@ tensor but the parameters, which the groups reference anyway.
 
 from __future__ import annotations
 
-import operator
 import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 
 from optrun.base.options import Options, State
 from optrun.optimizer.batches import Batch
+from optrun.optimizer.groups import are_same_objects
 from optrun.optimizer.numerics import Sharding
 
 _PLAIN_TYPES = {Tensor}
@@ -76,7 +76,7 @@ class Memory:
             states, self._states, self._state_addresses, strict=True
         ):
             before = [reference() for reference in seen]
-            if not all(map(operator.is_, tensors, before)) or _addresses(tensors) != addresses:
+            if not are_same_objects(tensors, before) or _addresses(tensors) != addresses:
                 return False
         return True
 
@@ -205,7 +205,7 @@ class Plan:
         a cycled momentum does, if groups of one batch still have equal ones; the plan then stores
         the new values. Never valid if tensors of a batch share memory.
         """
-        if len(params) != len(self.params) or not all(map(operator.is_, params, self.params)):
+        if not are_same_objects(params, self.params):
             return False
         if have_gradient != self.have_gradient:
             return False

@@ -22,11 +22,11 @@ from optrun.config.schema.optimizer import (
     SGDConfig,
 )
 from optrun.config.schema.ranges import Check, flag, one_of, optional, positive
-from optrun.optimizer.base import NamedOptimizer, Numeric, Params
+from optrun.optimizer.base import NamedOptimizer, Numeric, Params, evaluate_closure
 from optrun.optimizer.decay import decay_scale, keep_base_lr
 from optrun.optimizer.groups import list_params
 from optrun.optimizer.newton_schulz import orthogonalize
-from optrun.optimizer.numerics import local, sharding_of, stores_its_values
+from optrun.optimizer.numerics import local, place_like, sharding_of, stores_its_values
 from optrun.optimizer.whole_matrices import on_whole
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
@@ -431,10 +431,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
 
         Matrices are stepped together until they have `MUON_BUCKET` elements on this process.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate_closure(closure)
         bucket: list[tuple[Tensor, Group]] = []
         elements = 0
         for group in self.param_groups:
@@ -451,23 +448,27 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         return loss
 
     def _step_together(self, bucket: list[tuple[Tensor, Group]]) -> None:
-        """Decay the weights of (parameter, group) pairs, then add the orthogonalized momentum."""
-        updates = [self._momentum(param, group) for param, group in bucket]
+        """Step (parameter, group) pairs: decay the weights, subtract orthogonalized momentum."""
+        momenta = [self._update_momentum(param, group) for param, group in bucket]
 
-        def orthogonal(index: int, update: Tensor) -> Tensor:
+        def orthogonalize_full(index: int, momentum: Tensor) -> Tensor:
             group = bucket[index][1]
-            return orthogonalize(update, group["ns_coefficients"], group["ns_steps"], group["eps"])
+            return orthogonalize(
+                momentum, group["ns_coefficients"], group["ns_steps"], group["eps"]
+            )
 
-        shards = on_whole(orthogonal, updates, [param for param, _ in bucket])
-        for (param, group), shard in zip(bucket, shards, strict=True):
+        updates = on_whole(orthogonalize_full, momenta, [param for param, _ in bucket])
+        for (param, group), update in zip(bucket, updates, strict=True):
             weights = local(param)
             weights.mul_(1 - group["lr"] * group["weight_decay"])
-            weights.add_(shard, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape))
+            adjusted_lr = _adjust_lr(group["lr"], group["adjust_lr_fn"], param.shape)
+            weights.add_(update, alpha=-adjusted_lr)
 
-    def _momentum(self, param: Tensor, group: Group) -> Tensor:
-        """Return this process's shard of the update to orthogonalize, in bfloat16 as in torch.
+    def _update_momentum(self, param: Tensor, group: Group) -> Tensor:
+        """Update the momentum buffer of a parameter, and return what is to be orthogonalized.
 
-        Makes the momentum buffer if it is missing, and updates it by the gradient.
+        That is this process's shard of the momentum, or of its Nesterov form, in bfloat16 as in
+        torch. Creates the buffer if it is missing.
 
         Raises:
             RuntimeError: The parameter is complex, or its gradient sparse.
@@ -478,12 +479,7 @@ class Muon(NamedOptimizer, torch.optim.Muon):
         if torch.is_complex(param) or grad.is_sparse:
             kind = "sparse gradients" if grad.is_sparse else "complex parameters"
             raise RuntimeError(f"Muon does not support {kind}")
-        if (
-            isinstance(param, DTensor)
-            and isinstance(grad, DTensor)
-            and grad.placements != param.placements
-        ):
-            grad = grad.redistribute(placements=param.placements)
+        grad = place_like(grad, param)
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
         shard = local(grad)
