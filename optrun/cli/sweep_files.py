@@ -14,7 +14,7 @@ from optrun.base.plain import PlainMapping, flat
 from optrun.base.reading import read_json
 from optrun.config.original_cwd import is_path, path_keys
 from optrun.config.saved import read_config
-from optrun.data.cache import content_of
+from optrun.data.cache import digest_file
 from optrun.sweeper.folder import SweepDir
 from optrun.sweeper.jobs import Job
 
@@ -94,7 +94,7 @@ def _describe_files(text: str, *, with_digest: bool) -> dict[str, str]:
     for name, file in sorted(files.items()):
         with contextlib.suppress(OSError, ValueError):  # who needs it says what is wrong with it
             if file.is_file():
-                digest = f", digest {content_of(file)[:16]}" if with_digest else ""
+                digest = f", digest {digest_file(file)[:16]}" if with_digest else ""
                 descriptions[name] = f"{file.stat().st_size:,} bytes{digest}"
     return descriptions
 

@@ -83,7 +83,7 @@ def _mixed(config: MixtureConfig, *, seed: int, documents: bool) -> MixedSource:
         first.columns,
         cut_from_train=cut_from_train,
         notes=notes,
-        parts=parts,
+        sources=parts,
     )
 
 

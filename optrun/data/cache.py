@@ -31,9 +31,9 @@ import xxhash
 
 from optrun.base.errors import StorageError
 from optrun.base.reading import open_file, read_json
-from optrun.data.heartbeat import beat, tell_user
+from optrun.data.heartbeat import send_heartbeat, tell_user
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 _ABANDONED_SECONDS = 24 * 3600
 _CHUNK = 1 << 20
 _SEAL = "seal.json"
@@ -62,7 +62,7 @@ def digest(*pieces: str | bytes) -> str:
     return digest_of(pieces)
 
 
-def key_of(*pieces: str | bytes | None) -> str | None:
+def digest_if_known(*pieces: str | bytes | None) -> str | None:
     """Compute the digest of pieces; None: one of them is None, so that the input is unknown."""
     present = [piece for piece in pieces if piece is not None]
     if len(present) < len(pieces):
@@ -74,7 +74,7 @@ def digest_of(pieces: Iterable[str | bytes]) -> str:
     """Compute the digest of many pieces, one in memory at a time."""
     total = hashlib.sha256()
     for piece in pieces:
-        beat()
+        send_heartbeat()
         raw = piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
         total.update(len(raw).to_bytes(8, "big"))
         total.update(raw)
@@ -90,10 +90,10 @@ def versions(*packages: str) -> str:
 
 
 def chunks_of_file(path: Path) -> Iterator[bytes]:
-    """Yield the bytes of a file, 1 MiB at a time, and give signs of life."""
+    """Yield the bytes of a file, 1 MiB at a time, and send heartbeats."""
     with open_file(path, follow=True) as file:
         while chunk := file.read(_CHUNK):
-            beat()
+            send_heartbeat()
             yield chunk
 
 
@@ -178,7 +178,7 @@ def _wait_for(lock: int, folder: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            beat()
+            send_heartbeat()
         else:
             return
         if time.monotonic() - start_time > _TOLD_SECONDS and not is_told:
@@ -192,7 +192,7 @@ def _wait_for(lock: int, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _beat_while_files_grow(folder: Path) -> Iterator[None]:
-    """Report progress by `beat` each second in which the files of a new entry grow.
+    """Report progress by `send_heartbeat` each second in which the files of a new entry grow.
 
     For libraries that write for minutes without calling back; a thread looks at the sizes.
     """
@@ -207,7 +207,7 @@ def _beat_while_files_grow(folder: Path) -> Iterator[None]:
                 parts = folder.parent.glob(f".making-{folder.name[:16]}-*/**/*")
                 written = sum(path.stat().st_size for path in parts)
             if written != before:
-                beat()
+                send_heartbeat()
 
     thread = threading.Thread(target=watch, name="optrun-cache", daemon=True)
     thread.start()
@@ -274,7 +274,7 @@ def _publish(aside: Path, folder: Path, key: str) -> None:
             raise
 
 
-def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = None) -> Found:
+def cached_result(key: str | None, find: Callable[[], Result], of: Path | None = None) -> Result:
     """Compute a small result once, and read it from the cache from then on.
 
     Args:
@@ -300,7 +300,7 @@ def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = 
         expected = {"file": str(of), "state": state}
     cache_file = cache_dir() / "known" / f"{name[:32]}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        content: dict[str, Found] = read_json(cache_file)
+        content: dict[str, Result] = read_json(cache_file)
         if content == content | expected:
             return content["found"]
     start_time = time.time()
@@ -317,7 +317,7 @@ def cached_result(key: str | None, find: Callable[[], Found], of: Path | None = 
     return result
 
 
-def content_of(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """Compute a hexadecimal sha256 of a file's bytes; of an unchanged file it is remembered."""
     return cached_result("sha256-1", lambda: digest_files([path]), path)
 

@@ -71,23 +71,23 @@ class Chat:
     """One conversation."""
 
     turns: list[Message]
-    given: int | None
+    prompt_turns: int | None
     """The number of first turns that are the prompt; None: the row does not say."""
     tools: list[Message] | None
     """JSON schemas of the tools; None: none."""
     row: int | None = field(repr=False)
     """The number of the row in the split, from 0; None: it is of a stream."""
-    last_alone: bool = False
+    only_last_trained: bool = False
     """Whether only the last turn is trained on."""
 
-    def until_answer(self) -> list[Message]:
+    def turns_before_answer(self) -> list[Message]:
         """Return the turns before the answer.
 
         These are the prompt if the row says what it is, else all turns without a last one of the
         assistant.
         """
-        if self.given is not None:
-            return self.turns[: self.given]
+        if self.prompt_turns is not None:
+            return self.turns[: self.prompt_turns]
         if self.turns[-1]["role"] == ASSISTANT:
             return self.turns[:-1]
         return self.turns
@@ -332,13 +332,13 @@ def _read_question(
         raise Unreadable("has no turn to answer.")
     turns = _with_system(turns, cells)
     prompt_turns = len(turns) if columns.layout is ChatLayout.prompt_completion else None
-    turns = Chat(turns, prompt_turns, None, row).until_answer()
+    turns = Chat(turns, prompt_turns, None, row).turns_before_answer()
     if not turns:
         raise Unreadable("begins with its only answer: there is nothing to answer.")
     return Chat(turns, None, _read_tools(cells.get(_TOOLS)), row)
 
 
-def strings(source: Source, split: Split) -> Iterator[str]:
+def chat_texts(source: Source, split: Split) -> Iterator[str]:
     """Yield every text of the columns of chats, named or usual ones, to train a vocabulary.
 
     Raises:

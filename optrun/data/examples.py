@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from optrun.data.cache import cached, cached_result, digest, digest_of, key_of, versions
+from optrun.data.cache import cached, cached_result, digest, digest_if_known, digest_of, versions
 from optrun.data.cached_arrays import map_arrays
 from optrun.data.encoded import MAKERS, Encoder, map_ids, size_of, write_ids
 from optrun.data.randomness import generator
@@ -67,7 +67,9 @@ class Examples:
         """
         ragged = {new: self.flat(old) for old, new in names.items()}
         return replace(
-            self, ragged=ragged, origin=key_of(self.origin, *map(str, sorted(names.items())))
+            self,
+            ragged=ragged,
+            origin=digest_if_known(self.origin, *map(str, sorted(names.items()))),
         )
 
     @property
@@ -78,7 +80,8 @@ class Examples:
     def fingerprint(self) -> str:
         """Digest offsets, flat arrays and scalars; whether ids have two or four bytes is equal."""
         return cached_result(
-            key_of("examples-1", self.origin, *scalar_pieces(self.scalars)), self._fingerprint
+            digest_if_known("examples-1", self.origin, *scalar_pieces(self.scalars)),
+            self._fingerprint,
         )
 
     def _fingerprint(self) -> str:
@@ -148,7 +151,9 @@ class Selected:
     @property
     def origin(self) -> str | None:
         """Digest of the origin of the examples and the selection; None: unknown."""
-        return key_of(getattr(self.examples, "origin", None), "selected", self.indices.tobytes())
+        return digest_if_known(
+            getattr(self.examples, "origin", None), "selected", self.indices.tobytes()
+        )
 
     def fingerprint(self) -> str:
         """Digest the examples and the selection."""
@@ -279,7 +284,7 @@ def encode(
 
         return digest_of(pieces()), characters
 
-    total, characters = cached_result(key_of("texts-1", content), digest_and_size)
+    total, characters = cached_result(digest_if_known("texts-1", content), digest_and_size)
     fits_two_bytes = ids_below is not None and ids_below <= _FEW
     dtype = "uint16" if fits_two_bytes else "int32"
     name = digest("tokens-5", dtype, versions(*MAKERS), total, key)
@@ -319,7 +324,7 @@ def packed(examples: Examples, length: int, *, keep_rest: bool) -> Examples:
     rest = len(ids) - blocks * length
     if rest > 1 and (keep_rest or blocks == 0):
         borders = np.append(borders, len(ids))
-    origin = key_of(examples.origin, "packed", str(length), str(keep_rest))
+    origin = digest_if_known(examples.origin, "packed", str(length), str(keep_rest))
     return Examples(
         borders, {"input_ids": ids[: borders[-1]]}, hashes=examples.hashes, origin=origin
     )

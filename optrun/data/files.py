@@ -12,9 +12,9 @@ from optrun.base.errors import ConfigError
 from optrun.base.formatting import first_names
 from optrun.base.reading import kind_of, open_file
 from optrun.config.schema.data import FilesConfig, eval_key
-from optrun.data.cache import content_of, digest, versions
+from optrun.data.cache import digest, digest_file, versions
 from optrun.data.encoding import UTF8
-from optrun.data.folders import content_of_folder, has_classes, split_name, suggest_files
+from optrun.data.folders import digest_folder, has_classes, split_name, suggest_files
 from optrun.data.formats import FORMATS, by_ending, check_file, format_of, one_format
 from optrun.data.reading import Reading, ReadOptions
 from optrun.data.source import Source, Split
@@ -132,7 +132,7 @@ def read_split(
             notes.append(
                 f"{key}={path}: read as {encoding}{f': {sample}' if sample else ''} (data.encoding)"
             )
-    contents = [content_of_folder(path) if path.is_dir() else content_of(path) for path in files]
+    contents = [digest_folder(path) if path.is_dir() else digest_file(path) for path in files]
     rows = kind.read(Reading(key, files, encodings, contents, documents, options, notes))
     if len(rows) == 0:
         raise ConfigError(f"{key}={files[0]}: no rows in it.")

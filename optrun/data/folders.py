@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from optrun.base import shell
 from optrun.base.errors import ConfigError, UnreadableFileError
 from optrun.base.reading import read_bytes
-from optrun.data.cache import content_of, digest_of
+from optrun.data.cache import digest_file, digest_of
 from optrun.data.content import ELSEWHERE
 from optrun.data.encoding import UTF8, find_encoding, recode_to_utf8
 from optrun.data.reading import Reading
@@ -169,9 +169,9 @@ def held_out_split(splits: Mapping[str, str]) -> str | None:
     return next((splits[name] for name in HELD_OUT if name in splits), None)
 
 
-def content_of_folder(folder: Path) -> str:
+def digest_folder(folder: Path) -> str:
     """Digest the names and bytes of all files of a folder."""
-    return digest_of(f"{path.relative_to(folder)} {content_of(path)}" for path in files_of(folder))
+    return digest_of(f"{path.relative_to(folder)} {digest_file(path)}" for path in files_of(folder))
 
 
 def read_classes(reading: Reading) -> Dataset:

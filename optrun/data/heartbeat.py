@@ -1,4 +1,4 @@
-"""Signs of life and messages of long work on data, for the code that watches this process."""
+"""Heartbeats and messages of long work on data, for the code that watches this process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _next = 0.0
 
 
 @contextmanager
-def listened_to(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
-    """Receive the signs of life and messages of this process inside this context.
+def receive_heartbeats(beat: Callable[[], object], note: Callable[[str], object]) -> Iterator[None]:
+    """Receive the heartbeats and messages of this process inside this context.
 
-    Worker processes must not be forked inside of it: they would call the same functions.
+    Do not fork worker processes inside of it: they would call the same functions.
 
     Args:
         beat: Called at most twice a second, by any thread.
@@ -44,8 +44,11 @@ def listened_to(beat: Callable[[], object], note: Callable[[str], object]) -> It
         _note = note_before
 
 
-def beat() -> None:
-    """Give a sign of life to `listened_to`, at most twice a second; cheap enough for every row."""
+def send_heartbeat() -> None:
+    """Call the `beat` of `receive_heartbeats`, at most twice a second.
+
+    Without a receiver nothing happens. It is cheap enough for every row.
+    """
     global _next
     if _beat is None:
         return
@@ -56,5 +59,5 @@ def beat() -> None:
 
 
 def tell_user(text: str) -> None:
-    """Show the user a line at once, on stderr unless `listened_to` takes it."""
+    """Pass a line to the `note` of `receive_heartbeats`, by default to stderr."""
     _note(text)

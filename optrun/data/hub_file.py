@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from typing import IO, TYPE_CHECKING
 
 from optrun.base.errors import OptrunError
-from optrun.data.cache import Found, cached_result, digest
+from optrun.data.cache import Result, cached_result, digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +68,7 @@ class HubFile:
         """Number the block of each byte; shape (offsets,), int64."""
         return offsets // BLOCK
 
-    def known(self, key: str, find: Callable[[], Found]) -> Found:
+    def known(self, key: str, find: Callable[[], Result]) -> Result:
         """Compute a result of the file once, as `cached_result` under the digest of the hub."""
         return cached_result(digest(key, self.content), find)
 

@@ -23,7 +23,7 @@ from datasets.features.features import register_feature
 from optrun.base.errors import ConfigError
 from optrun.data.cache import cached, versions
 from optrun.data.content import ROW, open_bytes, parse_row, unique_keys
-from optrun.data.heartbeat import beat
+from optrun.data.heartbeat import send_heartbeat
 from optrun.data.reading import Reading
 from optrun.data.row_advice import refuse_one_object
 
@@ -88,7 +88,7 @@ def _convert(reading: Reading, folder: Path) -> None:
 
         def rows() -> Iterator[Row]:
             for path, text in texts:
-                beat()
+                send_heartbeat()
                 yield from _rows_of(f"{reading.key}={path}", text)
 
         features = column_features(rows())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optrun.base.errors import OptrunError
-from optrun.data.cache import Found, cached_result, chunks_of_file
+from optrun.data.cache import Result, cached_result, chunks_of_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,7 +49,7 @@ class LocalFile:
         """Number the part of each byte; each is a part of its own here."""
         return offsets
 
-    def known(self, key: str, find: Callable[[], Found]) -> Found:
+    def known(self, key: str, find: Callable[[], Result]) -> Result:
         """Compute a result of the file once, as `cached_result`."""
         return cached_result(key, find, self.path)
 

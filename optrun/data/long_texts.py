@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optrun.data.heartbeat import beat
+from optrun.data.heartbeat import send_heartbeat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -57,7 +57,7 @@ def encode_long(text: str, tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     ids = []
     spans = pairwise(piece_borders(text))
     while batch := list(islice(spans, _AT_ONCE)):
-        beat()
+        send_heartbeat()
         parts = [text[begin:end] for begin, end in batch]
         encoded = encode_uncut(parts, tokenizer, special=False)
         ids += [np.array(row, dtype=np.int32) for row in encoded]

@@ -26,8 +26,8 @@ _AT_ONCE = 1 << 16
 class MixedSource(Source):
     """Several sources of one task; `train` and `eval_sets` come from the first."""
 
-    parts: dict[str, Source] = field(default_factory=dict)
-    """Each with its name."""
+    sources: dict[str, Source] = field(default_factory=dict)
+    """Each source by its name."""
 
 
 class Draws:
@@ -162,12 +162,12 @@ class MixedExamples:
             pieces += [name, part.fingerprint()]
         return digest("mixture", self._how, *pieces)
 
-    def parts(self) -> dict[str, str]:
+    def source_digests(self) -> dict[str, str]:
         """Map each source to the digest of its examples, or each file of a stream to its own."""
         digests: dict[str, str] = {}
         for name, part in self.sources.items():
-            if hasattr(part, "parts"):
-                digests.update(part.parts())
+            if hasattr(part, "source_digests"):
+                digests.update(part.source_digests())
             else:
                 digests[name] = part.fingerprint()[:32]
         return digests

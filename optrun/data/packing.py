@@ -10,7 +10,7 @@ import numpy as np
 from optrun.data.cache import cached_result, digest
 from optrun.data.cached_arrays import cached_arrays
 from optrun.data.examples import Example, Examples, Selected
-from optrun.data.heartbeat import beat
+from optrun.data.heartbeat import send_heartbeat
 
 SIZES = "sizes"
 """Name under which a packed example says how long its documents are."""
@@ -64,7 +64,7 @@ def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
 def _whole_numbers(values: np.ndarray) -> Iterator[int]:
     """Yield numbers as Python integers; as a list they would take four times the memory."""
     for at in range(0, len(values), _PIECE):
-        beat()
+        send_heartbeat()
         yield from values[at : at + _PIECE].tolist()
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-from optrun.data.heartbeat import beat
+from optrun.data.heartbeat import send_heartbeat
 
 
 class Progress:
@@ -28,8 +28,8 @@ class Progress:
         self._tokens = 0
 
     def done(self, amount: int, tokens: int = 0) -> None:
-        """Add finished work, in units of `total`, and its tokens; give a sign of life."""
-        beat()
+        """Add finished work, in units of `total`, and its tokens; send a heartbeat."""
+        send_heartbeat()
         self._tokens += tokens
         shown = f"{self._tokens / 1e6:,.1f} million tokens" if self._tokens else ""
         self._bar.update(self._task, advance=amount, tokens=shown)

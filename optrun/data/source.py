@@ -10,8 +10,8 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.data import ColumnsConfig
-from optrun.data.cache import key_of
-from optrun.data.heartbeat import beat
+from optrun.data.cache import digest_if_known
+from optrun.data.heartbeat import send_heartbeat
 from optrun.data.randomness import generator
 from optrun.data.row_advice import is_nested
 from optrun.data.text_rows import TextRows
@@ -53,7 +53,7 @@ class Split:
         if indices is None:
             return self
         positions = indices if self.positions is None else self.positions[indices]
-        content = key_of(self.content, indices.tobytes())
+        content = digest_if_known(self.content, indices.tobytes())
         rows = self.rows.select(indices)
         return Split(rows, self.key, positions, content, self.folder, self.columns_read)
 
@@ -66,7 +66,7 @@ class Split:
         """Yield the values of each row in some columns, a few rows in memory at a time."""
         self.columns_read.update(names)
         for batch in self.rows.select_columns(list(names)).iter(batch_size=1000):
-            beat()
+            send_heartbeat()
             yield from zip(*(batch[name] for name in names), strict=True)
 
     def number(self, row: int) -> int:
@@ -156,7 +156,7 @@ def _cut_ends(split: Split, fraction: float) -> tuple[Split, Split, str]:
     """Hold back the end of each text, as `cut` does for a few documents."""
     heads: list[str] = []
     tails: list[str] = []
-    content = key_of(split.content, repr(fraction))
+    content = digest_if_known(split.content, repr(fraction))
     for text in split.rows["text"]:
         text = text or ""
         end = _end_of_head(text, fraction)

@@ -240,7 +240,7 @@ class StreamRows:
         """Digest the digests of all files and the size of the windows."""
         return digest("stream", str(self.window), *(shard.content for shard in self.shards))
 
-    def parts(self) -> dict[str, str]:
+    def source_digests(self) -> dict[str, str]:
         """Map the name of each file to the digest of its bytes, for checkpoints."""
         return {str(shard.file): shard.content for shard in self.shards}
 
@@ -377,7 +377,7 @@ class StreamedRows:
     def __post_init__(self) -> None:
         """Make the attributes that a loader looks for."""
         self.arrangement = Windows(self.rows, self.rows.borders)
-        self.parts = self.rows.parts
+        self.source_digests = self.rows.source_digests
         self.labels = self.scalars.get("labels")
 
     def __len__(self) -> int:
@@ -431,7 +431,7 @@ class StreamedBlocks:
         self.key = digest("blocks-1", rows.fingerprint(), str(rows.columns), str(length), key)
         self.empty = empty
         self.notes: list[str] = []
-        self.parts = rows.parts
+        self.source_digests = rows.source_digests
         self._recent: RecentlyRead[int, dict[str, np.ndarray]] = RecentlyRead(_TOGETHER)
         self._borders = np.concatenate([[0], np.cumsum(self._plan_blocks_per_window())])
         self.arrangement = Windows(rows, self._borders)

@@ -20,7 +20,7 @@ from optrun.config.request import Request
 from optrun.config.schema.distributed import FsdpConfig
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.cache import pop_discard_messages
-from optrun.data.heartbeat import listened_to
+from optrun.data.heartbeat import receive_heartbeats
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.shard import is_sharded
 from optrun.distributed.world import ALONE, World
@@ -193,7 +193,7 @@ def _train(run_start: RunStart, resume: ResumePoint | None, stop_at: int | None)
             "training.on_nonfinite=rollback: there is nothing to go back to with checkpoint=none."
         )
     device = pick_device(config.training.device, world.local_rank if world.size > 1 else None)
-    with open_checkpoint_to_resume(run_start, resume) as opened, listened_to(beat, note):
+    with open_checkpoint_to_resume(run_start, resume) as opened, receive_heartbeats(beat, note):
         revision = world.from_main(lambda: pinned_revision(config, opened.saved))
         prepared = world.agree(lambda: _prepare(run_start, opened, revision))
         assembled = assemble(run_start.request, prepared, device, opened, world)

@@ -82,7 +82,7 @@ def build_task(
         return task
     assert isinstance(data, MixtureConfig)
     tasks: dict[str, Task] = {}
-    for name, one_source in source.parts.items():
+    for name, one_source in source.sources.items():
         with name_source_in_errors(name):
             tasks[name] = kind(config, data, one_source, tokenizer, seed=seed)
             tasks[name].notes += unread_columns(one_source, tasks[name].name)
@@ -141,5 +141,5 @@ def vocabulary(config: TaskConfig, source: Source) -> Iterator[str]:
     kind = task_class(config)
     if not isinstance(source, MixedSource):
         return kind.vocabulary(source)
-    rounds = zip_longest(*map(kind.vocabulary, source.parts.values()))
+    rounds = zip_longest(*map(kind.vocabulary, source.sources.values()))
     return (text for text in chain.from_iterable(rounds) if text is not None)

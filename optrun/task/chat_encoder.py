@@ -116,14 +116,20 @@ class ChatEncoder:
         for row in batch:
             try:
                 if config.assistant_only_loss:
-                    write = template.find_last_answer if row.last_alone else template.find_answers
+                    write = (
+                        template.find_last_answer
+                        if row.only_last_trained
+                        else template.find_answers
+                    )
                     text, answer_spans = write(row.turns, row.tools)
                     spans.append(answer_spans)
                 else:
                     text = template.text(row.turns, row.tools)
                 texts.append(text)
-                if row.given is not None and config.completion_only_loss is not False:
-                    prompts.append(template.text(row.turns[: row.given], row.tools, opening=True))
+                if row.prompt_turns is not None and config.completion_only_loss is not False:
+                    prompts.append(
+                        template.text(row.turns[: row.prompt_turns], row.tools, opening=True)
+                    )
             except TemplateFailed as error:
                 raise unwritable_row_error(template, self.split, row, error) from error
         if spans:

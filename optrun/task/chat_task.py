@@ -9,7 +9,7 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.config.schema.chat_tasks import OverlongRows
-from optrun.data.cache import key_of
+from optrun.data.cache import digest_if_known
 from optrun.data.cached_arrays import cached_arrays, rows_without_marks
 from optrun.data.chat import ROLES, Chat, Plain
 from optrun.data.examples import Example, Examples, Selected, encode
@@ -110,7 +110,7 @@ class ChatTask(Task):
             what: Everything else that decides what `rows` yields, for the cache key.
         """
         encoder = ChatEncoder(self.config, self.template, part, tokenizer, self.max_length)
-        content_key = key_of(part.content, *what)
+        content_key = digest_if_known(part.content, *what)
         size = largest_id_plus_one(tokenizer)
         return encode(
             rows,
@@ -343,7 +343,7 @@ def _rows_without_targets(examples: Examples) -> np.ndarray:
     """
     marks = examples.flat(TARGETS)
     offsets = examples.offsets
-    key = key_of("no-targets-1", examples.origin)
+    key = digest_if_known("no-targets-1", examples.origin)
     arrays = cached_arrays("no-targets", key, lambda: {"rows": rows_without_marks(marks, offsets)})
     return arrays["rows"]
 

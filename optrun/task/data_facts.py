@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import cached_result, digest, key_of
+from optrun.data.cache import cached_result, digest, digest_if_known
 from optrun.data.examples import Examples, Joined, Selected
 from optrun.data.loader import ExampleSource
 from optrun.data.mixture import MixedExamples, MixedSource
@@ -111,7 +111,7 @@ def data_facts(task: Task, source: Source, tokenizer: PreTrainedTokenizerBase) -
     if isinstance(task.train, MixedExamples):
         assert isinstance(source, MixedSource)
         for name, examples in task.train.sources.items():
-            key = source.parts[name].train.key
+            key = source.sources[name].train.key
             sources[name] = _split_facts(task, examples, key, tokenizer, None)
         for name, examples in task.eval_sets.items():
             key = f"data.mixture (eval/{name})"
@@ -180,7 +180,9 @@ def _count_in_both(examples: object, trained: object) -> int | None:
     trained_hashes = getattr(trained, "hashes", None)
     if hashes is None or trained_hashes is None:
         return None
-    key = key_of("in-both-1", getattr(examples, "origin", None), getattr(trained, "origin", None))
+    key = digest_if_known(
+        "in-both-1", getattr(examples, "origin", None), getattr(trained, "origin", None)
+    )
     return cached_result(key, lambda: _count_members(hashes, trained_hashes))
 
 
@@ -272,7 +274,7 @@ def _label_counts(task: Task, examples: object) -> dict[str, int]:
     elif task.unit == "examples":
         counts = _count_labels(values, len(classes))
     else:
-        key = key_of("labels-1", getattr(examples, "origin", None), str(len(classes)))
+        key = digest_if_known("labels-1", getattr(examples, "origin", None), str(len(classes)))
         counts = cached_result(key, lambda: _count_labels(values, len(classes)))
     return dict(zip(classes, counts, strict=True))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import key_of
+from optrun.data.cache import digest_if_known
 from optrun.data.cached_arrays import cached_arrays
 from optrun.data.columns import label_column, missing_column
 from optrun.data.loader import Batch
@@ -195,7 +195,9 @@ def _indicator_column(split: Split, name: str) -> np.ndarray:
             has[row] = value in _YES
         return {"has": has}
 
-    return cached_arrays("labels", key_of("label-column-1", split.content, name), find)["has"]
+    return cached_arrays("labels", digest_if_known("label-column-1", split.content, name), find)[
+        "has"
+    ]
 
 
 class LabelSetMetrics(SummedMetrics):

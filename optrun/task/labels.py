@@ -13,7 +13,7 @@ import numpy as np
 
 from optrun.base.errors import ConfigError, nearest
 from optrun.base.formatting import first_names
-from optrun.data.cache import key_of
+from optrun.data.cache import digest_if_known
 from optrun.data.cached_arrays import array_to_texts, cached_arrays, texts_to_array
 from optrun.data.columns import label_column, refuse_mixed, values
 from optrun.data.source import Source, Split
@@ -112,7 +112,7 @@ def _cache_labels(
     rows = split.rows
     content = rows.fingerprint() if isinstance(rows, StreamRows) else split.content
     declared = declared_names(rows.features[name])
-    return cached_arrays("labels", key_of(kind, content, name, *declared), find)
+    return cached_arrays("labels", digest_if_known(kind, content, name, *declared), find)
 
 
 class ColumnLabels(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict
-from optrun.data.cache import digest, key_of
+from optrun.data.cache import digest, digest_if_known
 from optrun.data.columns import cell_text, text_column, texts
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, Selected, encode, limited, packed
@@ -70,7 +70,7 @@ class LanguageModel(Task):
         def rows() -> Iterator[str]:
             return (text for text in texts(split, column) if text)
 
-        content_key = key_of(split.content, "language", column)
+        content_key = digest_if_known(split.content, "language", column)
         size = largest_id_plus_one(tokenizer)
         encoded = encode(
             rows,

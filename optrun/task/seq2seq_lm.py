@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict
-from optrun.data.cache import cached_result, key_of
+from optrun.data.cache import cached_result, digest_if_known
 from optrun.data.columns import target_column, text_column, texts, values
 from optrun.data.examples import Examples, Joined, chosen, encode
 from optrun.data.loader import Batch, ExampleSource
@@ -54,7 +54,7 @@ class Seq2SeqLm(Task):
         self.limits.append(f"task.max_target_length={self.max_target_length}")
         for split in source.splits:
             target = target_column(source, split)
-            key = key_of("all-targets-1", split.content, target)
+            key = digest_if_known("all-targets-1", split.content, target)
             cached_result(key, partial(_expect_targets, split, target))
 
     def read(
@@ -78,7 +78,7 @@ class Seq2SeqLm(Task):
                 return {"input_ids": _ids(tokenizer, batch, longest if cut else None, side)}
 
             settings = rows_key(tokenizer, side, longest)
-            content_key = key_of(part.content, "seq2seq", column)
+            content_key = digest_if_known(part.content, "seq2seq", column)
             examples = encode(
                 lambda: texts(part, column), encoder, settings, longest=longest, content=content_key
             )

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import cached_result, key_of
+from optrun.data.cache import cached_result, digest_if_known
 from optrun.data.columns import cell_text, label_column, named_column, text_column, texts
 from optrun.data.examples import Example, chosen
 from optrun.data.loader import Batch, ExampleSource
@@ -115,7 +115,7 @@ class SequenceClassification(Task):
         indices = chosen(len(split.rows), limit, seed=seed)
         part = split.take(indices)
         empty = cached_result(
-            key_of("blank-1", part.content, text),
+            digest_if_known("blank-1", part.content, text),
             lambda: sum(not value.strip() for value in texts(part, text)),
         )
         if empty:

@@ -17,8 +17,8 @@ from optrun.data.chat import (
     Unreadable,
     chat_columns,
     chat_of,
+    chat_texts,
     chats,
-    strings,
 )
 from optrun.data.examples import Example, Examples, chosen
 from optrun.data.loader import LEFT_OUT, Batch, ExampleSource
@@ -61,7 +61,7 @@ class Sft(ChatTask):
     @classmethod
     def vocabulary(cls, source: Source) -> Iterator[str]:
         """Yield every text of the training rows."""
-        return strings(source, source.train)
+        return chat_texts(source, source.train)
 
     def inspect(self, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
         """Find the columns and the template, and check the keys for the loss.
@@ -91,7 +91,7 @@ class Sft(ChatTask):
                 )
             if isinstance(first, Chat):
                 self.require_template(split, tokenizer)
-                if first.given is None and self.config.completion_only_loss:
+                if first.prompt_turns is None and self.config.completion_only_loss:
                     raise ConfigError(
                         f"task.completion_only_loss=true: the rows of {split.key} are whole chats,"
                         " without a completion. task.assistant_only_loss=true puts the loss on the"
@@ -138,10 +138,10 @@ class Sft(ChatTask):
                 yield row
                 continue
             try:
-                parts = template.split_behind_answers(row.turns, row.tools, row.given or 0)
+                parts = template.split_behind_answers(row.turns, row.tools, row.prompt_turns or 0)
             except TemplateFailed as error:
                 raise unwritable_row_error(template, split, row, error) from error
-            yield from (replace(row, turns=[*turns], last_alone=True) for turns in parts)
+            yield from (replace(row, turns=[*turns], only_last_trained=True) for turns in parts)
             if not parts:
                 yield row
 
@@ -155,7 +155,7 @@ class Sft(ChatTask):
             ConfigError: Such a chat has several answers.
         """
         if self._prefix_template:
-            parts = template.split_behind_answers(chat.turns, chat.tools, chat.given or 0)
+            parts = template.split_behind_answers(chat.turns, chat.tools, chat.prompt_turns or 0)
         else:
             parts = []
         if len(parts) > 1:
@@ -166,7 +166,7 @@ class Sft(ChatTask):
                 " with marks, such as task.chat_template=chatml."
             )
         if parts:
-            return replace(chat, turns=[*parts[0]], last_alone=True)
+            return replace(chat, turns=[*parts[0]], only_last_trained=True)
         return chat
 
     def _note_answer_spans(self, split: Split) -> None:
@@ -178,7 +178,7 @@ class Sft(ChatTask):
         examples = self._examples_of(
             split.take(np.arange(min(len(split.rows), _LOOKED_AT), dtype=np.int64))
         )
-        last_answers = [row for row in examples if isinstance(row, Chat) and row.last_alone]
+        last_answers = [row for row in examples if isinstance(row, Chat) and row.only_last_trained]
         if last_answers:
             note += (
                 ", and written as when they are asked for, since later turns change earlier ones"
@@ -359,7 +359,7 @@ class Sft(ChatTask):
             return ids, row.prompt
         assert self.template is not None
         try:
-            text = self.template.text(row.until_answer(), row.tools, opening=True)
+            text = self.template.text(row.turns_before_answer(), row.tools, opening=True)
         except TemplateFailed as error:
             raise unwritable_row_error(self.template, split, row, error) from error
         (ids,) = encode_to_inputs(tokenizer, [text], None, add_special_tokens=False)["input_ids"]

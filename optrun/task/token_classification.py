@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optrun.base.errors import ConfigError
-from optrun.data.cache import cached_result, key_of
+from optrun.data.cache import cached_result, digest_if_known
 from optrun.data.columns import label_column, values, words_column
 from optrun.data.encoded import Encoder
 from optrun.data.examples import Examples, chosen, encode
@@ -143,7 +143,7 @@ class TokenClassification(Task):
                 yield words, number_of_name[names].tolist()
 
         encoder, key = self._encoder(tokenizer)
-        content = key_of(part.content, "words", column, label_column, *self.labels)
+        content = digest_if_known(part.content, "words", column, label_column, *self.labels)
         examples = encode(rows, encoder, key, longest=self.max_length, content=content)
         labelled = _count_labelled(examples)
         cut = int(words_of_row[chosen_rows].sum()) - labelled
@@ -283,7 +283,7 @@ def _expect_labels_for_words(split: Split, words: str, labels: str, sizes: np.nd
                 )
         return True
 
-    cached_result(key_of("words-1", split.content, words, labels), check)
+    cached_result(digest_if_known("words-1", split.content, words, labels), check)
 
 
 def _count_labelled(examples: Examples) -> int:
@@ -296,7 +296,7 @@ def _count_labelled(examples: Examples) -> int:
             total += int((labels[begin : begin + _PIECE] != IGNORED).sum())
         return total
 
-    return cached_result(key_of("labelled-1", examples.origin), count)
+    return cached_result(digest_if_known("labelled-1", examples.origin), count)
 
 
 def _token_labels(words: list[int | None], numbers: list[int]) -> list[int]:

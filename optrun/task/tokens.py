@@ -11,7 +11,7 @@ import numpy as np
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, PlainMapping
-from optrun.data.cache import digest, key_of
+from optrun.data.cache import digest, digest_if_known
 from optrun.data.columns import texts
 from optrun.data.examples import encode
 
@@ -158,7 +158,7 @@ def encode_rows(
     """
     encoder = text_encoder(tokenizer, longest)
     key = rows_key(tokenizer, kind, longest)
-    content_key = key_of(part.content, kind, *columns)
+    content_key = digest_if_known(part.content, kind, *columns)
     size = largest_id_plus_one(tokenizer)
     return encode(rows, encoder, key, longest=longest, content=content_key, ids_below=size)
 

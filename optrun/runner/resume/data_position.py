@@ -28,14 +28,19 @@ _OF_HUB = re.compile(r"hf://datasets/[^@]+@([0-9a-f]{40})/")
 def plan_values(plan: EpochPlan, fingerprint: str, examples: object = None) -> PlainDict:
     """Describe a plan as plain values for checkpoints.
 
+    `grouped` says whether examples of like length share a step. `parts` maps each file of a stream,
+    or each source of a mixture, to its digest; other examples have none.
+
     Args:
         plan: Which examples each step sees.
         fingerprint: Digests of training and evaluation examples, joined by a dash.
-        examples: The training examples; for a stream its files are recorded, too.
+        examples: The training examples.
     """
-    parts = examples.parts() if hasattr(examples, "parts") else None
+    values: PlainDict = {}
+    if hasattr(examples, "source_digests"):
+        values["parts"] = examples.source_digests()
     return {
-        **({} if parts is None else {"parts": parts}),
+        **values,
         "examples": plan.examples,
         "batch_size": plan.batch_size,
         "accumulation": plan.accumulation,

@@ -25,7 +25,7 @@ from optrun.data.cache import (
     digest_files,
     pop_discard_messages,
 )
-from optrun.data.heartbeat import listened_to
+from optrun.data.heartbeat import receive_heartbeats
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_one_that_waits_tells_for_whom_and_gives_signs_of_life(
     other = threading.Thread(target=cached, args=("kind", "key", make))
     other.start()
     begun.wait(60)
-    with listened_to(lambda: signs.append(None), notes.append):
+    with receive_heartbeats(lambda: signs.append(None), notes.append):
         assert (cached("kind", "key", _never) / "x").read_text() == "theirs"
     other.join()
     (said,) = notes
@@ -208,7 +208,10 @@ def test_who_makes_an_entry_gives_signs_of_life(
     signs = list[None]()
     inside = tmp_path / ".making-key-abc" / "reader"
     inside.mkdir(parents=True)
-    with listened_to(lambda: signs.append(None), print), _beat_while_files_grow(tmp_path / "key"):
+    with (
+        receive_heartbeats(lambda: signs.append(None), print),
+        _beat_while_files_grow(tmp_path / "key"),
+    ):
         time.sleep(0.1)
         assert len(signs) <= 1  # of the folder itself
         deadline = time.monotonic() + 60

@@ -11,7 +11,15 @@ from optrun.base.errors import ConfigError
 from optrun.config.choice import choice
 from optrun.config.schema.chat_tasks import ChatLayout
 from optrun.config.schema.data import SCHEMAS as DATA
-from optrun.data.chat import Chat, Plain, chat_columns, chats, question_columns, questions, strings
+from optrun.data.chat import (
+    Chat,
+    Plain,
+    chat_columns,
+    chat_texts,
+    chats,
+    question_columns,
+    questions,
+)
 from optrun.data.source import Source, Split
 
 USER, BOT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
@@ -88,7 +96,7 @@ def test_plain_texts() -> None:
 def test_alpaca_with_input_and_system() -> None:
     (row,) = read({"instruction": "Add", "input": "1, 2", "output": "3", "system": "Be brief"})
     assert [turn["content"] for turn in row.turns] == ["Be brief", "Add\n\n1, 2", "3"]
-    assert (row.given, row.turns[1]["input"]) == (2, "1, 2")
+    assert (row.prompt_turns, row.turns[1]["input"]) == (2, "1, 2")
 
 
 @pytest.mark.parametrize("key", ["text_column", "messages_column"])
@@ -106,7 +114,7 @@ def test_sharegpt(name: str, key: str) -> None:
 
 def test_what_is_to_be_answered() -> None:
     def of(*turns: dict[str, str], given: int | None = None) -> Any:
-        return Chat(list(turns), given, None, 0).until_answer()
+        return Chat(list(turns), given, None, 0).turns_before_answer()
 
     assert of(USER, BOT, USER, BOT) == [USER, BOT, USER]
     assert of(USER, BOT, USER) == [USER, BOT, USER]
@@ -115,7 +123,7 @@ def test_what_is_to_be_answered() -> None:
 
 def test_a_vocabulary_is_learnt_from_all_that_is_said() -> None:
     source = source_of({"messages": [USER, BOT], "other": "unsaid"})
-    assert set(strings(source, source.train)) == {"user", "Hi", "assistant", "Ho"}
+    assert set(chat_texts(source, source.train)) == {"user", "Hi", "assistant", "Ho"}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +243,7 @@ def test_a_named_column_is_read_as_in_training(name: str, expected: Any) -> None
 
 def test_a_column_of_turns_is_asked_up_to_its_last_answer() -> None:
     source = source_of({"chat": [USER, BOT], "messages": "other"}, messages_column="chat")
-    assert set(strings(source, source.train)) == {"user", "Hi", "assistant", "Ho", "other"}
+    assert set(chat_texts(source, source.train)) == {"user", "Hi", "assistant", "Ho", "other"}
     for layout in (None, ChatLayout.prompt_completion):
         (asked,) = questions(source.train, question_columns(source, source.train, layout))
         assert isinstance(asked, Chat)

@@ -19,12 +19,12 @@ from optrun.data.text_rows import TextRows
 def test_signs_are_given_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now, signs = [100.0], list[float]()
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
-    heartbeat.beat()
-    with heartbeat.listened_to(lambda: signs.append(now[0]), print):
+    heartbeat.send_heartbeat()
+    with heartbeat.receive_heartbeats(lambda: signs.append(now[0]), print):
         for _ in range(7):
-            heartbeat.beat()
+            heartbeat.send_heartbeat()
             now[0] += 0.25
-    heartbeat.beat()
+    heartbeat.send_heartbeat()
     assert signs == [100.0, 100.5, 101.0, 101.5]
 
 
@@ -59,6 +59,6 @@ WORKS: dict[str, Callable[[Path], object]] = {
 def test_work_that_takes_long_gives_signs(tmp_path: Path, work: str) -> None:
     (tmp_path / "file").write_bytes(b"x")
     signs: list[None] = []
-    with heartbeat.listened_to(lambda: signs.append(None), print):
+    with heartbeat.receive_heartbeats(lambda: signs.append(None), print):
         WORKS[work](tmp_path)
     assert signs

@@ -122,7 +122,7 @@ def test_rows_are_those_of_the_same_files_here(remote: Remote, tmp_path: Path) -
     rows = open_stream("data.path", files, 50, notes)
     assert list(rows) == ROWS
     assert "found by reading" in notes[0]
-    assert list(rows.parts().values()) == [file.content for file in files]
+    assert list(rows.source_digests().values()) == [file.content for file in files]
     remote.fetched.clear()
     hub_file._opened.cache_clear()
     again: list[str] = []

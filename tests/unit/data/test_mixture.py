@@ -105,4 +105,4 @@ def test_each_pass_over_a_source_has_each_of_its_examples_once(
         {"a": numbered(0, 50), "b": numbered(101, 7)}, probabilities, "all_exhausted", seed=2
     )
     assert mixed.fingerprint() != other.fingerprint()
-    assert list(mixed.parts()) == ["a", "b"]
+    assert list(mixed.source_digests()) == ["a", "b"]
