@@ -142,14 +142,11 @@ class _Draft:
     def overrides(self) -> list[str]:
         return [*(f"{key}={value}" for key, value in self.proposed.items()), *self.typed]
 
-    def is_typed(self, key: str) -> bool:
-        return is_typed(key, self.typed)
-
     def add(self, *tokens: str) -> None:
         """Add values of keys, unless the user typed the key."""
         for token in tokens:
             key, _, value = token.partition("=")
-            if not self.is_typed(key):
+            if not is_typed(key, self.typed):
                 self.proposed[key] = value
 
     def compose(self, overrides: Sequence[str]) -> RunConfig:
@@ -194,7 +191,7 @@ def _read_rows(draft: _Draft, say: Say) -> Source:
 
     source = draft.load()
     kind = "conll" if looks_tagged(source.train.rows) else looks_like(source.train.rows)
-    if kind is not None and not draft.is_typed("data.format"):
+    if kind is not None and not is_typed("data.format", draft.typed):
         say("lines", f"they look like {kind}, and are read so")
         draft.add(f"data.format={kind}")
         source = draft.load()
@@ -220,7 +217,7 @@ def _add_roles(draft: _Draft, source: Source, say: Say) -> None:
     try:
         roles = roles_of(rows)
     except ConfigError as error:
-        if not draft.is_typed("task"):
+        if not is_typed("task", draft.typed):
             raise ConfigError(
                 f"{source.train.key}: {error} task=NAME and data.text_column=NAME say it."
             ) from error

@@ -37,7 +37,7 @@ from optrun.report.picture import Picture
 from optrun.report.runs import NOT_STARTED, require_runs
 from optrun.report.statistics import TtestResult
 from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
-from optrun.report.table import CSV_MARK, Table, format_metric, to_rich
+from optrun.report.table import CSV_MARK, Table, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import INK, SOFTWARE, to_png
 from optrun.report.verdict import SweepVerdict, write_verdict
@@ -147,7 +147,9 @@ def report(
         waits=plan is not None and bool(confirmation.waiting),
     )
     request = ConfirmationRequest(baseline=baseline, metric=metric, by=by)
-    verdict = replace(verdict, next=choose_next_command(comparison, confirmed, dirs, request))
+    following = choose_next_command(comparison, confirmed, dirs, request)
+    if following is not None:
+        verdict = replace(verdict, next=following.line, cost=following.cost)
     options = {"baseline": baseline, "metric": metric, "by": ",".join(by), "matters": matters}
     question_options = [
         f"{key}={value}" for key, value in options.items() if value not in (None, "")
@@ -160,7 +162,10 @@ def report(
         confirmed,
     )
     sections = _open_sections(finished_report)
-    folder = out or _own_folder(dirs, len(runs))
+    folder = out or dirs[0]
+    is_run_with_others = len(runs) > 1 and RunDir(dirs[0]).is_run()
+    if out is None and (len(dirs) > 1 or is_run_with_others):
+        folder = dated_folder(_REPORTS)
     stem = "report"
     if out is not None or folder.resolve() == dirs[0].resolve():
         # A folder keeps the report of a sweep's own question: another one has files of its own.
@@ -178,20 +183,10 @@ def report(
     finished_report.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
     if console is not None and brief:
         line = f"{verdict} More in {finished_report.files[0]}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(Text(line), soft_wrap=True)
     elif console is not None:
         _print(finished_report, sections, console)
     return finished_report
-
-
-def _own_folder(dirs: Sequence[Path], runs: int) -> Path:
-    """Choose the folder of a report.
-
-    A report on several directories, or on a run with other runs beneath, gets a dated folder.
-    """
-    if len(dirs) > 1 or (runs > 1 and RunDir(dirs[0]).is_run()):
-        return dated_folder(_REPORTS)
-    return dirs[0]
 
 
 def _slug(typed: Mapping[str, object]) -> str:
@@ -246,7 +241,8 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
     console.print()
     console.print(Text(report.verdict.text, style="bold"))
     if report.verdict.next:
-        console.print(f"next: {report.verdict.next}", markup=False, highlight=False, soft_wrap=True)
+        line = f"next: {report.verdict.next}  ({report.verdict.cost})"
+        console.print(Text(line), soft_wrap=True)
     for section in sections:
         console.print(to_rich(section.table, title=section.title or None, width=console.width))
         if section.note:
@@ -302,14 +298,8 @@ def _open_sections(report: Report) -> list[Section]:
 
 
 def _interval_note(ttest: TtestResult | None) -> str:
-    """Explain the confidence level of the intervals in a table."""
-    if ttest is None or not ttest.is_tested:
-        return ""
-    interval = f"The {100 * ttest.confidence:.3g} % interval of a difference"
-    if ttest.has_baseline:
-        return f"{interval} is not widened for Holm's correction of the tests."
-    test = ttest.alpha / max(1, len(ttest.ranking) - 1)
-    return f"{interval} excludes 0 if, and only if, the one-sided test at {test:.2g} rejects."
+    """Explain the confidence level of the intervals in a table; empty if nothing is tested."""
+    return fill_text("interval.txt", ttest=ttest)
 
 
 def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
@@ -320,16 +310,20 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
         opened: Sections that are shown unfolded.
 
     Returns:
-        `title`, `subtitle`; `line` (the verdict) and `next` (a command); `table` of contenders and
-        `table_note`; `warnings`, three of them unfolded; `sections`, unfolded in both files;
-        `folds`, folded and only in HTML; `commands` that repeat the runs; `tested`, the test behind
-        the verdict.
+        `title`, `subtitle`; `line` (the verdict) and `next` (a command) with its `cost`; `table` of
+        contenders and `table_note`; `warnings`, three of them unfolded; `sections`, unfolded in
+        both files; `folds`, folded and only in HTML; `commands` that repeat the runs; `tested`, the
+        test behind the verdict.
     """
     comparison = report.comparison
     runs = comparison.runs
     single = len(runs) == 1
     by = "the metric of each workload" if comparison.several else report.findings.metric
     now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    counts = f"{plural(len(runs), 'run')} ({tables.count_states(runs)})"
+    confirmed = report.confirmed
+    if confirmed is not None and confirmed.comparison is not comparison:
+        counts += f" and {plural(len(confirmed.comparison.runs), 'run')} of the confirmation"
     folds = []
     for workload in comparison.workloads:
         within = f" of {workload.name}" if workload.name else ""
@@ -340,42 +334,22 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
                 tables.runs_table(workload.runs, workload.keys, workload.metric, workload.mode),
             )
         )
-    decisive = comparison if report.confirmed is None else report.confirmed.comparison
+    decisive = comparison if confirmed is None else confirmed.comparison
+    tested = fill_text("tested.txt", comparison=decisive, kind=report.verdict.kind)
     return {
         "title": curves.run_title(runs[0]) if single else _title(comparison),
-        "subtitle": (
-            f"{plural(len(runs), 'run')} ({tables.count_states(runs)}), compared by {by}, {now}"
-        ),
+        "subtitle": f"{counts}, compared by {by}, {now}",
         "line": report.verdict.text,
         "next": report.verdict.next,
+        "cost": report.verdict.cost,
         "table": opened[0].table,
         "table_note": opened[0].note,
         "warnings": report.warnings,
         "sections": opened[1:],
         "folds": folds,
         "commands": [*_commands(comparison), ("report", "", report.command)],
-        "tested": "" if single else _tested(decisive, report.verdict),
+        "tested": "" if single else tested,
     }
-
-
-def _tested(comparison: Comparison, verdict: SweepVerdict) -> str:
-    """Describe the test behind the verdict, in at most 150 words."""
-    ttest = comparison.ttest
-    every = comparison.workloads
-    return fill_text(
-        "tested.txt",
-        comparison=comparison,
-        ttest=ttest,
-        is_tested=ttest is not None and ttest.is_tested,
-        matters="" if ttest is None else format_metric(ttest.matters),
-        selected=verdict.kind == "selected",
-        lost=any(
-            configuration.diverged_seeds
-            for workload in every
-            for configuration in workload.configurations
-        ),
-        tuned=any(workload.tuned_keys for workload in every),
-    )
 
 
 def _title(comparison: Comparison) -> str:

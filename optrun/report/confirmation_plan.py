@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,7 +20,7 @@ from optrun.base.errors import ConfigError
 from optrun.base.formatting import duration, plural
 from optrun.base.reading import read_json
 from optrun.report.findings import Findings, analyse_runs
-from optrun.report.runs import load_runs, require_runs
+from optrun.report.runs import Run, load_runs, require_runs
 from optrun.report.statistics import MIN_SEEDS, POWER, residual_sd, seeds_for
 from optrun.report.sweep_folder import tuned_keys
 
@@ -185,7 +185,8 @@ def load_or_make_plan(
         if other_folder.resolve() != folder.resolve():
             used.update(other_plan.seeds)
     plan, note = make_plan(findings, request, used)
-    notes = [text for text in (note, _estimate(findings, plan)) if text]
+    chosen_runs = [run for row in findings.ranked for run in row.configuration.latest_runs]
+    notes = [text for text in (note, write_cost(len(plan.points()), chosen_runs)) if text]
     sweep_path = os.path.relpath(sweep.resolve(), folder.resolve())
     return replace(plan, sweep=sweep_path), ". ".join(notes)
 
@@ -273,19 +274,16 @@ def _plans_anew(request: ConfirmationRequest, plan: ConfirmationPlan, folder: Pa
     return not any(run.finished or run.status == "failed" for run in load_runs([folder]))
 
 
-def _estimate(findings: Findings, plan: ConfirmationPlan) -> str:
-    """Estimate the duration of a plan from the runs of the choice."""
-    seconds = []
-    for row in findings.ranked:
-        known_seconds = [
-            run.wall_seconds for run in row.configuration.latest_runs if run.wall_seconds
-        ]
-        if not known_seconds:
-            return ""
-        seconds.append(sum(known_seconds) / len(known_seconds))
-    runs = len(plan.contenders) * len(plan.seeds)
-    total = sum(seconds) * len(plan.seeds)
-    return f"{plural(runs, 'run')}, about {duration(total)} of training"
+def write_cost(count: int, similar_runs: Iterable[Run]) -> str:
+    """Write how many runs there will be and how long they train, judged by the mean similar run.
+
+    Only the count if no similar run recorded its wall time.
+    """
+    seconds = [run.wall_seconds for run in similar_runs if run.wall_seconds]
+    runs = plural(count, "run")
+    if not seconds:
+        return runs
+    return f"{runs}, about {duration(count * sum(seconds) / len(seconds))} of training"
 
 
 def make_plan(

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
 
-from optrun.artifacts.forks import Fork
 from optrun.base import shell
 from optrun.base.errors import ConfigError
-from optrun.base.formatting import rate
+from optrun.base.formatting import plural, rate
 from optrun.config.literal import quote_path
 from optrun.report.confirmation_plan import (
     FOLDER,
@@ -23,13 +22,14 @@ from optrun.report.confirmation_plan import (
     ConfirmationRequest,
     find_plans,
     load_or_make_plan,
+    write_cost,
     write_seeds,
 )
-from optrun.report.findings import Findings, Question, read_matters
+from optrun.report.findings import Findings, Question, forks_of, read_matters
 from optrun.report.runs import Run, load_runs, plugins_of
 from optrun.report.statistics import TtestResult, Verdict
 from optrun.report.sweep_folder import is_search
-from optrun.report.verdict import find_edges, is_selected, learns_nothing
+from optrun.report.verdict import find_edges, is_selected, learns_nothing, needs_longer_training
 from optrun.report.workloads import Comparison, compare_runs
 
 
@@ -141,10 +141,8 @@ def _deviations(
     lost = planned_runs - sum(
         len(configuration.scores) for configuration in findings.configurations
     )
-    if lost == 1:
-        yield "1 of their runs has no result."
-    if lost > 1:
-        yield f"{lost} of their runs have no result."
+    if lost:
+        yield f"{plural(lost, 'planned run')} without a result."
     ignored_options = []
     for key, value, planned in (
         ("baseline", typed.get("baseline"), baseline),
@@ -192,8 +190,7 @@ def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
     ended = [run for run in runs if run.finished or run.status == "failed"]
     missing = len(plan.points()) - len(ended)
     if missing > 0:
-        count = "1 run is" if missing == 1 else f"{missing} runs are"
-        return f"Fresh seeds {seeds} are judged when all runs have ended: {count} left."
+        return f"Fresh seeds {seeds} are judged when all have ended: {plural(missing, 'run')} left."
     if any(run.score(plan.metric) is not None for run in runs):
         return ""
     return f"None of the runs on fresh seeds {seeds} has a result."
@@ -222,15 +219,24 @@ def find_confirmed_sweep(folder: Path, plan: ConfirmationPlan) -> Path | None:
 _OPEN = (Verdict.could_be_best, Verdict.no_difference, Verdict.too_few)
 
 
+@dataclass(frozen=True)
+class NextCommand:
+    """A command that would tell more, and its cost."""
+
+    line: str
+    cost: str
+    """How many runs it starts, and how long they train."""
+
+
 def choose_next_command(
     comparison: Comparison,
     confirmed: ConfirmationResult | None,
     dirs: Sequence[Path],
     request: ConfirmationRequest,
-) -> str:
+) -> NextCommand | None:
     """Choose the most useful next command.
 
-    Empty if nothing is left to do, or if optrun would refuse every command.
+    None if nothing is left to do, or if optrun would refuse every command.
 
     Args:
         comparison: Comparison of the reported runs.
@@ -240,19 +246,19 @@ def choose_next_command(
     """
     ttest = comparison.ttest
     findings = comparison.findings
-    if comparison.several or len(dirs) > 1 or ttest is None:
-        return ""
-    if any(Fork.of(run.summary) is not None for run in findings.runs):
-        return ""
+    if comparison.several or len(dirs) > 1 or ttest is None or forks_of(findings.runs):
+        return None
     if confirmed is not None:
         return _confirm_again(confirmed)
+    if needs_longer_training(findings):
+        return None
     sweep = dirs[0]
     wider = _widen(findings, sweep)
     if wider or learns_nothing(findings):
         return wider
     if is_open(ttest) or any(is_selected(row) for row in findings.ranked):
-        return _confirm(sweep, sweep / FOLDER, request, plugins_of(findings.runs))
-    return ""
+        return _confirm(sweep, sweep / FOLDER, request, findings.runs)
+    return None
 
 
 def is_open(ttest: TtestResult) -> bool:
@@ -266,21 +272,21 @@ def is_open(ttest: TtestResult) -> bool:
     return False
 
 
-def _widen(findings: Findings, sweep: Path) -> str:
+def _widen(findings: Findings, sweep: Path) -> NextCommand | None:
     """Compose the command to widen the grids with the best lr at an edge.
 
     One command covers several contenders if they differ only in the optimizer; else it is for the
-    first. Empty for a search or a sweep recipe: one more value does not widen those.
+    first. None for a search or a sweep recipe: one more value does not widen those.
     """
     edges = find_edges(findings)
     if not edges or findings.tuned_keys != ["lr"] or is_search(sweep):
-        return ""
+        return None
     first = edges[0][0].configuration.runs[0]
     if any(
         "hydra.mode=RUN" in str(row.configuration.runs[0].summary.get("command"))
         for row, _ in edges
     ):
-        return ""
+        return None
     kept_overrides = _kept_overrides(first)
     seeds = sorted(edges[0][0].configuration.scores)
     grid = [f"lr={rate(edges[0][1])}"]
@@ -290,7 +296,9 @@ def _widen(findings: Findings, sweep: Path) -> str:
         if _without_optimizer(row.configuration.runs[0]) == _without_optimizer(first)
         and sorted(row.configuration.scores) == seeds
     ]
-    if len(together) > 1 and findings.compared_keys == ["optimizer.name"]:
+    if len(together) == 1 or findings.compared_keys != ["optimizer.name"]:
+        together = edges[:1]
+    else:
         kept_overrides = _without_optimizer(first)
         grid = []
         for row, lr in together:
@@ -298,9 +306,11 @@ def _widen(findings: Findings, sweep: Path) -> str:
             grid.append(f"search.{optimizer}.lr={rate(lr)}")
     recipe = ["-cn", first.config_name] if first.config_name else []
     values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
-    return shell.join(
+    line = shell.join(
         ["optrun", *plugins_of([first]), "-m", *recipe, *first.config_dir, *kept_overrides, *values]
     )
+    similar_runs = [run for row, _ in together for run in row.configuration.runs]
+    return NextCommand(line, write_cost(len(together) * len(seeds), similar_runs))
 
 
 def _as_typed(path: Path) -> str:
@@ -320,47 +330,48 @@ def _without_optimizer(run: Run) -> list[str]:
     return [token for token in _kept_overrides(run) if not token.startswith("optimizer=")]
 
 
-def _confirm_again(confirmed: ConfirmationResult) -> str:
+def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     """Go on with an unfinished confirmation, or begin another on fresh seeds.
 
     It begins another if several contenders could still be the best.
     """
-    plugins = plugins_of(confirmed.comparison.runs)
+    runs = confirmed.comparison.runs
     for folder, plan in confirmed.waiting.items():
         sweep = find_confirmed_sweep(folder, plan)
         if sweep:
-            return _confirm(sweep, folder, ConfirmationRequest(), plugins)
-        return ""
+            return _confirm(sweep, folder, ConfirmationRequest(), runs)
+        return None
     folder, plan = list(confirmed.plans.items())[-1]
     sweep = find_confirmed_sweep(folder, plan)
     ttest = confirmed.comparison.ttest
     if sweep is None or ttest is None or not is_open(ttest):
-        return ""
+        return None
     if learns_nothing(confirmed.comparison.findings):
-        return ""
+        return None
     stem = re.sub(r"-\d+$", "", folder.name)
     number = 2
     while folder.with_name(f"{stem}-{number}").exists():
         number += 1
     is_own = plan.metric == confirmed.comparison.findings.own_metric
     again = ConfirmationRequest(baseline=plan.reference, metric=None if is_own else plan.metric)
-    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), again, plugins, by=plan.by)
+    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), again, runs, by=plan.by)
 
 
 def _confirm(
     sweep: Path,
     folder: Path,
     request: ConfirmationRequest,
-    plugins: Sequence[str],
+    similar_runs: Sequence[Run],
     by: Sequence[str] = (),
-) -> str:
-    """Compose the command to confirm a sweep; empty if `optrun confirm` would refuse.
+) -> NextCommand | None:
+    """Compose the command to confirm a sweep; none if `optrun confirm` would refuse.
 
     Args:
         sweep: The sweep to confirm.
         folder: Directory of the confirming runs; `out=` is left out for the usual one.
         request: The options of the command.
-        plugins: `--plugin FILE` for each plugin.
+        similar_runs: Runs of these contenders; their plugins are in the command, and their wall
+            time estimates the cost.
         by: Keys that must separate the contenders; `by=` is left out if they do so anyway.
     """
     try:
@@ -369,7 +380,9 @@ def _confirm(
             request = replace(request, by=by)
             load_or_make_plan(sweep, folder, request)
     except ConfigError:
-        return ""
+        return None
     out = None if folder.resolve() == (sweep / FOLDER).resolve() else folder
     program, *arguments = request.line(sweep, out)
-    return shell.join([program, *plugins, *arguments])
+    line = shell.join([program, *plugins_of(similar_runs), *arguments])
+    left = len(plan.points()) - sum(run.finished for run in load_runs([folder]))
+    return NextCommand(line, write_cost(left, similar_runs))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypedDict, Unpack
 
 import numpy as np
@@ -243,17 +244,19 @@ def read_matters(runs: Sequence[Run]) -> float | None:
     return None
 
 
+def forks_of(runs: Iterable[Run]) -> dict[Path, Fork]:
+    """Read where runs branched from a trunk; runs that did not are left out."""
+    forks = {run.path: Fork.of(run.summary) for run in runs}
+    return {path: fork for path, fork in forks.items() if fork is not None}
+
+
 def _name_trunks(runs: Sequence[Run]) -> None:
     """Respell the trunk of each fork as its step, so that forks of trunk seeds compare.
 
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.
     """
-    forks = {}
-    for run in runs:
-        fork = Fork.of(run.summary)
-        if fork is not None:
-            forks[run.path] = fork
+    forks = forks_of(runs)
     kinds = {fork.kind: plain(fork.run.name) for fork in reversed(forks.values())}
     for run in runs:
         if run.path in forks:

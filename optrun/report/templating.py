@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from optrun.base.formatting import plain
-from optrun.report.table import escape_markdown, to_markdown
+from optrun.report.table import escape_markdown, format_metric, to_markdown
 
 
 def fill_html(template: str, /, **content: object) -> str:
@@ -55,6 +55,7 @@ def _environment(finalize: Callable[[str], str], package: str) -> Environment:
         finalize=lambda value: value if isinstance(value, Markup) else finalize(str(value)),
     )
     environment.filters |= {
+        "metric": format_metric,
         "table": lambda table: Markup(to_markdown(table)),
         "fenced": _fenced,
         "code": _code,

@@ -9,10 +9,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from optrun.artifacts.generalisation import NOTHING_LEARNT, Generalisation, generalisation_of
+from optrun.artifacts.objective import loss_beside
 from optrun.base.formatting import plural, rate
 from optrun.report.configurations import Contender
 from optrun.report.findings import Findings
+from optrun.report.runs import Run
 from optrun.report.statistics import UNSET, TtestResult, Verdict
 from optrun.report.table import format_metric
 from optrun.report.tables import format_mean
@@ -46,6 +50,8 @@ class SweepVerdict:
     """The line."""
     next: str = ""
     """The command that would tell more; empty: none."""
+    cost: str = ""
+    """How many runs this command starts, and how long they train."""
 
     def __str__(self) -> str:
         return self.text
@@ -113,7 +119,6 @@ def write_verdict(
         kind = "confirmed" if kind == "single" or is_decided(ttest) else "undecided"
     content: dict[str, object] = {
         "comparison": comparison,
-        "found": comparison.findings,
         "ttest": ttest,
         "kind": kind,
         "confirmed": confirmed,
@@ -212,8 +217,6 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
         "first": [names[name] for name in first],
         "mean": "",
         "seeds": min(len(scores[name]) for name in possible or names),
-        "tested": ttest.is_tested,
-        "decided": is_decided(ttest),
         "baseline": baseline,
         "groups": groups,
         "possible": [names[name] for name in possible],
@@ -223,7 +226,7 @@ def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, ob
     content |= _content_of_differences(ttest, content["seeds"])
     # With several workloads the line names no rates and no edges, since each has its own.
     if comparison.several:
-        return content | {"edges": [], "more_edges": 0, "learns_nothing": False, "learnt": ""}
+        return content | {"edges": [], "more_edges": 0, "longer": "", "learnt": ""}
     rows = comparison.findings.ranked
     if rows:
         content["mean"] = format_mean(rows[0].configuration)
@@ -261,7 +264,8 @@ def _content_of_differences(ttest: TtestResult, seeds: object) -> dict[str, obje
 def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, object]:
     """Collect what to do next, for the template of the first line: one advice, not two.
 
-    A best lr at the edge of its grid comes first: a wider grid may be all that learning lacks.
+    If a best lr is at the edge of its grid, a wider grid may be all that learning lacks, unless the
+    runs are too short to tell: then it is longer training.
 
     Args:
         findings: Findings of the only workload.
@@ -269,6 +273,9 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
     """
     possible = [] if findings.ttest is None else findings.ttest.possible
     edges = find_edges(findings)
+    longer = ""
+    if needs_longer_training(findings):
+        longer = fill_text("longer.txt", run=findings.ranked[0].configuration.runs[0])
     shown = [
         {"name": row.name, "lr": rate(lr), "is_out": row.name not in possible}
         for row, lr in edges[:_EDGES]
@@ -277,7 +284,7 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
     return {
         "edges": shown,
         "more_edges": len(edges[_EDGES:]),
-        "learns_nothing": not edges and learns_nothing(findings),
+        "longer": longer,
         "learnt": "; ".join(map(_explain_nothing_learnt, rows)),
     }
 
@@ -331,6 +338,41 @@ def next_lr(row: Contender, findings: Findings) -> float | None:
     return best / 2
 
 
+def needs_longer_training(findings: Findings) -> bool:
+    """Tell whether longer training is a better next step than other rates or more seeds.
+
+    With a best lr at the edge of its grid it is if all contenders were trained too briefly to
+    choose an lr; otherwise if nothing was learnt.
+    """
+    if not find_edges(findings):
+        return learns_nothing(findings)
+    loss = loss_beside(findings.metric)
+    return all(_is_too_short(row, loss) for row in findings.ranked)
+
+
+def _is_too_short(row: Contender, loss: str) -> bool:
+    """Tell whether a contender was trained too briefly to choose its lr.
+
+    Most of its runs are no better than the majority class, or in each run at least half of the fall
+    of the evaluation loss came in the second half of training.
+    """
+    if _learnt_nothing(row) and _results_without_learning(row)[0].majority is not None:
+        return True
+    return all(_falls_late(run, loss) for run in row.configuration.runs)
+
+
+def _falls_late(run: Run, loss: str) -> bool:
+    """Tell whether half of the fall of a loss, or more, came in the second half of a run.
+
+    False with fewer than three evaluations.
+    """
+    steps, values = run.line(loss, "step")
+    if len(steps) < 3 or values[-1] >= values[0]:
+        return False
+    middle = np.interp(steps[-1] / 2, steps, values)
+    return bool(middle - values[-1] >= values[0] - middle)
+
+
 def learns_nothing(findings: Findings) -> bool:
     """Tell whether every contender that could be the best learnt nothing, see `_learnt_nothing`.
 
@@ -362,8 +404,8 @@ def _results_without_learning(row: Contender) -> list[Generalisation]:
 
 
 def _explain_nothing_learnt(row: Contender) -> str:
-    """Say how many of a contender's finished runs learnt nothing, and why the first did not."""
+    """Say how many of a contender's finished runs learnt nothing, and why, judged by the first."""
     results = _results_without_learning(row)
     problem = str(results[0]).partition(":")[0]
     runs = plural(sum(run.finished for run in row.configuration.runs), "run")
-    return f"{len(results)} of {runs} of {row.name}: {problem}"
+    return f"{len(results)} of {runs} of {row.name} show no learning ({problem})"

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from optrun.artifacts.forks import MORE_TRUNKS, Fork
+from optrun.artifacts.forks import MORE_TRUNKS
 from optrun.base.formatting import list_names, plural, rate
 from optrun.report.configurations import LrCurve
-from optrun.report.findings import Findings
+from optrun.report.findings import Findings, forks_of
 from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import MIN_SEEDS
 from optrun.report.table import format_metric
@@ -197,7 +197,7 @@ def _seeds(findings: Findings) -> Iterable[RunWarning]:
             few.append(row.name)
     if few:
         more = ""
-        if any(Fork.of(run.summary) is not None for run in findings.runs):
+        if forks_of(findings.runs):
             more = f" For more seeds {MORE_TRUNKS}."
         yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few, 5), more=more)
 
@@ -321,7 +321,7 @@ def _write_set(numbers: Sequence[int]) -> str:
 
 def _shared_luck(runs: Iterable[Run]) -> str:
     """Name the ranked forks of a common trunk; else empty. They count as one seed."""
-    forks = [fork for fork in (Fork.of(run.summary) for run in runs) if fork is not None]
+    forks = forks_of(runs).values()
     trunks = {fork.trunk: fork.name for fork in forks}
     if len(forks) < 2 or len(trunks) > 1:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -62,6 +63,8 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
         < said.index("next: optrun confirm ")
         < said.index("contender")
     )
+    assert re.search(r"next: optrun confirm \S+  \(\d+ runs, about [\d.]+ s of training\)", said)
+    assert f"Next ({result.verdict.cost}):" in result.files[1].read_text()
     assert result.verdict.text in " ".join(result.files[1].read_text().replace("**", "").split())
     assert str(sweep / "report.html") in said
     assert not [entry for entry in sweep.iterdir() if entry.name.startswith(".")]

@@ -331,12 +331,12 @@ def test_the_report_judges_by_the_fresh_seeds_alone_and_by_all_of_them(
     stream = io.StringIO()
     waiting = report([sweep], console=Console(file=stream, width=140))
     said = " ".join(stream.getvalue().split())
-    assert "Fresh seeds 5-7 are judged when all runs have ended: 2 runs are left." in said
+    assert "Fresh seeds 5-7 are judged when all have ended: 2 runs left." in said
     assert waiting.verdict.kind == before.verdict.kind == "selected"
     assert "Confirmed" not in said
     alone = report([folder])
     assert alone.verdict.kind == "none"
-    assert "2 runs are left" in alone.verdict.text
+    assert "2 runs left" in alone.verdict.text
     assert alone.verdict.ruled_out == (), "nobody is, before the last run"
     _confirm(sweep, folder, [5, 6, 7], make_run, lamb=0.1)
     made = report([sweep])
@@ -377,7 +377,7 @@ def test_runs_that_failed_are_told_beside_the_verdict(sweep: Path, make_run: Mak
     )
     text = report([sweep]).verdict.text
     assert text.startswith("Confirmed on fresh seeds 5-8: lamb")
-    assert "1 of their runs has no result." in text
+    assert "1 planned run without a result." in text
 
 
 def test_a_confirmation_without_any_result_waits_for_no_run(sweep: Path, make_run: MakeRun) -> None:
@@ -431,7 +431,7 @@ def test_several_confirmations_are_judged_together_and_all_named(
     assert text.startswith("Confirmed on fresh seeds 5-7 and 8-10: lamb"), (
         "not looked at before its end"
     )
-    assert "Fresh seeds 11-13 are judged when all runs have ended: 2 runs are left." in text
+    assert "Fresh seeds 11-13 are judged when all have ended: 2 runs left." in text
 
 
 def test_confirmations_of_another_choice_are_not_mixed(sweep: Path, make_run: MakeRun) -> None:

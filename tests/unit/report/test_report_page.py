@@ -91,6 +91,7 @@ CONTENT = {
     "directories": "0123456789abcdef",
     "line": "lamb at lr 4e-3 could be the best.",
     "next": "optrun confirm outputs/sweeps/<b>",
+    "cost": "10 runs, about 8 min 00 s of training",
     "table": Table(
         ["contender", "verdict"], [False, False], [["lamb", "could be the best"]], ["best"]
     ),

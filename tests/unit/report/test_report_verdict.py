@@ -81,9 +81,7 @@ def test_the_line_names_optimizer_and_lr_and_what_is_ruled_out(
     assert found.ruled_out == ("sgd",)
     assert found.chosen["sgd"] == "sgd at lr 1e-3"
     text = str(found)
-    assert text.startswith(
-        "Compared: adamw at lr 1e-3 or lamb at lr 1e-3 could be the best (5 seeds; "
-    )
+    assert text.startswith("Tied for best: adamw at lr 1e-3 and lamb at lr 1e-3 (5 seeds; ")
     assert "would have been seen" in text
     assert "Ruled out: sgd at lr 1e-3." in text
 
@@ -331,7 +329,7 @@ def test_the_edge_of_a_grid_is_named_with_the_lr_to_try(tmp_path: Path, make_run
             )
     text = line(tmp_path).text
     assert text.startswith("Selected: lamb at lr 2e-3 is the best of 2")
-    assert "lamb stands at the edge of its grid: try lr=4e-3." in text
+    assert "lamb has its best lr at the edge of its grid: try lr=4e-3." in text
     assert "adamw stands" not in text, "it cannot win"
 
 
@@ -341,7 +339,7 @@ def test_of_a_pilot_the_edge_of_the_first_alone_is_named(tmp_path: Path, make_ru
         make_run(tmp_path / f"a{lr}", optimizer="adamw", lr=lr, max_steps=20, floor=2.9)
     text = line(tmp_path).text
     assert text.startswith("Pilot: lamb at lr 2e-3 has the best mean")
-    assert "lamb stands at the edge of its grid: try lr=4e-3." in text
+    assert "lamb has its best lr at the edge of its grid: try lr=4e-3." in text
     assert "adamw stands" not in text, "the line does not name it otherwise"
 
 
@@ -359,7 +357,7 @@ def test_a_winner_that_learnt_nothing_is_said_to(tmp_path: Path, make_run: MakeR
         },
     )
     text = line(folder).text
-    assert "But 5 of 5 runs of adamw: " in text
+    assert "But 5 of 5 runs of adamw show no learning (" in text
     assert "better than before training" in text
 
 
@@ -410,7 +408,7 @@ def test_a_ruled_out_contender_at_the_edge_of_its_grid_is_told(
     made = report([grid(tmp_path / "sweep", make_run, losses)])
     text = made.verdict.text
     assert "Ruled out: sgd at lr 4e-2." in text
-    assert "sgd, ruled out, stands at the edge of its grid: try lr=8e-2." in text
+    assert "sgd, ruled out, has its best lr at the edge of its grid: try lr=8e-2." in text
     words = shlex.split(made.verdict.next)
     assert {"-m", "optimizer=sgd", "lr=8e-2", "seed=0,1,2"} <= set(words)
 
@@ -446,9 +444,11 @@ def test_equal_contenders_that_learnt_nothing_are_all_named(
                 summary={"main_metric": {"name": "eval/loss", "mode": "min"}, **before},
             )
     verdict = report([tmp_path]).verdict
-    assert "3 of 3 runs of adamw: no better" in verdict.text
-    assert "3 of 3 runs of sgd: no better" in verdict.text
-    assert verdict.text.endswith("More seeds will not help: train longer, or on more data.")
+    assert "3 of 3 runs of adamw show no learning (no better" in verdict.text
+    assert "3 of 3 runs of sgd show no learning (no better" in verdict.text
+    assert verdict.text.endswith(
+        "More seeds will not help: train longer, such as training.max_steps=60, or on more data."
+    )
     assert verdict.next == ""
 
 
@@ -481,8 +481,8 @@ def test_no_rate_is_named_for_one_that_learnt_nothing_beside_one_that_did(
                 )
     made = report([tmp_path])
     assert set(made.verdict.possible) == {"adamw", "sgd"}
-    assert "adamw stands at the edge of its grid" in made.verdict.text
-    assert "sgd stands at" not in made.verdict.text
+    assert "adamw has its best lr at the edge of its grid" in made.verdict.text
+    assert "sgd has its best lr" not in made.verdict.text
     edges = [warning.text for warning in made.warnings if warning.kind == "edge"]
     assert [text.partition(":")[0] for text in edges] == ["adamw"]
 
@@ -511,7 +511,7 @@ def test_a_wider_grid_comes_before_longer_training(tmp_path: Path, make_run: Mak
                     },
                 )
     made = report([tmp_path])
-    assert "adamw stands at the edge of its grid: try lr=4e-3." in made.verdict.text
+    assert "adamw has its best lr at the edge of its grid: try lr=4e-3." in made.verdict.text
     assert "train longer" not in made.verdict.text
     assert "lr=4e-3" in shlex.split(made.verdict.next)
     edges = [warning.text for warning in made.warnings if warning.kind == "edge"]
@@ -558,3 +558,68 @@ def test_a_strangers_command_is_never_repeated(tmp_path: Path, make_run: MakeRun
     assert run.command() == "optrun"
     report([tmp_path])
     assert "curl" not in (tmp_path / "report.md").read_text()
+
+
+def _at_an_edge(
+    folder: Path, make_run: MakeRun, shape: Mapping[int, float], majority: bool = False
+) -> Path:
+    """Two rates, the larger one better; `shape` is the course of eval/loss."""
+    classes = [
+        {"class": "good", "support": 60, "recall": 1.0},
+        {"class": "bad", "support": 40, "recall": 0.0},
+    ]
+    for lr in (1e-3, 2e-3):
+        for seed in range(3):
+            last = shape[20] - lr - 1e-4 * seed
+            metrics = {"before_training": {"eval/loss": shape[0]}, "last": {"eval/loss": last}}
+            path = make_run(
+                folder / f"{lr}-{seed}",
+                lr=lr,
+                seed=seed,
+                max_steps=20,
+                log_every=10,
+                final=last,
+                summary={
+                    "main_metric": {"name": "eval/loss", "mode": "min"},
+                    "metrics": metrics,
+                    "classes": {"step": 20, "sets": {"": {"classes": classes}}}
+                    if majority
+                    else None,
+                },
+            )
+            lines = [{"step": step, "eval/loss": loss} for step, loss in shape.items()]
+            lines[-1]["eval/loss"] = last
+            (path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+            make_run(
+                folder / f"sgd-{lr}-{seed}",
+                optimizer="sgd",
+                lr=lr,
+                seed=seed,
+                max_steps=20,
+                final=9.0,
+            )
+            for name in ("metrics.jsonl", "summary.json"):
+                (folder / f"sgd-{lr}-{seed}" / name).write_text((path / name).read_text())
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("shape", "majority", "advice"),
+    [
+        ({0: 4.0, 10: 3.4, 20: 2.5}, False, "Every loss still fell as fast at the end as before"),
+        ({0: 4.0, 10: 2.6, 20: 2.5}, False, ""),
+        ({0: 4.0, 10: 2.6, 20: 2.5}, True, "More seeds will not help"),
+    ],
+)
+def test_runs_too_short_to_choose_an_lr_are_trained_longer_first(
+    tmp_path: Path, make_run: MakeRun, shape: Mapping[int, float], majority: bool, advice: str
+) -> None:
+    made = report([_at_an_edge(tmp_path / "sweep", make_run, shape, majority)])
+    if not advice:
+        assert "has its best lr at the edge of its grid" in made.verdict.text
+        assert made.verdict.next
+        return
+    end = "train longer, such as training.max_steps=60, before you widen the lr grid."
+    assert f"{advice}: {end}" in made.verdict.text
+    assert "at the edge" not in made.verdict.text
+    assert made.verdict.next == ""
