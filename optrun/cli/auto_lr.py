@@ -1,7 +1,5 @@
 """Resolve `lr=auto lr_from=SWEEP_DIR`: the learning rate found by a sweep of the same recipe."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from omegaconf import DictConfig
@@ -64,11 +62,7 @@ def _base_of(values: PlainMapping) -> PlainDict | None:
     if parametrization["name"] != "mup" or "config" not in model:
         return None
     config = merged(model["config"] or {}, parametrization["base"])
-    return {
-        **values,
-        "model": {**model, "config": config},
-        "parametrization": {"name": "standard"},
-    }
+    return {**values, "model": {**model, "config": config}, "parametrization": {"name": "standard"}}
 
 
 def compose_new(

@@ -1,7 +1,5 @@
 """Replace overrides for a proof, show its progress, publish its certificate."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

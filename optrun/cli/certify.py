@@ -1,7 +1,5 @@
 """`optrun certify resume`, `optimizer` and `transfer`: proof, on the user's own configuration."""
 
-from __future__ import annotations
-
 import importlib
 
 from optrun.base.errors import ConfigError, refuse_existing, refuse_url
@@ -32,12 +30,7 @@ exponents, or names the parameter that scales wrongly.
 
 Exit code 0: it holds; 1: it does not.
 """,
-        keys={
-            "dialect": "NAME",
-            "widths": "1,2,4,8",
-            "depths": "1,2,4",
-            "seeds": "0-1",
-        },
+        keys={"dialect": "NAME", "widths": "1,2,4,8", "depths": "1,2,4", "seeds": "0-1"},
         overrides="KEY",
         are_paths=False,
     )

@@ -1,7 +1,5 @@
 """Shell completion: what Hydra offers, and the verbs."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -3,8 +3,6 @@
 Run what a sweep chose on fresh seeds, and give the verdict from these alone.
 """
 
-from __future__ import annotations
-
 from optrun.artifacts.target import locate
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.cli.parser import VerbArguments, VerbParser

@@ -1,7 +1,5 @@
 """Which module runs a command line. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

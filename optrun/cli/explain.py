@@ -44,7 +44,7 @@ def run(arguments: VerbArguments) -> int:
 
     from optrun.cli.auto_lr import compose_new
     from optrun.config import store
-    from optrun.config.compose import request_of
+    from optrun.config.compose import build_request
     from optrun.config.overrides import is_hydra
     from optrun.config.tokens import key_of
 
@@ -61,7 +61,7 @@ def run(arguments: VerbArguments) -> int:
     checked, cfg = compose_new(
         store.open_hydra(command_line.config_dir), command_line, Console(stderr=options.json)
     )
-    config = request_of(command_line, cfg, checked).config
+    config = build_request(command_line, cfg, checked).config
     from optrun import explain
 
     explain.run(config, as_json=options.json, trunk=_trunk(config))

@@ -1,7 +1,5 @@
 """`optrun export`: a folder that transformers loads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from optrun.base.errors import EXIT_DONE, ConfigError

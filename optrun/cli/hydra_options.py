@@ -1,7 +1,5 @@
 """The options of `optrun` without a verb: Hydra's own, each taken once and none ignored."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -33,11 +31,11 @@ def parser() -> argparse.ArgumentParser:
 
 def _no_such_option(parser: argparse.ArgumentParser, argv: list[str], option: str) -> ConfigError:
     """Build the error for an unknown option: its name here, the nearest one, or the list."""
-    hint = keys.as_key(option, value=keys.word_after(option, argv))
+    hint = keys.translate_option(option, value=keys.word_after(option, argv))
     if not hint:
         names = [name for action in parser._actions for name in action.option_strings]
-        hint = f" {did_you_mean(option, names, '`optrun --hydra-help` lists the options.')}"
-    return ConfigError(f"{option}: no such option.{hint}")
+        hint = did_you_mean(option, names, "`optrun --hydra-help` lists the options.")
+    return ConfigError(f"{option}: no such option. {hint}")
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:

@@ -3,8 +3,6 @@
 Help, configuration, information, the installation of completion.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Errors of a command as messages on stderr and exit codes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 Imports neither Hydra nor torch: it is asked for at a prompt.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from optrun.cli.verbs import VERBS

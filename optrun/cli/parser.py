@@ -192,15 +192,16 @@ class VerbParser(argparse.ArgumentParser):
         """
         options, unknown = self.parse_known_intermixed_args(argv, namespace=GivenOnce())
         if unknown:
-            from optrun.config.keys import as_key, word_after
+            from optrun.config.keys import translate_option, word_after
 
-            name = unknown[0].partition("=")[0]
-            known_options = [option for action in self._actions for option in action.option_strings]
-            value = word_after(unknown[0], argv) or unknown[0].partition("=")[2]
-            hint = as_key(name, self.keys, value=value) or f" {did_you_mean(name, known_options)}"
-            if name.lstrip("-") in self.instead:
-                hint = f" {self.instead[name.lstrip('-')]}"
-            raise ConfigError(f"{name}: no such option.{hint}")
+            name, _, attached_value = unknown[0].partition("=")
+            value = word_after(unknown[0], argv) or attached_value
+            hint = self.instead.get(name.lstrip("-")) or translate_option(
+                name, self.keys, value=value
+            )
+            if not hint:
+                hint = did_you_mean(name, self._option_string_actions)
+            raise ConfigError(f"{name}: no such option. {hint}".rstrip())
         for name, value in vars(options).items():
             if value == "":
                 raise ConfigError(f"--{name.replace('_', '-')}: a value is missing.")

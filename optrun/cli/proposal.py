@@ -113,8 +113,7 @@ def propose(name: str, typed: Sequence[str], config_dir: str | None, say: Say) -
     draft.add(*(f"{key}={_quote(value)}" for key, value in keys.items()))
     if "data.eval" in draft.proposed:
         say(
-            "",
-            f"evaluates on {keys['data.eval']}, found beside it (data.eval=null: hold out rows)",
+            "", f"evaluates on {keys['data.eval']}, found beside it (data.eval=null: hold out rows)"
         )
     for split in unused_splits(name, keys):
         say("", f"{split} is left alone")

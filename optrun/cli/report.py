@@ -1,7 +1,5 @@
 """`optrun report`: compare finished and unfinished runs or sweeps."""
 
-from __future__ import annotations
-
 from optrun.base.errors import EXIT_DONE, ConfigError
 from optrun.cli.parser import VerbArguments, VerbParser
 
@@ -30,13 +28,7 @@ A metric or baseline other than the sweep's own becomes part of the file names. 
   by        compare the values of these keys; default: all that differ, except lr and the keys of
             the optimizer
 """,
-        keys={
-            "out": "DIR",
-            "baseline": "NAME",
-            "metric": "NAME",
-            "matters": "D",
-            "by": "KEY,KEY",
-        },
+        keys={"out": "DIR", "baseline": "NAME", "metric": "NAME", "matters": "D", "by": "KEY,KEY"},
         instead=_INSTEAD,
     )
 

@@ -16,8 +16,8 @@ from optrun.base import shell
 from optrun.base.errors import ConfigError, printable, refuse_url
 from optrun.cli.auto_lr import compose_new
 from optrun.config import overrides, saved
-from optrun.config.batch import leave_open
-from optrun.config.compose import request_of
+from optrun.config.batch import unset_derived_size
+from optrun.config.compose import build_request
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
 from optrun.config.original_cwd import original_command, original_cwd, rebase_paths
@@ -130,8 +130,8 @@ def _go_on(hydra: Hydra, command_line: CommandLine, target: Target, caller: Call
     rebase_paths(before, began)
     tokens = list(changes.overrides)
     after = saved.changed(hydra, before, tokens)
-    leave_open(after, tokens, settled=True)
-    request = request_of(command_line, after, tokens)
+    unset_derived_size(after, tokens, resumes=True)
+    request = build_request(command_line, after, tokens)
     refuse_unfit(request.config, tokens, caller.launched, resumes=True)
     notes = [] if mended is None else [mended]
     point = ResumePoint(

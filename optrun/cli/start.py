@@ -1,7 +1,5 @@
 """`optrun start`: describe data, and propose a task, a model and two commands."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 

@@ -97,11 +97,7 @@ class _Plan:
 
 
 def sweep(
-    hydra: Hydra,
-    command_line: CommandLine,
-    cfg: DictConfig,
-    caller: Caller,
-    forks: Forks,
+    hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Caller, forks: Forks
 ) -> SweepOutcome:
     """Run every unfinished combination or trial, then compare.
 
@@ -118,10 +114,7 @@ def sweep(
     command = _command(hydra, command_line)
     options = sweeper_options(cfg)
     compose = jobs_of.Composer(
-        hydra,
-        command.config_name,
-        complete=forks.complete,
-        require=forks.require_place,
+        hydra, command.config_name, complete=forks.complete, require=forks.require_place
     )
     grids = options.grids if isinstance(options, GridConfig) else []
     contenders: list[Contender] = []
@@ -140,12 +133,7 @@ def sweep(
             points += jobs_of.combinations(hydra, contender.overrides)
             tuned |= contender.own_keys
         jobs = jobs_of.build_jobs(compose, points)
-        plan = _Plan(
-            command,
-            options,
-            jobs,
-            tuned=sorted(tuned),
-        )
+        plan = _Plan(command, options, jobs, tuned=sorted(tuned))
         seeds = [job.values["seed"] for job in jobs]
     if options.confirm.asked:
         refuse_unfit_confirmation(options.confirm, seeds, plan.judged)

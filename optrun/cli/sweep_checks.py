@@ -1,7 +1,5 @@
 """What a sweep refuses before its first job starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from omegaconf import OmegaConf

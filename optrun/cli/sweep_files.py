@@ -1,7 +1,5 @@
 """Remember what the files of a sweep hold, and refuse to go on with others under the same path."""
 
-from __future__ import annotations
-
 import contextlib
 import glob
 import json

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def train_job(
-    request: Request,
-    run: RunDir,
-    console: Console,
-    resume: ResumePoint | None,
-    stop_at: int | None,
+    request: Request, run: RunDir, console: Console, resume: ResumePoint | None, stop_at: int | None
 ) -> None:
     """Train a job on the devices visible to this process.
 

@@ -1,6 +1,4 @@
-"""The size of a micro-batch: from a person, or from the global batch and the ranks."""
-
-from __future__ import annotations
+"""The micro-batch size: given by the user, or derived from the global batch and the ranks."""
 
 from collections.abc import Sequence
 
@@ -13,21 +11,23 @@ from optrun.config.yaml_files import line_of, users_files
 MICRO = "training.per_device_train_batch_size"
 
 
-def leave_open(cfg: DictConfig, tokens: Sequence[str], *, settled: bool = False) -> None:
-    """Leave the size of a micro-batch to the ranks.
+def unset_derived_size(cfg: DictConfig, tokens: Sequence[str], *, resumes: bool = False) -> None:
+    """Set the micro-batch size to null if it follows from the global batch and the ranks.
 
-    Only where a global batch is given and nobody gave the size.
+    It does if `training.global_batch_size` is given and nobody gave the size: neither the command
+    line nor a file of the user. For a new run it must also have the default, which no recipe of
+    optrun changed; a resumed run may have a size that its former ranks led to.
 
     Args:
-        cfg: Composed, without Hydra's node; the size becomes null in it.
-        tokens: The overrides that it was composed with. What a recipe, or a choice, of the user's
-            sets is given, too.
-        settled: Whether it is of a run that began, whose size may follow from its ranks.
+        cfg: A composed configuration without Hydra's node; changed in place.
+        tokens: The overrides of the command line.
+        resumes: Whether the configuration is that of a run to resume.
     """
     training = cfg.training
     if training.get("global_batch_size") is None or is_typed(MICRO, tokens):
         return
-    if not settled and training.per_device_train_batch_size != MOST_PER_DEVICE:
+    if not resumes and training.per_device_train_batch_size != MOST_PER_DEVICE:
         return
-    if all(line_of(path, MICRO, name) is None for name, path in users_files().items()):
+    is_in_file = any(line_of(path, MICRO, name) for name, path in users_files().items())
+    if not is_in_file:
         training.per_device_train_batch_size = None

@@ -7,8 +7,6 @@ The command line goes through Hydra. Python callers of `build_scheduler`, `build
 keyword is refused in both worlds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum

@@ -1,10 +1,8 @@
 """`${default_warmup:RATIO}` in a schedule's YAML: the default warm-up of a run.
 
-A run gets it as it gets its optimizer's `default_lr`. A scheduler that `build_scheduler` makes in
-Python does not: its name and its keys are all that describes it.
+A run gets it, as it gets its optimizer's `default_lr`. A scheduler from `build_scheduler` does not:
+in Python the name and the keywords describe it completely.
 """
-
-from __future__ import annotations
 
 import re
 
@@ -14,20 +12,25 @@ _WRITTEN = re.compile(r"\$\{default_warmup:[^}]*\}")
 
 
 def resolve(ratio: float, *, _parent_: DictConfig, _root_: DictConfig) -> float | None:
-    """Return the ratio; None if none is wanted.
+    """Resolve `${default_warmup:RATIO}`: the ratio, or None if the run gets no default warm-up.
 
-    No warm-up is wanted beside `num_warmup_steps`, with foreign optimizers (some divide by lr), for
-    a schedule restarted by a branch, and in a run shorter than the warm-up's first step, because
-    the climb begins at 0 and its first step moves nothing.
+    It gets none beside `num_warmup_steps`, with an optimizer whose schema says so (foreign ones may
+    divide by lr), on a schedule that a branch restarts, and in a run too short for one step of
+    warm-up, since the lr of step 0 is 0.
+
+    Args:
+        ratio: Share of the run.
+        _parent_: The scheduler's mapping, passed by OmegaConf.
+        _root_: The configuration of the run, or the scheduler alone.
     """
     if "optimizer" in _root_:
         schema = OmegaConf.get_type(_root_, "optimizer")
         if not getattr(schema, "DEFAULT_WARMUP", True):
             return None
-    begins_anew = getattr(_root_.get("branch_schedule"), "value", None) == "restart"
+    restarts = getattr(_root_.get("branch_schedule"), "value", None) == "restart"
     steps = OmegaConf.select(_root_, "training.max_steps")
     is_short = steps is not None and steps * ratio < 1
-    if begins_anew or is_short or _parent_.get("num_warmup_steps") is not None:
+    if restarts or is_short or _parent_.get("num_warmup_steps") is not None:
         return None
     return float(ratio)
 

@@ -1,11 +1,9 @@
 """Presets by the name of a package: options to compute the numbers of its optimizer.
 
-A preset says only where a package differs from optrun's own defaults. In a YAML an option that some
-package has otherwise is written `${dialect:DEFAULT}`, so that whatever a file, a recipe or the
-command line gives itself comes first, and the resolved configuration holds plain values.
+A preset says only where a package differs from optrun's own defaults. An option with another
+default in some package is written `${dialect:DEFAULT}` in YAML. So a value from a file, a recipe or
+the command line wins over the preset, and the resolved configuration holds plain values.
 """
-
-from __future__ import annotations
 
 import re
 from collections.abc import Mapping
@@ -80,15 +78,15 @@ DIALECTS: Mapping[str, Mapping[str, Preset]] = {"lamb": LAMB, "adamax": ADAMAX, 
 
 
 def expect_dialect(choice: str, dialect: str | None) -> None:
-    """Refuse a dialect unknown to an optimizer.
+    """Refuse a dialect that an optimizer does not have; None passes.
 
     Raises:
-        ConfigError: With the optimizers that have it, or the nearest name.
+        ConfigError: The message names the optimizers that have the dialect, or the nearest one.
 
     Example:
         >>> expect_dialect("adamax", "kears")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        optrun.base.errors.ConfigError: optimizer.dialect=kears: no such dialect of adamax...
+        optrun.base.errors.ConfigError: optimizer.dialect=kears: adamax has no such dialect...
     """
     presets_of_choice = DIALECTS[choice]
     if dialect is None or dialect in presets_of_choice:
@@ -97,25 +95,25 @@ def expect_dialect(choice: str, dialect: str | None) -> None:
         f"optimizer={optimizer}" for optimizer, presets in DIALECTS.items() if dialect in presets
     ]
     if optimizers:
-        near = f"{' and '.join(optimizers)} has it."
+        hint = f"It belongs to {' and '.join(optimizers)}."
     else:
-        near = did_you_mean(dialect, presets_of_choice)
+        hint = did_you_mean(dialect, presets_of_choice)
     raise ConfigError(
-        f"optimizer.dialect={dialect}: no such dialect of {choice}. {near} Expected null or one of"
+        f"optimizer.dialect={dialect}: {choice} has no such dialect. {hint} Expected null or one of"
         f" {', '.join(presets_of_choice)}."
     )
 
 
 def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[str, object]:
-    """Collect the keywords to reproduce the optimizer of a package.
+    """Collect the keywords that reproduce the optimizer of a package.
 
     Args:
         choice: `lamb`, `adamax` or `adamw`.
         dialect: Name of the package; None: optrun's own defaults.
-        **given: Keywords of yours, which come first.
+        **given: Your keywords, which win over the preset.
 
     Returns:
-        Keywords of the class; what it leaves out has the class's default.
+        Keywords of the optimizer's class, without those that keep the class's default.
 
     Raises:
         ConfigError: There is no such dialect.
@@ -125,7 +123,9 @@ def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[s
         {'weight_decay': 0.1, 'always_adapt': True, 'step_count': 'optimizer'}
     """
     if choice not in DIALECTS:
-        raise ConfigError(f"optimizer={choice} has no dialects; {', '.join(DIALECTS)} have.")
+        raise ConfigError(
+            f"optimizer={choice} has no dialects. Choices with dialects: {', '.join(DIALECTS)}."
+        )
     expect_dialect(choice, dialect)
     preset = {} if dialect is None else DIALECTS[choice][dialect]
     merged = {**preset, **given}
@@ -136,27 +136,34 @@ def dialect_options(choice: str, dialect: str | None, **given: object) -> dict[s
 
 
 def own_default(value: object) -> object:
-    """Resolve `${dialect:DEFAULT}` without a dialect, to its default.
+    """Return the default in the text `${dialect:DEFAULT}`; return any other value as it is.
 
     Example:
         >>> own_default("${dialect:1.0e-6}"), own_default("${dialect:null}"), own_default("${lr}")
         (1e-06, None, '${lr}')
     """
-    written = _WRITTEN.match(value) if isinstance(value, str) else None
-    if written is None:
+    match = _WRITTEN.match(value) if isinstance(value, str) else None
+    if match is None:
         return value
-    return OmegaConf.create(f"value: {written[1]}").value
+    return OmegaConf.create(f"value: {match[1]}").value
 
 
-def resolve(default: Any, *, _node_: Any, _parent_: DictConfig) -> Any:
-    """Resolve `${dialect:DEFAULT}` in a YAML.
+def resolve(*arguments: Any, _node_: Any, _parent_: DictConfig) -> Any:
+    """Resolve `${dialect:DEFAULT}`: the value in the preset of the dialect, else the default.
 
-    What the dialect beside it says of this key, else the default.
+    Args:
+        *arguments: The default alone.
+        _node_: The key with the interpolation.
+        _parent_: The mapping around it, which also holds the key `dialect`.
+
+    Raises:
+        ConfigError: There is not exactly one argument.
     """
+    if len(arguments) != 1:
+        raise ConfigError("the resolver dialect takes one value: ${dialect:DEFAULT}.")
     presets = DIALECTS.get(getattr(OmegaConf.get_type(_parent_), "DIALECTS_OF", ""), {})
-    key = _node_._key()
-    dialect = _parent_.get("dialect")
-    value = presets.get(dialect, {}).get(key, default)
+    preset = presets.get(_parent_.get("dialect"), {})
+    value = preset.get(_node_._key(), arguments[0])
     if isinstance(value, SameAs):
         return _parent_.get(value.option)
     return value

@@ -1,7 +1,5 @@
 """Configuration groups: each choice by its name, with the dataclass of its values."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,7 +29,7 @@ from optrun.config.schema import (
     training,
 )
 
-# The tables themselves, not copies: a plugin adds to them.
+# The mappings themselves, not copies: a plugin adds to them.
 GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "task": task.SCHEMAS,
     "data": data.SCHEMAS,
@@ -48,11 +46,11 @@ GROUPS: dict[str, Mapping[str, type[Any]]] = {
     "distributed": distributed.SCHEMAS,
 }
 CHOICES: dict[str, Mapping[str, type[Any]]] = GROUPS | {"hydra/sweeper": sweeper.SCHEMAS}
-"""Those, and of Hydra's own groups the one that has schemas."""
+"""Those, and the only group of Hydra's with schemas of ours."""
 
 
 def keys_of(group: str) -> set[str]:
-    """Collect the dotted keys of all choices of a group."""
+    """Collect the dotted keys of all choices of a group, such as `optimizer.betas`."""
     return {
         f"{group}.{field.name}"
         for schema in GROUPS[group].values()
@@ -61,18 +59,18 @@ def keys_of(group: str) -> set[str]:
 
 
 def choices_with(group: str, key: str) -> list[str]:
-    """List the choices of a group with a given key."""
+    """List the choices of a group that have a key; `key` is without the group."""
     return sorted(
         choice
         for choice, schema in GROUPS[group].items()
-        if any(field.name == key for field in dataclasses.fields(schema))
+        if key in [field.name for field in dataclasses.fields(schema)]
     )
 
 
-def complete_choices(group: str) -> dict[str, registry.Choice]:
-    """Find the choices of a group that come from plugins or packages, so without a YAML here.
+def foreign_choices(group: str) -> dict[str, registry.Choice]:
+    """Map the choices of a group that plugins or packages registered to their rows.
 
-    Their values are their schemas' defaults.
+    They have no YAML; their values are the defaults of their schemas.
     """
     if group not in registry.GROUPS:
         return {}
@@ -81,40 +79,48 @@ def complete_choices(group: str) -> dict[str, registry.Choice]:
 
 
 def default_values(group: str, choice: str) -> PlainDict:
-    """Return a choice's values before anything changes them, a dialect included.
+    """Return the values of a choice without a run or a dialect around it.
 
-    Interpolations as written.
+    The defaults of the schema come first, then the YAML. `${dialect:DEFAULT}` becomes its default
+    and `${default_warmup:RATIO}` null; other interpolations stay as written.
     """
-    row = complete_choices(group).get(choice)
+    row = foreign_choices(group).get(choice)
     if row is not None:
         return row.values()
     values = registry.schema_defaults(CHOICES[group][choice])
     values |= yaml_mapping(config_dir() / group / f"{choice}.yaml")
-    return {
-        str(key): outside_a_run(own_default(value))
-        for key, value in values.items()
-        if key != "defaults"
-    }
+    values.pop("defaults", None)
+    return {str(key): outside_a_run(own_default(value)) for key, value in values.items()}
 
 
 def no_such_choice(group: str, name: object, options: Sequence[str]) -> ConfigError:
     """Build the error for an unknown choice of a group.
 
-    It gives the nearest names, and all of them.
+    It suggests the choice that another program calls so, or the nearest names, and lists all.
+
+    Args:
+        group: Such as `optimizer`.
+        name: The unknown choice.
+        options: Every valid choice.
     """
-    if str(name).startswith("["):
-        return ConfigError(
-            f"{group}={name}: a run has one {group}. Give one of {', '.join(sorted(options))}."
-        )
-    answer = translate_choice(group, str(name))
-    if answer is not None and answer.startswith(NOT_OFFERED):
-        return ConfigError(f"{group}={name}: {answer}.")
-    near = did_you_mean(str(name), options)
-    close = nearest(str(name), options)
-    is_choice = answer is not None and answer.split()[0].partition("=")[2] in options
-    if answer is not None and is_choice and not (close and "path=" in answer):
-        near = f"Did you mean {answer}?"
-        close = [answer]
-    every = f" Choices: {', '.join(sorted(options))}." if close else ""
-    plugin_hint = " For one of your own, add --plugin FILE.py." if group in registry.GROUPS else ""
-    return ConfigError(f"{group}={name}: no such {group}. {near}{every}{plugin_hint}")
+    choices = ", ".join(sorted(options))
+    name = str(name)
+    if name.startswith("["):
+        return ConfigError(f"{group}={name}: a run has one {group}. Give one of {choices}.")
+    translation = translate_choice(group, name)
+    if translation is not None and translation.startswith(NOT_OFFERED):
+        return ConfigError(f"{group}={name}: {translation}.")
+    hint = did_you_mean(name, options)
+    lists_choices = bool(nearest(name, options))  # else the hint is the list
+    if translation is not None:
+        is_choice = translation.split()[0].partition("=")[2] in options
+        # A name near a choice is a typing error rather than a path.
+        is_typing_error = lists_choices and "path=" in translation
+        if is_choice and not is_typing_error:
+            hint = f"Did you mean {translation}?"
+            lists_choices = True
+    if lists_choices:
+        hint += f" Choices: {choices}."
+    if group in registry.GROUPS:
+        hint += " For one of your own, add --plugin FILE.py."
+    return ConfigError(f"{group}={name}: no such {group}. {hint}")

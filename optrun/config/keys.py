@@ -1,15 +1,13 @@
 """Names of configuration keys, and suggestions for unknown ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from optrun.base.errors import ConfigError, did_you_mean, nearest
-from optrun.config.foreign_names import explain_answer, translate_key
+from optrun.config.foreign_names import explain_translation, translate_key
 from optrun.config.groups import GROUPS, choices_with, keys_of
 from optrun.config.schema.run import RunConfig
 from optrun.config.schema.sweeper import INSTEAD as SWEEPER_INSTEAD
@@ -19,65 +17,79 @@ _TOP_LEVEL = tuple(field.name for field in fields(RunConfig) if field.name not i
 """Keys of a run that belong to no group."""
 
 
-def as_key(option: str, verb_keys: Iterable[str] = (), *, value: str = "") -> str:
-    """Say how to write an option of another program here; empty if unknown.
+def translate_option(option: str, verb_keys: Iterable[str] = (), *, value: str = "") -> str:
+    """Say how to write an option of another program as a key; empty if unknown.
 
     Args:
         option: Such as `--learning-rate`.
-        verb_keys: What a verb takes besides configuration keys.
+        verb_keys: Keys of a verb besides those of the configuration.
         value: The word after the option, if there is one.
 
     Example:
-        >>> as_key("--learning-rate")
-        ' Here it is written lr=VALUE.'
-        >>> as_key("--optim"), as_key("--max_steps=9")
-        (' Here it is written optimizer=NAME.', ' Here it is written training.max_steps=9.')
-        >>> as_key("--lr", value="1e-3")
-        ' Here it is written lr=1e-3.'
-        >>> as_key("--do-eval")
-        ' Not offered: optrun trains and evaluates, optrun evaluate RUN_DIR evaluates alone.'
-        >>> as_key("--nothing-like-it")
+        >>> translate_option("--learning-rate")
+        'Here it is written lr=VALUE.'
+        >>> translate_option("--optim"), translate_option("--max_steps=9")
+        ('Here it is written optimizer=NAME.', 'Here it is written training.max_steps=9.')
+        >>> translate_option("--lr", value="1e-3")
+        'Here it is written lr=1e-3.'
+        >>> translate_option("--do-eval")
+        'Not offered: optrun trains and evaluates, optrun evaluate RUN_DIR evaluates alone.'
+        >>> translate_option("--nothing-like-it")
         ''
     """
-    name, _, attached = option.lstrip("-").partition("=")
+    name, _, attached_value = option.lstrip("-").partition("=")
     name = name.replace("-", "_")
-    value = attached or value or "VALUE"
+    value = attached_value or value
     if name in GROUPS:
-        return f" Here it is written {name}={value if value != 'VALUE' else 'NAME'}."
+        return f"Here it is written {name}={value or 'NAME'}."
+    value = value or "VALUE"
     if name in (*_TOP_LEVEL, *verb_keys):
-        return f" Here it is written {name}={value}."
-    answer = translate_key(name)
-    if answer is not None:
-        sentence = explain_answer(answer, as_option=True)
-        return f" {sentence.replace('=VALUE.', f'={value}.')}"
+        return f"Here it is written {name}={value}."
+    translation = translate_key(name)
+    if translation is not None:
+        sentence = explain_translation(translation, as_option=True)
+        return sentence.replace("=VALUE.", f"={value}.")
     keys = keys_called(name)
     if keys:
-        return f" Here it is written {' or '.join(f'{key}={value}' for key in keys)}."
+        return f"Here it is written {' or '.join(f'{key}={value}' for key in keys)}."
     return ""
 
 
 def word_after(option: str, argv: Sequence[str]) -> str:
     """Return the value that follows an option on the command line; empty if none does.
 
+    Another option and `key=value` are no values.
+
     Example:
         >>> word_after("--lr", ["--lr", "1e-3"]), word_after("--lr", ["--lr", "seed=1"])
         ('1e-3', '')
     """
-    following = argv[argv.index(option) + 1 :] if option in argv else ()
+    if option not in argv:
+        return ""
+    following = argv[argv.index(option) + 1 :]
     if not following or following[0].startswith("--") or "=" in following[0]:
         return ""
     return following[0]
 
 
 def keys_called(name: str) -> list[str]:
-    """List the dotted keys of any choice with this name at their end.
+    """List the dotted keys of all groups that are `name` or `GROUP.name`.
+
+    Empty for `name` itself: every choice has a name.
 
     Example:
         >>> keys_called("max_steps"), keys_called("training.max_steps"), keys_called("nothing")
         (['training.max_steps'], ['training.max_steps'], [])
     """
-    every = sorted(key for group in GROUPS for key in keys_of(group))
-    return [key for key in every if name in (key, key.partition(".")[2]) and name != "name"]
+    if name == "name":
+        return []
+    keys = sorted(key for group in GROUPS for key in keys_of(group))
+    return [key for key in keys if name in (key, key.partition(".")[2])]
+
+
+def is_open_mapping(node: object) -> bool:
+    """Tell whether a node of a configuration is a mapping that takes any key."""
+    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
 
 
 def open_prefix(base: DictConfig, key: str) -> str | None:
@@ -85,51 +97,58 @@ def open_prefix(base: DictConfig, key: str) -> str | None:
 
     An open mapping takes any key. None if the key is in no such mapping.
     """
-    pieces = key.split(".")
-    for end in range(1, len(pieces)):
-        prefix = ".".join(pieces[:end])
-        node = OmegaConf.select(
-            base, prefix, throw_on_missing=False
-        )  # also in a list: `param_groups.rules.0`
-        if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
+    names = key.split(".")
+    for end in range(1, len(names)):
+        prefix = ".".join(names[:end])
+        # `select` also finds an item of a list, such as `param_groups.rules.0`.
+        if is_open_mapping(OmegaConf.select(base, prefix, throw_on_missing=False)):
             return prefix
     return None
 
 
 def all_keys(base: DictConfig) -> list[str]:
     """List every dotted key of a configuration, inner ones too."""
-    return [key for key, _ in _nodes(base)]
+    return [key for key, _ in _walk(base)]
 
 
 def missing_keys(base: DictConfig) -> list[str]:
-    """List every dotted key without a value, sorted; interpolations count as values."""
-    return sorted(key for key, node in _nodes(base) if node._is_missing())
+    """List every dotted key whose value is `???`, sorted; interpolations count as values."""
+    return sorted(key for key, is_missing in _walk(base) if is_missing)
 
 
-def _nodes(base: DictConfig, prefix: str = "") -> Iterator[tuple[str, Node]]:
-    for name, node in vars(base)["_content"].items():
-        key = f"{prefix}{name!s}"
-        yield key, node
-        if isinstance(node, DictConfig) and isinstance(node._content, dict):
-            yield from _nodes(node, f"{key}.")
+def _walk(base: DictConfig, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield every dotted key below a mapping, and whether its value is `???`."""
+    for name, value in base.items_ex(resolve=False):
+        yield f"{prefix}{name!s}", OmegaConf.is_missing(base, name)
+        if isinstance(value, DictConfig) and value.keys():  # none for null, ??? and ${...}
+            yield from _walk(value, f"{prefix}{name!s}.")
 
 
-def node_at(root: DictConfig, key: str) -> Any:
-    """Return the node at a dotted key, with interpolations unresolved; None if there is none."""
-    node: Any = root
-    for piece in key.split("."):
-        is_mapping = isinstance(node, DictConfig) and isinstance(
-            node._content, dict
-        )  # else null, ??? or ${...}
-        node = node._get_node(piece, validate_access=False) if is_mapping else None
-    return node
+def has_key(root: DictConfig, key: str) -> bool:
+    """Tell whether a configuration has a dotted key, whatever its value."""
+    head, _, leaf = key.rpartition(".")
+    mapping = raw_value(root, head) if head else root
+    return isinstance(mapping, DictConfig) and leaf in list(mapping.keys())
+
+
+def raw_value(root: DictConfig, key: str) -> Any:
+    """Return the value at a dotted key, interpolations as written; None if there is none."""
+    value: Any = root
+    for name in key.split("."):
+        if not isinstance(value, DictConfig) or not value.keys():  # none for null, ??? and ${...}
+            return None
+        value = dict(value.items_ex(resolve=False)).get(name)
+    return value
 
 
 def unknown_key(base: DictConfig, key: str) -> ConfigError:
-    """Build the error for an unknown key.
+    """Build the error for an unknown key, with the first of these hints that applies.
 
-    It suggests, in this order: `--plugin` for code; the outer mapping that another choice has; the
-    name of the key here, for a key of another program; the nearest keys.
+    1. `--plugin`, for the name of code.
+    2. The same error for the mapping around the key, if only another choice has that mapping.
+    3. The name here, for a key of another program.
+    4. The nearest keys of the whole configuration, for a key below no mapping.
+    5. The hint of `_hint_beside`, and the keys beside which the key was typed.
 
     Args:
         base: The composed configuration.
@@ -138,91 +157,87 @@ def unknown_key(base: DictConfig, key: str) -> ConfigError:
     keys = all_keys(base)
     if key.startswith("hydra."):
         return unknown_hydra_key(keys, key)
-    head, _, leaf = key.rpartition(".")
     group, *inner = key.split(".")
-    if group in ("plugin", "plugins"):
+    if group in ("plugin", "plugins"):  # 1.
         return ConfigError(
-            f"{key}: code is named on the command line alone: --plugin FILE.py or --plugin MODULE."
+            f"{key}: no such key. Give code on the command line only: --plugin FILE.py or"
+            " --plugin MODULE."
         )
-    mapping = f"{group}.{inner[0]}" if len(inner) > 1 and group in GROUPS else ""
-    if mapping and mapping not in keys and choices_with(group, inner[0]):
-        return unknown_key(base, mapping)  # a mapping that another choice has
-    owners = choices_with(head, leaf) if head in GROUPS else []
-    answer = translate_key(key)
-    if answer is None or owners:
-        return _no_key(base, keys, key, owners)
-    return ConfigError(f"{key}: no such key. {explain_answer(answer)}")
-
-
-def _no_key(base: DictConfig, keys: list[str], key: str, owners: list[str]) -> ConfigError:
-    """Build the error for a key without a known translation.
-
-    Args:
-        base: The configuration.
-        keys: Every dotted key of it.
-        key: The one that was given.
-        owners: Other choices of its group, which have it.
-    """
+    if len(inner) > 1 and group in GROUPS:  # 2.
+        mapping = f"{group}.{inner[0]}"
+        if mapping not in keys and choices_with(group, inner[0]):
+            return unknown_key(base, mapping)
     head, _, leaf = key.rpartition(".")
-    if head and head in keys:
-        return _not_among(base, keys, head, leaf, owners)
-    hint = did_you_mean(key, [*keys, *keys_called(leaf)], "`optrun --cfg job` shows every key.")
-    return ConfigError(f"{key}: no such key. {hint}")
+    other_choices = choices_with(head, leaf) if head in GROUPS else []
+    translation = translate_key(key)
+    if translation is not None and not other_choices:  # 3.
+        return ConfigError(f"{key}: no such key. {explain_translation(translation)}")
+    if head not in keys:  # 4.
+        hint = did_you_mean(key, [*keys, *keys_called(leaf)], "`optrun --cfg job` shows every key.")
+        return ConfigError(f"{key}: no such key. {hint}")
+    siblings = [name for name in _children(keys, head) if name != "name"]  # 5.
+    hint = _hint_beside(keys, siblings, head, leaf, other_choices)
+    chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
+    return ConfigError(f"{key}: no such key. {hint}{chosen} has: {', '.join(siblings)}.")
 
 
-def _not_among(
-    base: DictConfig, keys: list[str], head: str, leaf: str, choices_with_key: list[str]
-) -> ConfigError:
-    """Build the error for a key that the chosen choice of its group does not have.
+def _children(keys: Iterable[str], head: str) -> list[str]:
+    """List the names directly below a dotted mapping."""
+    names = [key.removeprefix(f"{head}.") for key in keys if key.startswith(f"{head}.")]
+    return [name for name in names if "." not in name]
+
+
+def _hint_beside(
+    keys: list[str], siblings: list[str], head: str, leaf: str, other_choices: list[str]
+) -> str:
+    """Suggest what was meant by an unknown name below a mapping; empty if nothing is near.
 
     Args:
-        base: The composed configuration.
-        keys: Every dotted key of it.
-        head: The group, or the dotted mapping, such as `optimizer`.
+        keys: Every dotted key of the configuration.
+        siblings: The valid names below the mapping.
+        head: The group or the dotted mapping, such as `optimizer`.
         leaf: The unknown name in it.
-        choices_with_key: Other choices of the group that have the key.
+        other_choices: Other choices of the group, which have this key.
     """
-    siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
-    siblings = [name for name in siblings if "." not in name and name != "name"]
-    elsewhere = [name for name in _TOP_LEVEL if name == leaf] or keys_called(leaf)
+    if other_choices:
+        deeper = [key for key in keys if key.startswith(f"{head}.") and key.endswith(f".{leaf}")]
+        if deeper:
+            return f"Did you mean {' or '.join(deeper)}? "
+        return f"It belongs to {' or '.join(f'{head}={choice}' for choice in other_choices)}. "
+    elsewhere = [leaf] if leaf in _TOP_LEVEL else keys_called(leaf)
     close = [*(f"{head}.{name}" for name in nearest(leaf, siblings)), *elsewhere]
-    hint = f"Did you mean {' or '.join(close)}? " if close else ""
-    within = [name for name in keys if name.startswith(f"{head}.") and name.endswith(f".{leaf}")]
-    if choices_with_key:
-        owners = " or ".join(f"{head}={choice}" for choice in choices_with_key)
-        hint = f"Did you mean {' or '.join(within)}? " if within else f"It belongs to {owners}. "
-    elif head == "model" and "config" in siblings and not close:
-        hint = f"Options of transformers' configuration are model.config.KEY: model.config.{leaf}. "
-    chosen = f"{head}={OmegaConf.select(base, f'{head}.name')}" if head in GROUPS else head
-    return ConfigError(f"{head}.{leaf}: no such key. {hint}{chosen} has: {', '.join(siblings)}.")
+    if close:
+        return f"Did you mean {' or '.join(close)}? "
+    if head == "model" and "config" in siblings:
+        return f"Options of transformers' configuration are model.config.KEY: model.config.{leaf}. "
+    return ""
 
 
 def unknown_hydra_key(keys: Iterable[str], key: str) -> ConfigError:
     """Build the error for an unknown key below `hydra.`.
 
     Args:
-        keys: Every dotted key there is.
-        key: The one that was given.
+        keys: Every dotted key of the composition, Hydra's included.
+        key: The unknown key.
     """
     head, _, leaf = key.rpartition(".")
     if head == "hydra.sweeper" and leaf in [field.name for field in fields(OptunaConfig)]:
         return ConfigError(f"{key}: no such key. It belongs to hydra/sweeper=optuna.")
     if head == "hydra.sweeper" and leaf in SWEEPER_INSTEAD:
         return ConfigError(f"{key}: no such key. {SWEEPER_INSTEAD[leaf]}")
-    answer = translate_key(key)
-    if answer is not None:
-        return ConfigError(f"{key}: no such key. {explain_answer(answer)}")
-    siblings = [name[len(head) + 1 :] for name in keys if name.startswith(f"{head}.")]
-    near = did_you_mean(leaf, [name for name in siblings if "." not in name and name[:1] != "_"])
-    return ConfigError(f"{key}: no such key of Hydra's. {near}".strip())
+    translation = translate_key(key)
+    if translation is not None:
+        return ConfigError(f"{key}: no such key. {explain_translation(translation)}")
+    public_names = [name for name in _children(keys, head) if not name.startswith("_")]
+    return ConfigError(f"{key}: Hydra has no such key. {did_you_mean(leaf, public_names)}".strip())
 
 
 def unknown_hydra_group(groups: Iterable[str], key: str) -> ConfigError:
     """Build the error for an unknown group below `hydra/`.
 
     Args:
-        groups: Names of the groups there.
+        groups: Hydra's groups, without `hydra/`.
         key: Such as `hydra/sweeper/sampler`.
     """
     hint = did_you_mean(key, [f"hydra/{group}" for group in groups])
-    return ConfigError(f"{key}: no such choice of Hydra's. {hint}")
+    return ConfigError(f"{key}: Hydra has no such group. {hint}")

@@ -6,8 +6,6 @@ A name is free: in a choice of the user's own, built on one of ours, it is the u
 goes by it; it goes by the kind, and a run directory holds that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tokens of the command line as Hydra reads them, with paths and texts taken as they stand."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

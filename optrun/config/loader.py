@@ -3,8 +3,6 @@
 Composes the choices of a command line once, and puts values into copies of that.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import fields
 

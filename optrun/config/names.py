@@ -1,7 +1,5 @@
 """Suggestions for patterns without a matching parameter name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from optrun.base.errors import did_you_mean

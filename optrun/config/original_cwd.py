@@ -1,7 +1,5 @@
 """Relative paths of a run, read from its starting folder."""
 
-from __future__ import annotations
-
 import glob
 import os
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""The command line's `key=value`, checked by name before Hydra composes anything."""
+"""Parse and check the `key=value` of a command line, before Hydra composes a run."""
 
 import copy
 from collections.abc import Sequence
@@ -18,8 +18,10 @@ from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
 from optrun.config.keys import (
     all_keys,
-    node_at,
+    has_key,
+    is_open_mapping,
     open_prefix,
+    raw_value,
     unknown_hydra_group,
     unknown_hydra_key,
     unknown_key,
@@ -29,42 +31,45 @@ from optrun.config.schema.optimizer_base import refuse_few_bits
 from optrun.config.types import expected_type, in_yaml
 
 SEARCH = "search."
-"""Begins what a sweep tries for one optimizer alone: `search.NAME.KEY=VALUES`."""
+"""Begins the keys of a sweep that are for one optimizer alone: `search.NAME.KEY=VALUES`."""
 
 
 def parse(tokens: Sequence[str]) -> list[Override]:
     """Parse `key=value` tokens.
 
     Raises:
-        ConfigError: For a token that is none, with what to quote.
+        ConfigError: A token is no `key=value`, is a glob of choices, or has a package (`@`); the
+            message says what to write instead.
     """
     parsed: list[Override] = []
     for token in tokens:
         if "=" not in token and not token.startswith("~"):
             raise ConfigError(f"{token!r}: expected key=value.")
+        key, _, value = token.partition("=")
         try:
-            parsed.append(parse_token(token))
+            override = parse_token(token)
         except HydraException as error:
-            key, _, value = token.partition("=")
-            text = shell.quote(f"{key.strip()}={quoted(value)}")
+            key = key.strip()
             raise ConfigError(
-                f"{token!r} cannot be read: expected key=value without blanks. A list is"
-                f" {key.strip()}=[A,B], a mapping {{KEY:VALUE}}, a text with other signs {text}."
+                f"{token!r} cannot be read: expected key=value without blanks. Write a list as"
+                f" {key}=[A,B], a mapping as {{KEY:VALUE}}, a text with other signs as"
+                f" {shell.quote(f'{key}={quoted(value)}')}."
             ) from error
-        if not parsed[-1].key_or_group:
+        if not override.key_or_group:
             raise ConfigError(f"{token!r}: expected key=value, and there is no key.")
-        if parsed[-1].value_type is ValueType.GLOB_CHOICE_SWEEP:
+        if override.value_type is ValueType.GLOB_CHOICE_SWEEP:
             raise ConfigError(f"{token!r}: not offered. List the values: KEY=A,B.")
-        if parsed[-1].package is not None:
-            name, _, value = token.partition("=")
+        if override.package is not None:
             raise ConfigError(
-                f"{token!r}: a key keeps its place. Write {name.partition('@')[0]}={value}."
+                f"{token!r}: a group cannot be put elsewhere with @. Write"
+                f" {key.partition('@')[0]}={value}."
             )
+        parsed.append(override)
     return parsed
 
 
 def quoted(text: str) -> str:
-    """Quote a text for Hydra's grammar."""
+    """Quote a text for Hydra's grammar, with `"`, or with `'` if that needs no escapes."""
     mark = "'" if '"' in text and "'" not in text else '"'
     return quote_path(text, mark)
 
@@ -77,49 +82,55 @@ class Checked:
     """The overrides for Hydra. Keys below an open mapping, such as `model.config.n_layer`, need no
     `+`."""
     choices: DictConfig
-    """What the choices among them compose to, before their values; Hydra's node in it."""
+    """The configuration composed from the choices among them, without values; with Hydra's node."""
 
 
 def parse_checked(
     hydra: Hydra, config_name: str, tokens: Sequence[str], *, sweep: bool
 ) -> list[str]:
-    """Parse overrides and check them by name; see `check`."""
+    """Parse overrides, refuse repeated keys, and check them; see `check`."""
     parsed = parse(tokens)
     refuse_twice(parsed)
     return check(hydra, config_name, parsed, sweep=sweep).tokens
 
 
 def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: bool) -> Checked:
-    """Check overrides by name: Hydra would refuse some at length, and others not at all.
+    """Check the keys, choices and types of overrides, before Hydra composes them.
+
+    Hydra would refuse some at length, and others not at all.
 
     Args:
         hydra: Composes the choices.
-        config_name: The primary configuration.
-        overrides: Parsed; no key stands twice.
-        sweep: True under `-m`, where a value may be a list of values.
+        config_name: The recipe.
+        overrides: Parsed; each key occurs once.
+        sweep: Whether a value may be a list of values, as under `-m`.
 
     Raises:
-        ConfigError: For a key or choice that does not exist, with the nearest names; for a value of
-            the wrong type; for a list of values without `-m`; for the same key twice.
+        ConfigError: A key or choice is unknown, a value has the wrong type, or a list of values is
+            given without `-m`.
     """
     branch = next((item for item in overrides if item.key_or_group == "branch_from"), None)
     if branch is None or branch.value() is None:
-        refuse_names(overrides)  # those of a trunk stand among the overrides of a branch
-    groups = [override for override in overrides if override.key_or_group in store.GROUPS]
-    for override in groups:
-        _check_choice(hydra, override, sweep=sweep)
-    of_hydra = [override for override in overrides if override.key_or_group.startswith("hydra/")]
-    for override in of_hydra:
-        _check_hydra_choice(hydra, override)
-    choices = [*groups, *of_hydra]
-    settled = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
-    composed = store.compose(hydra, config_name, settled)
+        refuse_names(overrides)  # the overrides of a branch include names, from its trunk
+    # 1. The choices, since they decide which keys there are.
+    choices: list[Override] = []
+    for override in overrides:
+        if override.key_or_group in store.GROUPS:
+            _check_choice(hydra, override, sweep=sweep)
+            choices.append(override)
+        elif override.key_or_group.startswith("hydra/"):
+            _check_hydra_choice(hydra, override)
+            choices.append(override)
+    # 2. A configuration with the first value of each choice; values are put into it for the check.
+    first_choices = [f"{override.key_or_group}={values_of(override)[0]}" for override in choices]
+    composed = store.compose(hydra, config_name, first_choices)
     base = store.without_hydra(composed)
     with_hydra = base
-    if any(item.is_hydra_override() for item in overrides):
+    if any(override.is_hydra_override() for override in overrides):
         with_hydra = copy.deepcopy(composed)
         OmegaConf.set_struct(with_hydra, False)
         OmegaConf.set_readonly(with_hydra, False)
+    # 3. The values.
     tokens = []
     for override in overrides:
         token = str(override.input_line)
@@ -134,22 +145,22 @@ def check(hydra: Hydra, config_name: str, overrides: list[Override], *, sweep: b
 
 
 def refuse_twice(parsed: list[Override]) -> None:
-    """Refuse a repeated key, and two keys for the length of a run.
+    """Refuse a repeated key, and `max_steps` together with `num_train_epochs`.
+
+    `training.max_steps=null` may stand beside the epochs.
 
     Raises:
-        ConfigError: Naming it.
+        ConfigError: The message names the key.
     """
-    seen: set[str] = set()
+    values: dict[str, object] = {}
     for override in parsed:
-        if override.key_or_group in seen:
+        if override.key_or_group in values:
             raise ConfigError(f"{override.key_or_group} is given twice; leave one out.")
-        seen.add(override.key_or_group)
-    if {"training.max_steps", "training.num_train_epochs"} <= seen and not any(
-        override.key_or_group == "training.max_steps" and override.value() is None
-        for override in parsed
-    ):
+        values[override.key_or_group] = override.value()
+    gives_steps = values.get("training.max_steps") is not None
+    if gives_steps and "training.num_train_epochs" in values:
         raise ConfigError(
-            "training.max_steps and training.num_train_epochs are both given: max_steps would"
+            "training.max_steps and training.num_train_epochs are both given, and max_steps would"
             " decide alone. Give one."
         )
 
@@ -158,8 +169,8 @@ def parse_single(tokens: Sequence[str]) -> list[Override]:
     """Parse overrides that set one value each, such as the changes of a saved configuration.
 
     Raises:
-        ConfigError: A token cannot be read, has several values or takes a key away (`~key`), or a
-            key stands twice.
+        ConfigError: A token cannot be read, has several values or deletes a key (`~key`), or a key
+            is repeated.
     """
     parsed = parse(tokens)
     refuse_twice(parsed)
@@ -173,34 +184,37 @@ def parse_single(tokens: Sequence[str]) -> list[Override]:
 
 
 def refuse_names(parsed: Sequence[Override]) -> None:
-    """Refuse `GROUP.name=...`, a new label without a new choice.
+    """Refuse `GROUP.name=NAME`: it would rename the choice, and not choose another.
 
     Raises:
-        ConfigError: With the choice of that name.
+        ConfigError: The message suggests the choice that may be meant.
     """
     for override in parsed:
         group, _, name = override.key_or_group.rpartition(".")
         if name == "name" and group in store.GROUPS:
             raise ConfigError(
                 f"{override.input_line}: the name of a choice is no key: it would be written down,"
-                f" and the same would be trained. {_choice_meant(group, override)}"
+                f" and the same would be trained. {_suggest_choice(group, override)}"
             )
 
 
-def _choice_meant(group: str, override: Override) -> str:
-    """Suggest what was meant by a `group=value` that is no valid choice.
+def _suggest_choice(group: str, override: Override) -> str:
+    """Suggest the choice that `GROUP.name=VALUE` may mean.
 
-    Suggests the value itself if the group has it, else the closest name, else the choice that
-    other programs call so; without any of these, lists all names. Never empty.
+    The value itself if the group has it, else the nearest name, else the choice that another
+    program calls so; without any of these, all names.
     """
     value = str(override.input_line).partition("=")[2]
-    if value in store.GROUPS[group]:
-        return f"Did you mean {group}={value}?"
     close = nearest(value, store.GROUPS[group])
-    answer = f"{group}={close[0]}" if close else translate_choice(group, value)
-    if answer is None or answer.startswith(NOT_OFFERED):
+    if value in store.GROUPS[group]:
+        suggestion: str | None = f"{group}={value}"
+    elif close:
+        suggestion = f"{group}={close[0]}"
+    else:
+        suggestion = translate_choice(group, value)
+    if suggestion is None or suggestion.startswith(NOT_OFFERED):
         return f"A choice is {group}=NAME: {', '.join(store.GROUPS[group])}."
-    return f"Did you mean {answer}?"
+    return f"Did you mean {suggestion}?"
 
 
 def values_of(override: Override) -> list[Any]:
@@ -215,19 +229,19 @@ def _typed_values(override: Override) -> list[object]:
     if not override.is_sweep_override():
         return [override.value()]
     swept = override.value()
-    if isinstance(swept, IntervalSweep):
-        # Hydra reads them as floats, also where a key takes whole numbers.
-        ends = [float(end) for end in (swept.start, swept.end) if end is not None]
-        return [int(end) if end.is_integer() else end for end in ends]
-    return list(override.sweep_iterator())
+    if not isinstance(swept, IntervalSweep):
+        return list(override.sweep_iterator())
+    # Hydra reads the ends as floats, even if the key takes whole numbers.
+    ends = [float(end) for end in (swept.start, swept.end) if end is not None]
+    return [int(end) if end.is_integer() else end for end in ends]
 
 
 def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
-    """Refuse an override of a group that does not choose among its names.
+    """Refuse an override of a group that is not the name, or under `-m` the names, of choices.
 
     Raises:
-        ConfigError: A list without `-m`, a range, `+group` or `~group`, or a name that the group
-            does not have; 4- and 8-bit optimizers are refused with what to use instead.
+        ConfigError: A list without `-m`, a range, `+group` or `~group`, or an unknown name; for a
+            4- or 8-bit optimizer the message says what to use instead.
     """
     group = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
@@ -235,14 +249,15 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
         raise ConfigError(
             f"{override.input_line}: {group} is a choice of names, not a range of numbers."
         )
+    unknown = [value for value in values_of(override) if value not in store.GROUPS[group]]
+    if not unknown and not override.is_delete() and not override.is_add():
+        return
+    options = hydra.config_loader.get_group_options(group)  # includes choices of the user's
     if override.is_delete() or override.is_add():
-        options = hydra.config_loader.get_group_options(group)
         raise ConfigError(
             f"{override.input_line}: a run needs one {group}. Write {group}=NAME;"
             f" {did_you_mean('', options)}"
         )
-    unknown = [value for value in values_of(override) if value not in store.GROUPS[group]]
-    options = hydra.config_loader.get_group_options(group) if unknown else []
     for value in unknown:
         if value not in options:
             if group == "optimizer":
@@ -253,12 +268,11 @@ def _check_choice(hydra: Hydra, override: Override, *, sweep: bool) -> None:
 def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
     """Refuse a choice of Hydra's, such as `hydra/launcher=joblib`, that is not installed.
 
-    Of a deletion (`~hydra/launcher`) the value is None, of a sweep the object of Hydra's grammar:
-    neither is the name of a choice, so both are refused as well.
+    A deletion (`~hydra/launcher`) and a list of choices are refused, too, since their values are no
+    names.
 
     Raises:
-        ConfigError: An unknown group, with the nearest ones; or an unknown name, with all names of
-            the group.
+        ConfigError: The message names the nearest groups, or all names of the group.
     """
     key = override.key_or_group
     value = str(override.value())
@@ -267,27 +281,27 @@ def _check_hydra_choice(hydra: Hydra, override: Override) -> None:
         raise unknown_hydra_group(hydra.config_loader.list_groups("hydra"), key)
     if value not in options:
         raise ConfigError(
-            f"{key}={value}: not installed, or no such name. {did_you_mean(value, options)} Here"
-            f" are: {', '.join(sorted(options))}. Launchers come with the extras optrun[joblib] and"
-            " optrun[slurm]."
+            f"{key}={value}: not installed, or no such name. {did_you_mean(value, options)}"
+            f" Installed: {', '.join(sorted(options))}. Launchers come with the extras"
+            " optrun[joblib] and optrun[slurm]."
         )
 
 
 def _check_hydra_key(full: DictConfig, override: Override) -> None:
     """Refuse an unknown key, several values or a wrong type below `hydra.`.
 
-    A key with `+` or inside an open mapping is not checked.
+    The name and the type of a key with `+` or inside an open mapping are not checked.
 
     Args:
         full: The composition with Hydra's node; the value is put into it.
         override: An override of a key that begins with `hydra.`.
 
     Raises:
-        ConfigError: The message names the nearest keys, or the form in which a list is one value.
+        ConfigError: The message names the nearest keys, or how to write a list as one value.
     """
     key = override.key_or_group
     is_open = override.is_add() or override.is_force_add() or open_prefix(full, key) is not None
-    if not is_open and node_at(full, key) is None:
+    if not is_open and not has_key(full, key):
         raise unknown_hydra_key(all_keys(full), key)
     if override.is_sweep_override():
         text = str(override.input_line).partition("=")[2]
@@ -296,7 +310,7 @@ def _check_hydra_key(full: DictConfig, override: Override) -> None:
         else:
             single_value = f"{key}=[{text}]"
         raise ConfigError(
-            f"{override.input_line}: {key} is not swept over. Expected one value; a list is"
+            f"{override.input_line}: {key} cannot be swept. Expected one value; a list is"
             f" {single_value}."
         )
     if not is_open and not override.is_delete():
@@ -307,73 +321,69 @@ def _refuse_list_without_sweep(override: Override, *, sweep: bool) -> None:
     """Refuse several values or an interval without `-m`.
 
     Raises:
-        ConfigError: With `-m`, and for several values with how to write a list or a text instead.
+        ConfigError: The message says how to sweep, and how to write a list or text as one value.
     """
-    if override.is_sweep_override() and not sweep:
-        key, _, text = str(override.input_line).partition("=")
-        if isinstance(override.value(), IntervalSweep):
-            raise ConfigError(
-                f"{key}={text}: an interval is searched. Add -m hydra/sweeper=optuna."
-            )
+    if sweep or not override.is_sweep_override():
+        return
+    key, _, text = str(override.input_line).partition("=")
+    if isinstance(override.value(), IntervalSweep):
         raise ConfigError(
-            f"{key}={text}: several values are a sweep. Add -m to run one job for each. One value"
-            f" is {shell.quote(f'{key}=[{text}]')}, or as a text"
-            f" {shell.quote(f'{key}={quoted(text)}')}."
+            f"{key}={text}: an interval is for a search. Add -m hydra/sweeper=optuna."
         )
+    raise ConfigError(
+        f"{key}={text}: several values are a sweep. Add -m to run one job for each. One value"
+        f" is {shell.quote(f'{key}=[{text}]')}, or as a text"
+        f" {shell.quote(f'{key}={quoted(text)}')}."
+    )
 
 
 def _check_value(base: DictConfig, token: str, override: Override, *, sweep: bool) -> str:
-    """Check the key and the type of an override that sets a value.
+    """Check the key and the types of an override that sets a value.
 
     Args:
-        base: The composed choices; the value is put into it, so that its type is checked.
+        base: The composed choices; every value is put into it, which checks the type.
         token: The override as typed.
         override: The same, parsed.
         sweep: Whether a list of values is allowed.
 
     Returns:
-        The override for Hydra, with `++` if its key is in an open mapping.
+        The override for Hydra: with `++` if the key is in, or is, an open mapping.
 
     Raises:
-        ConfigError: The key does not exist, or a value has the wrong type.
+        ConfigError: The key is unknown or deleted, or a value has the wrong type.
     """
     key = override.key_or_group
     _refuse_list_without_sweep(override, sweep=sweep)
-    prefix = open_prefix(base, key)
-    if prefix is not None:
+    if open_prefix(base, key) is not None:
         has_sign = override.is_add() or override.is_force_add() or override.is_delete()
-        if has_sign:
-            return token
-        return f"++{token}"
-    if node_at(base, key) is None:
+        return token if has_sign else f"++{token}"
+    if not has_key(base, key):
         raise unknown_key(base, key)
     if override.is_delete():
         raise ConfigError(
-            f"{token}: {key} cannot be taken away; give it a value, or null where the comment"
-            " allows it."
+            f"{token}: {key} cannot be deleted. Give it a value, or null if `optrun --help {key}`"
+            " allows null."
         )
-    parsed_values = _typed_values(override)
-    if override.is_range_sweep() and len(parsed_values) == 1:
+    values = _typed_values(override)
+    if override.is_range_sweep() and len(values) == 1:
         raise ConfigError(
-            f"{token}: it holds {parsed_values[0]} alone: range() goes in steps of 1. List the"
+            f"{token}: it holds {values[0]} alone: range() goes in steps of 1. List the"
             f" values: {key}=A,B,C."
         )
-    for value in parsed_values:
+    for value in values:
         assign(base, key, plain_value(value))
-    node = node_at(base, key)
-    is_open = (
-        isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
-    )  # open: Hydra adds to it, or refuses
-    return f"{'++' if is_open else ''}{key}={token.split('=', 1)[1]}"
+    # Without ++ Hydra would merge a value into an open mapping, or refuse it.
+    plus = "++" if is_open_mapping(raw_value(base, key)) else ""
+    return f"{plus}{key}={token.partition('=')[2]}"
 
 
 def refuse_meaningless(overrides: Sequence[Override], valid: Sequence[str], action: str) -> None:
-    """Refuse overrides that would change nothing about an action.
+    """Refuse overrides without an effect on an action.
 
     Args:
         overrides: Parsed.
-        valid: Keys that the action uses, and groups of which it uses any key.
-        action: Its name with an article, for the message, such as `an evaluation`.
+        valid: Keys with an effect; a group stands for all of its keys.
+        action: The action with an article, for the message, such as `an evaluation`.
 
     Raises:
         ConfigError: The message names the first such override, and the nearest valid keys, or all
@@ -388,9 +398,10 @@ def refuse_meaningless(overrides: Sequence[Override], valid: Sequence[str], acti
 
 
 def plain_value(value: object) -> object:
-    """Strip the quotes of Hydra's grammar from a parsed value."""
-    text = getattr(value, "text", None)  # a quoted string of Hydra's grammar
-    if text is not None and not isinstance(value, str):
+    """Replace the quoted strings of a parsed value by their texts, in lists and mappings too."""
+    text = getattr(value, "text", None)
+    is_quoted_string = text is not None and not isinstance(value, str)
+    if is_quoted_string:
         return text
     if isinstance(value, list):
         return [plain_value(item) for item in value]
@@ -400,15 +411,15 @@ def plain_value(value: object) -> object:
 
 
 def assign(cfg: DictConfig, key: str, value: object) -> None:
-    """Set one value, with type; a mapping is laid over what stands there, as Hydra does.
+    """Set one value with its type; a mapping is merged into the present one, as Hydra does.
 
     Args:
-        cfg: Is changed.
+        cfg: Changed in place.
         key: Dotted.
-        value: Plain.
+        value: A plain value.
 
     Raises:
-        ConfigError: With key, value and the type that was expected.
+        ConfigError: The message names key, value and the expected type.
     """
     is_open = open_prefix(cfg, key) is not None
     try:
@@ -431,7 +442,7 @@ def is_hydra(token: str) -> bool:
 
 
 def is_search(token: str) -> bool:
-    """Tell whether an override is of a sweep's space for one optimizer.
+    """Tell whether an override is for one optimizer of a sweep.
 
     Example:
         >>> is_search("search.adamw.lr=1e-3,2e-3"), is_search("lr=1e-3,2e-3")

@@ -1,7 +1,5 @@
 """Folders shipped with the package, and the file of `-cn FILE.yaml`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from optrun.base.errors import ConfigError

@@ -3,8 +3,6 @@
 Else from its schema.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import enum
@@ -20,7 +18,7 @@ from typing import Any
 
 from optrun.base.reading import read_text
 from optrun.config.groups import CHOICES as CHOICES
-from optrun.config.groups import complete_choices
+from optrun.config.groups import foreign_choices
 from optrun.config.paths import config_dir
 from optrun.config.registry import schema_defaults
 from optrun.config.schema.run import RunConfig
@@ -71,7 +69,7 @@ def defaults() -> dict[str, tuple[str, str]]:
 
 def head(group: str, choice: str) -> str:
     """Describe a choice in a sentence or two."""
-    row = complete_choices(group).get(choice)
+    row = foreign_choices(group).get(choice)
     if row is not None:
         text = inspect.cleandoc(row.target.__doc__ or "")  # its own, and not of its base
         return " ".join(text.partition("\n\n")[0].split())
@@ -84,12 +82,12 @@ def entries(group: str, choice: str) -> list[Entry]:
     """List the keys of a choice: those of its YAML in its order, then those of its schema alone.
 
     Meaning and default of a key come from the YAML, else from the docstring and the default of the
-    field. A choice in `complete_choices` is read from its schema alone, since it has no YAML of its
+    field. A choice in `foreign_choices` is read from its schema alone, since it has no YAML of its
     own. A key with the name of the choice as its value, `name: lamb`, is left out.
     """
     schema = CHOICES[group][choice]
     hints = typing.get_type_hints(schema)
-    text = "" if choice in complete_choices(group) else _text(f"{group}/{choice}")
+    text = "" if choice in foreign_choices(group) else _text(f"{group}/{choice}")
     rows = {row.key: row for row in _commented(text) if row.key in hints}
     for key, value in schema_defaults(schema).items():
         if key not in rows and key != "name":

@@ -1,12 +1,10 @@
 """Registered choices as Hydra knows them: in its store, under the name of their group."""
 
-from __future__ import annotations
-
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from optrun.config import registry
-from optrun.config.groups import complete_choices
+from optrun.config.groups import foreign_choices
 
 _PROVIDER = "optrun registry"
 
@@ -22,7 +20,7 @@ def publish(group: str) -> None:
         file for file, node in stored.items() if getattr(node, "provider", None) == _PROVIDER
     ]:
         del stored[file]
-    for name, row in complete_choices(group).items():
+    for name, row in foreign_choices(group).items():
         schema = OmegaConf.structured(row.schema)
         store.store(group=group, name=f"{name}_schema", node=schema, provider=_PROVIDER)
         store.store(

@@ -4,8 +4,6 @@ Hydra builds what `_target_` says, logging what `()` and `class` say, before a l
 executed; and everything in a configuration is written into the run directory.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,6 +1,4 @@
-"""The configuration a run was started with, taken up again with changes from the command line."""
-
-from __future__ import annotations
+"""The saved configuration of a run: read it, check it, and apply changes of the command line."""
 
 import io
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from optrun.base.plain import PlainDict, flat
 from optrun.config import store
 from optrun.config.groups import no_such_choice
 from optrun.config.hydra_internals import Hydra
-from optrun.config.keys import node_at, open_prefix, unknown_key
+from optrun.config.keys import has_key, open_prefix, raw_value, unknown_key
 from optrun.config.kind import KIND, kind_of, saved_kind, with_kind
 from optrun.config.overrides import assign, parse_single, refuse_names
 from optrun.config.request import DEFAULT_CONFIG
@@ -27,10 +25,10 @@ from optrun.config.schema.run import RunConfig
 
 
 def read_config(path: Path) -> PlainDict:
-    """Read a `config.yaml` of a run directory.
+    """Read the `config.yaml` of a run directory, interpolations as written.
 
     Raises:
-        ConfigError: It is missing or no YAML mapping.
+        ConfigError: The file is missing or holds no YAML mapping.
     """
     try:
         values = OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=False)
@@ -39,7 +37,7 @@ def read_config(path: Path) -> PlainDict:
     except UnreadableFileError as error:
         raise ConfigError(str(error)) from error
     except UnboundedYamlError as error:
-        raise ConfigError(f"{path}: {error}: not read.") from error
+        raise ConfigError(f"{path}: not read: {error}.") from error
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"{path}: no valid YAML.") from error
     except Exception as error:  # PyYAML's errors share no public base with the above
@@ -50,10 +48,10 @@ def read_config(path: Path) -> PlainDict:
 
 
 def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
-    """Refuse interpolations in a saved configuration: it is never resolved again.
+    """Refuse interpolations in a saved configuration, which is never resolved again.
 
     Raises:
-        ConfigError: Naming the first such key.
+        ConfigError: The message names the first such key.
     """
     key = next((key for key, _ in interpolations(dict(values))), None)
     if key is not None:
@@ -61,115 +59,139 @@ def refuse_interpolations(values: Mapping[str, object], where: str) -> None:
 
 
 def with_schemas(values: Mapping[str, object], where: str) -> DictConfig:
-    """Put plain values under their dataclasses.
+    """Check the values of a saved configuration against the schemas of its choices.
 
     Args:
-        values: A resolved configuration.
-        where: What it is, for messages.
+        values: A resolved configuration, as in `config.yaml` of a run.
+        where: The file or checkpoint, for messages.
+
+    Returns:
+        The same values, typed by `RunConfig` and the schemas of the choices.
 
     Raises:
         ConfigError: A group is missing, a key or type does not fit, or a value is not resolved.
     """
     refuse_interpolations(values, where)
-    sections = dict(values)
-    chosen: dict[str, type[object]] = {}
+    schemas_of_groups: dict[str, type[object]] = {}
+    plain_values = dict(values)
     for group, schemas in store.GROUPS.items():
-        section = sections.get(group)
+        section = values.get(group)
         if not isinstance(section, Mapping) or "name" not in section:
             raise ConfigError(
-                f"{where}: group {group} is missing: this was not written by this version of"
-                " optrun."
+                f"{where}: the group {group} is missing. Another version of optrun wrote this; use"
+                " that version (summary.json names it)."
             )
-        chosen[group] = schemas[saved_kind(group, schemas, section)]
-        sections[group] = {key: value for key, value in section.items() if key != KIND}
+        schemas_of_groups[group] = schemas[saved_kind(group, schemas, section)]
+        plain_values[group] = {key: value for key, value in section.items() if key != KIND}
     try:
-        merged = OmegaConf.merge(_tree(tuple(chosen.items())), sections)
+        typed = OmegaConf.merge(_empty_config(tuple(schemas_of_groups.items())), plain_values)
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"{where}: {str(error).splitlines()[0]}. If another version of optrun wrote it, use"
             " that version (summary.json names it)."
         ) from error
-    assert isinstance(merged, DictConfig)
-    return merged
+    assert isinstance(typed, DictConfig)
+    return typed
 
 
 @cache
-def _tree(chosen: tuple[tuple[str, type[object]], ...]) -> DictConfig:
-    """Put schemas at their keys; not to be changed."""
-    tree: DictConfig = OmegaConf.structured(RunConfig)
-    for key, schema in chosen:
-        OmegaConf.update(tree, key, OmegaConf.structured(schema), merge=False, force_add=True)
-    return tree
+def _empty_config(schemas_of_groups: tuple[tuple[str, type[object]], ...]) -> DictConfig:
+    """Build a configuration without values from (group, schema); cached, so never change it."""
+    config: DictConfig = OmegaConf.structured(RunConfig)
+    for group, schema in schemas_of_groups:
+        OmegaConf.update(config, group, OmegaConf.structured(schema), merge=False, force_add=True)
+    return config
 
 
 def changed(hydra: Hydra, cfg: DictConfig, overrides: list[str]) -> DictConfig:
-    """Apply the overrides of a command line to a saved configuration.
+    """Apply the overrides of a command line to a saved configuration; choices come first.
+
+    A new `scheduler.num_warmup_steps` unsets a saved `scheduler.warmup_ratio`, as on a fresh
+    command line.
 
     Args:
         hydra: Composes choices of groups.
-        cfg: The saved configuration, with schemas.
-        overrides: Of the command line; `resume` and Hydra's own are the caller's.
+        cfg: The saved configuration, with schemas; not changed.
+        overrides: Of the command line, without `resume` and Hydra's own.
 
     Raises:
         ConfigError: As on a fresh command line.
     """
-    result = cfg.copy()
     parsed = parse_single(overrides)
     refuse_names(parsed)
-    for override in (override for override in parsed if override.key_or_group in store.GROUPS):
-        _change_choice(hydra, result, override)
-    for override in (override for override in parsed if override.key_or_group not in store.GROUPS):
+    result = cfg.copy()
+    for override in parsed:
+        if override.key_or_group in store.GROUPS:
+            _change_choice(hydra, result, override)
+    new_values = {override.key_or_group: override.value() for override in parsed}
+    for override in parsed:
         key = override.key_or_group
+        if key in store.GROUPS:
+            continue
         if key == "optimizer.dialect":
             _refuse_other_dialect(result, override)
-        if node_at(result, key) is None and open_prefix(result, key) is None:
+        if not has_key(result, key) and open_prefix(result, key) is None:
             raise unknown_key(result, key)
-        assign(result, key, override.value())
-    new_values = {override.key_or_group: override.value() for override in parsed}
-    if (
-        new_values.get("scheduler.num_warmup_steps") is not None
-        and "scheduler.warmup_ratio" not in new_values
-    ):
-        result.scheduler.warmup_ratio = (
-            None  # the default that was written down gives way, as on a fresh line
-        )
+        assign(result, key, new_values[key])
+    gives_steps = new_values.get("scheduler.num_warmup_steps") is not None
+    if gives_steps and "scheduler.warmup_ratio" not in new_values:
+        result.scheduler.warmup_ratio = None
     return result
 
 
 def _refuse_other_dialect(cfg: DictConfig, override: Override) -> None:
-    """Refuse another dialect for a saved configuration: its options are resolved."""
-    saved_optimizer = cfg.optimizer
-    resolved = not any(
-        saved_optimizer._get_node(name)._is_interpolation() for name in saved_optimizer
-    )
-    if resolved and "dialect" in saved_optimizer and override.value() != saved_optimizer.dialect:
+    """Refuse another dialect for an optimizer whose options are resolved already.
+
+    They are in a saved configuration, but not after another optimizer was chosen for it.
+
+    Raises:
+        ConfigError: The dialect differs from the saved one.
+    """
+    optimizer = cfg.optimizer
+    if any(OmegaConf.is_interpolation(optimizer, option) for option in optimizer):
+        return
+    if "dialect" in optimizer and override.value() != optimizer.dialect:
         raise ConfigError(
             f"{override.input_line}: the run's configuration holds the options of"
-            f" optimizer.dialect={saved_optimizer.dialect or 'null'}, and another name changes none"
-            " of them. Give the options themselves, such as optimizer.eps=1e-8, or begin a new run."
+            f" optimizer.dialect={optimizer.dialect or 'null'}, and another name changes none of"
+            " them. Give the options themselves, such as optimizer.eps=1e-8, or begin a new run."
         )
 
 
 def _change_choice(hydra: Hydra, cfg: DictConfig, override: Override) -> None:
+    """Replace a group of a saved configuration by another choice.
+
+    Does nothing if it has this choice already; its values then stay.
+
+    Args:
+        hydra: Composes the choice.
+        cfg: The saved configuration; changed in place.
+        override: Such as `optimizer=lamb`.
+
+    Raises:
+        ConfigError: The choice is unknown.
+    """
     group = override.key_or_group
     value = override.get_value_element_as_str()
     options = hydra.config_loader.get_group_options(group)
     if value not in options:
         raise no_such_choice(group, value, options)
-    chosen = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
-    kinds = [kind_of(group, store.GROUPS[group], tree[group]) for tree in (chosen, cfg)]
-    same_name = OmegaConf.to_container(chosen[group]).get("name") in (cfg[group].name, "???")  # type: ignore[union-attr]
-    if kinds[0] == kinds[1] and same_name:
-        return  # the choice that stands already, with the values that were given to it then
-    OmegaConf.update(cfg, group, chosen[group], merge=False)
+    composed = store.without_hydra(store.compose(hydra, DEFAULT_CONFIG, [f"{group}={value}"]))
+    schemas = store.GROUPS[group]
+    same_kind = kind_of(group, schemas, composed[group]) == kind_of(group, schemas, cfg[group])
+    same_name = raw_value(composed, f"{group}.name") in (cfg[group].name, "???")
+    if not (same_kind and same_name):
+        OmegaConf.update(cfg, group, composed[group], merge=False)
 
 
 def plain(cfg: DictConfig) -> PlainDict:
-    """Convert to resolved plain values: names for Enums, and the kind of a choice of the user's.
+    """Convert a configuration to resolved plain values, as `config.yaml` holds them.
+
+    Enums become their names, and a choice of the user's gets the `kind` it builds on.
 
     Raises:
-        ConfigError: A choice that is built on none of ours, a value that would be resolved once
-            more when read, or a secret that an environment variable gave.
+        ConfigError: A user's choice builds on none of ours, a value would be resolved once more
+            when it is read, or an environment variable put a secret into it.
     """
     values = OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
     assert isinstance(values, dict)
@@ -185,7 +207,9 @@ def plain(cfg: DictConfig) -> PlainDict:
 def differences(
     before: Mapping[str, object], after: Mapping[str, object]
 ) -> dict[str, tuple[Any, Any]]:
-    """Map each changed key to its old and new value; an absent key is None.
+    """Map each changed dotted key to its old and new value; an absent key has the value None.
+
+    `resume` is left out, and so is `GROUP.kind` beside a changed `GROUP.name`.
 
     Example:
         >>> differences({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
@@ -195,22 +219,19 @@ def differences(
     """
     old = flat(before)
     new = flat(after)
-    changes = {
-        name: (old.get(name), new.get(name))
-        for name in dict.fromkeys([*old, *new])
-        if name != "resume" and not same(old.get(name), new.get(name))
-    }
+    changes = {}
+    for key in dict.fromkeys([*old, *new]):
+        if key != "resume" and not same(old.get(key), new.get(key)):
+            changes[key] = (old.get(key), new.get(key))
     for group in store.GROUPS:
-        if f"{group}.name" in changes:  # which says it already
+        if f"{group}.name" in changes:
             changes.pop(f"{group}.{KIND}", None)
     return changes
 
 
 def same(before: object, after: object) -> bool:
-    """Compare two values for equality, NaN and NaN among them.
-
-    A configuration says a value, not its result.
-    """
+    """Compare two values of a configuration; NaN equals NaN, since it is the same setting."""
     if isinstance(before, list) and isinstance(after, list):
         return len(before) == len(after) and all(map(same, before, after))
-    return bool(before == after) or (before != before and after != after)
+    both_nan = before != before and after != after
+    return bool(before == after) or both_nan

@@ -1,6 +1,5 @@
 """Schemas into Hydra, a typed `RunConfig` out."""
 
-import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from optrun.base.errors import ConfigError, refuse_url
 from optrun.config import default_warmup, dialects
 from optrun.config.compose_errors import composition_error, interpolation_error
 from optrun.config.groups import GROUPS as GROUPS
-from optrun.config.groups import complete_choices
+from optrun.config.groups import foreign_choices
 from optrun.config.hydra_internals import Hydra, create_config_search_path
 from optrun.config.keys import missing_keys
 from optrun.config.kind import kind_of
@@ -32,8 +31,8 @@ from optrun.config.schema.run import RunConfig
 from optrun.config.yaml_files import READ, shown
 
 _NEEDED_AT_ONCE = ("resume", "hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
-"""Keys that are looked at as soon as a configuration is composed, so that an interpolation in them
-has to hold."""
+"""Keys that are read as soon as a configuration is composed: interpolations in them must resolve.
+"""
 
 _KNOWN_WARNINGS = (
     "Defaults list is missing `_self_`",  # the file's own values come last then, as expected
@@ -42,17 +41,19 @@ _KNOWN_WARNINGS = (
 
 
 def _times(value: float, factor: float | None) -> float:
-    """Multiply for `${times:A,B}` in a YAML, as a person would write it; A if B is null."""
+    """Multiply for `${times:A,B}` in a YAML, rounded to 12 digits; A if B is null."""
     try:
         return float(f"{float(value) * (1.0 if factor is None else float(factor)):.12g}")
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"${{times:{value},{factor}}}: expected two numbers.") from error
+        raise ConfigError(
+            f"the resolver times takes two numbers, ${{times:A,B}}, and got {value} and {factor}."
+        ) from error
 
 
 def register_schemas() -> None:
-    """Put every dataclass into Hydra's store, as `<choice>_schema` of its group.
+    """Put every dataclass into Hydra's store, as `CHOICE_schema` of its group.
 
-    Registered ones as a choice, too.
+    A choice without a YAML, such as a plugin's, is also stored as the choice itself.
     """
     OmegaConf.register_new_resolver("times", _times, replace=True)
     OmegaConf.register_new_resolver("dialect", dialects.resolve, replace=True)
@@ -61,18 +62,18 @@ def register_schemas() -> None:
     store.store(name="run_schema", node=RunConfig, provider="optrun")
     for group, choices in GROUPS.items():
         for choice, schema in choices.items():
-            if choice not in complete_choices(group):
+            if choice not in foreign_choices(group):
                 store.store(group=group, name=f"{choice}_schema", node=schema, provider="optrun")
         publish(group)
-    for choice, kind in sweeper.SCHEMAS.items():
-        store.store(group="hydra/sweeper", name=f"{choice}_schema", node=kind, provider="optrun")
+    for choice, schema in sweeper.SCHEMAS.items():
+        store.store(group="hydra/sweeper", name=f"{choice}_schema", node=schema, provider="optrun")
 
 
-def _own_sweepers() -> None:
-    """Replace Hydra's own `hydra/sweeper=optuna`, if its plugin is installed.
+def _remove_hydra_sweepers() -> None:
+    """Remove Hydra's own `hydra/sweeper=optuna` from the store, if its plugin is installed.
 
-    Hydra would merge the two: a configuration file is checked against an entry of its store with
-    the same name.
+    Hydra would merge it with ours: a configuration file is checked against an entry of the store
+    with the same name.
     """
     Plugins.instance()  # plugins register their choices as they are found
     entries = ConfigStore.instance().repo.get("hydra", {}).get("sweeper", {})
@@ -112,13 +113,13 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
     compositions.
 
     Args:
-        extra_dir: `--config-dir`: choices and configurations of the user's own, found first.
+        extra_dir: `--config-dir`, a folder with the user's choices and recipes, searched first.
 
     Raises:
-        ConfigError: Where that folder does not exist.
+        ConfigError: The folder does not exist.
     """
     register_schemas()
-    _own_sweepers()
+    _remove_hydra_sweepers()
     READ.clear()
     for pattern in _KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message=f"(?s).*{pattern}")
@@ -133,13 +134,13 @@ def open_hydra(extra_dir: str | None = None) -> Hydra:
 def compose(
     hydra: Hydra, config_name: str, overrides: list[str], run_mode: RunMode = RunMode.RUN
 ) -> DictConfig:
-    """Compose, with Hydra's own node in it.
+    """Compose a configuration, with Hydra's node in it.
 
     Raises:
-        ConfigError: In one readable message, for whatever Hydra or OmegaConf refuse; for the name
-            of code to run, and for a secret.
+        ConfigError: Hydra or OmegaConf refuse it, the recipe is not built on `config`, or a value
+            names code or is a secret.
     """
-    with _refusing(hydra, config_name):
+    with _as_config_error(hydra, config_name):
         cfg = hydra.compose_config(
             config_name=config_name,
             overrides=list(overrides),
@@ -158,19 +159,19 @@ def compose(
     return cfg
 
 
-def with_values(
+def compose_values(
     hydra: Hydra, config_name: str, choices: DictConfig, overrides: list[str]
 ) -> DictConfig:
-    """Put the values of a command line into its composed choices.
+    """Compose overrides whose choices are composed already; faster than `compose`.
 
-    It equals `compose(hydra, config_name, overrides)`, which is called where an override may say
-    which files are read, or what Hydra records.
+    The result equals `compose(hydra, config_name, overrides)`, which is called if an override
+    may decide which files are read, or what Hydra records.
 
     Args:
-        hydra: Composes.
-        config_name: What was composed.
-        choices: Composed of the choices alone, Hydra's node in it; changed in place.
-        overrides: All of them, checked.
+        hydra: Composes configurations.
+        config_name: The recipe.
+        choices: Composed from the choices alone, with Hydra's node; changed in place.
+        overrides: All overrides, checked.
 
     Raises:
         ConfigError: As `compose`.
@@ -178,9 +179,10 @@ def with_values(
     parsed = [parse_token(token) for token in overrides]
     values = [override for override in parsed if is_value(override)]
     chosen = [item for item in parsed if item.key_or_group in GROUPS or "/" in item.key_or_group]
-    if len(values) + len(chosen) < len(parsed):
+    has_others = len(values) + len(chosen) < len(parsed)
+    if has_others:
         return compose(hydra, config_name, overrides)
-    with _refusing(hydra, config_name):
+    with _as_config_error(hydra, config_name):
         assign_values(choices, values, parsed)
         for key in _NEEDED_AT_ONCE:
             OmegaConf.select(choices, key)
@@ -189,8 +191,8 @@ def with_values(
 
 
 @contextmanager
-def _refusing(hydra: Hydra, config_name: str) -> Iterator[None]:
-    """Turn whatever Hydra, OmegaConf or Python raise into one readable message."""
+def _as_config_error(hydra: Hydra, config_name: str) -> Iterator[None]:
+    """Turn whatever Hydra, OmegaConf or Python raise in this context into a ConfigError."""
     try:
         yield
     except ConfigError:
@@ -200,15 +202,11 @@ def _refusing(hydra: Hydra, config_name: str) -> Iterator[None]:
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:
-    """Copy the run's own keys, without Hydra's node."""
-    content = vars(cfg)["_content"]
-    try:  # `hydra` is the larger part: it is left out of the copy, not taken out of it
-        vars(cfg)["_content"] = {key: node for key, node in content.items() if key != "hydra"}
-        run_cfg = copy.deepcopy(cfg)
-    finally:
-        vars(cfg)["_content"] = content
+    """Copy a configuration without Hydra's node; keys of the copy can be changed and added."""
+    run_cfg = cfg.copy()
     OmegaConf.set_struct(run_cfg, False)
     OmegaConf.set_readonly(run_cfg, False)
+    run_cfg.pop("hydra", None)
     return run_cfg
 
 
@@ -216,7 +214,7 @@ def refuse_dangling(cfg: DictConfig) -> None:
     """Refuse interpolations without a value.
 
     Raises:
-        ConfigError: Naming the first such key.
+        ConfigError: The message names the first key with such an interpolation.
     """
     try:
         OmegaConf.to_container(cfg, resolve=True)
@@ -231,15 +229,14 @@ def typed(cfg: DictConfig) -> RunConfig:
         cfg: A composed configuration without Hydra's node.
 
     Raises:
-        ConfigError: For a mandatory value that is missing, an interpolation that leads nowhere, a
-            value out of range, a choice that is built on none of ours; for the name of code to run,
-            and for a secret.
+        ConfigError: A mandatory value is missing or out of range, an interpolation has no value, a
+            file is built on no choice of optrun, or a value names code or is a secret.
     """
     refuse_code_and_secrets(cfg)
     missing = missing_keys(cfg)
     if missing:
-        key = missing[0]
-        rest = f" (also missing: {', '.join(missing[1:])})" if missing[1:] else ""
+        key, *others = missing
+        rest = f" (also missing: {', '.join(others)})" if others else ""
         raise ConfigError(f"{key} is missing: give {key}=VALUE{rest}.")
     try:
         config = OmegaConf.to_object(cfg)

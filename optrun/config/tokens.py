@@ -1,7 +1,5 @@
 """Keys of `key=value` tokens, read without Hydra's grammar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 OTHER_LENGTH = {

@@ -1,7 +1,5 @@
 """OmegaConf's errors on values of the wrong type, in plain words."""
 
-from __future__ import annotations
-
 _EXPECTED = {
     "could not be converted to Float": "a number",
     "could not be converted to Integer": "a whole number",

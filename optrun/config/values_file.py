@@ -4,8 +4,6 @@ It needs no defaults list. `optimizer: lamb` chooses, and so does a `name` among
 group; every other entry is a value. What it says stands before the overrides of the command line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints

@@ -3,13 +3,12 @@
 Which were read, where a key stands in them, and what makes one unreadable.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import yaml  # type: ignore[import-untyped,unused-ignore]
 from hydra.core.config_search_path import ConfigSearchPath
@@ -39,7 +38,7 @@ _KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
 class Repository(ConfigRepository):
     """Hydra's repository, with file names in its errors and a record of files read."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Repository:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         """Copy the list of sources alone.
 
         Hydra copies for each composition, and with a source its store of schemas.

@@ -15,7 +15,7 @@ from optrun.artifacts.lock import refuse_held
 from optrun.artifacts.run_dir import HYDRA_FILES, RANK_LOG, RunDir, unused_path
 from optrun.base import shell
 from optrun.base.errors import ConfigError, StorageError, refuse_url
-from optrun.config.compose import request_of
+from optrun.config.compose import build_request
 from optrun.config.hydra_internals import Hydra
 from optrun.config.literal import quote_path
 from optrun.config.request import CommandLine, Request
@@ -66,7 +66,7 @@ def start(hydra: Hydra, command_line: CommandLine, cfg: DictConfig, caller: Call
     Raises:
         OptrunError: As `execute`; where it is refused before it began, nothing is left behind.
     """
-    request = request_of(
+    request = build_request(
         command_line, cfg, command_line.overrides
     )  # refused before a directory is made
     resumes = cfg.resume is not None or any(

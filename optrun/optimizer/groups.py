@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from optrun.base.errors import did_you_mean
 from optrun.base.options import Group
-from optrun.config.foreign_names import explain_answer, optimizer_option
+from optrun.config.foreign_names import explain_translation, optimizer_option
 from optrun.config.schema.ranges import not_negative
 
 DESCRIPTIVE_KEYS = frozenset(
@@ -57,7 +57,7 @@ def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str)
             name_here = optimizer_option(str(key))
             hint = did_you_mean(str(key), pool)
             if name_here is not None:
-                hint = explain_answer(name_here).replace("optimizer.", "")
+                hint = explain_translation(name_here).replace("optimizer.", "")
             raise TypeError(f"{where} has no option {key!r}. {hint}")
 
 

@@ -16,7 +16,7 @@ from optrun.artifacts.provenance import config_digest
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainMapping, lookup
 from optrun.config import keys, saved, store
-from optrun.config.batch import leave_open
+from optrun.config.batch import unset_derived_size
 from optrun.config.hydra_internals import Hydra
 from optrun.config.overrides import assign
 from optrun.config.tokens import key_of
@@ -151,7 +151,7 @@ class Composer:
         try:
             cfg = self._with(tuple(settled), changes)
             store.refuse_dangling(cfg)
-            leave_open(cfg, every)
+            unset_derived_size(cfg, every)
             values = saved.plain(cfg)
             self.require(values)
             return values

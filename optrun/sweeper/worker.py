@@ -37,7 +37,7 @@ from optrun.base.errors import (
 )
 from optrun.base.plain import PlainDict
 from optrun.config import saved, store
-from optrun.config.batch import leave_open
+from optrun.config.batch import unset_derived_size
 from optrun.config.registry.plugins import load_again
 from optrun.config.request import Request
 from optrun.config.schema.checkpoint import OnStorageError
@@ -91,7 +91,7 @@ class SweepTask:
         try:
             with sweep.working_on(run.path.name) as record:
                 job_cfg = store.without_hydra(cfg)
-                leave_open(job_cfg, overrides)
+                unset_derived_size(job_cfg, overrides)
                 return self._take(sweep, run, record, job_cfg, overrides)
         except LockedError:
             return "held"

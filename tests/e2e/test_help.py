@@ -74,6 +74,16 @@ def test_a_key_is_explained_with_the_choices_that_have_it(
     assert "lr=computed" in text
 
 
+@pytest.mark.parametrize("word", ["search", "search.lamb.lr"])
+def test_the_help_says_what_a_search_is(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, word)
+    assert "hydra/sweeper=optuna" in text
+    assert "search.NAME.KEY=VALUES" in text
+    page = text.splitlines()[-1].removeprefix("Page: ")
+    assert Path(page).name == "sweeps.md"
+    assert Path(page).is_file()
+
+
 @pytest.mark.parametrize(
     ("word", "fact"),
     {

@@ -1,7 +1,5 @@
 """Errors raised in the code of others, told by file and line."""
 
-from __future__ import annotations
-
 import re
 import sys
 import traceback

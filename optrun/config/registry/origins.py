@@ -1,7 +1,5 @@
 """Foreign code of a run: recorded at its start, and required on resume."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
@@ -175,12 +173,7 @@ def _source(row: registry.Choice) -> PlainDict:
     if not file or not Path(file).is_file():
         return {**source, "module": module, "sha256": None}
     path = Path(file).resolve()
-    return {
-        **source,
-        "module": module,
-        "path": str(path),
-        "sha256": digest_of(path),
-    }
+    return {**source, "module": module, "path": str(path), "sha256": digest_of(path)}
 
 
 def _who(record: Mapping[str, object]) -> str:

@@ -6,8 +6,6 @@ A file becomes a module of this package whose name holds its path, so that a pro
 an object of it (a worker of a sweep, of a data loader) imports the same file.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys
@@ -22,11 +20,7 @@ from urllib.parse import quote, unquote
 from optrun.base.errors import ConfigError, refuse_url
 from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config import registry
-from optrun.config.registry.origins import (
-    ALLOW,
-    allow_changes,
-    digest_of,
-)
+from optrun.config.registry.origins import ALLOW, allow_changes, digest_of
 
 OPTION = "--plugin"
 

@@ -3,8 +3,6 @@
 Classes that hear of the training loop's steps, each with a schema of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any

@@ -3,8 +3,6 @@
 A dataclass that refuses values out of range, and the refusal of a value by its key.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Metrics that can be chosen by name, and which direction of each is better."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -279,11 +279,7 @@ class ScheduleFreeConfig(DecaysForward, TwoMoments):
     weight_decay: NotNegative = 0.01
     betas: Annotated[
         tuple[float, float],
-        several(
-            "two numbers, each in [0, 1), the first above 0",
-            inner_share,
-            fraction,
-        ),
+        several("two numbers, each in [0, 1), the first above 0", inner_share, fraction),
     ] = (0.9, 0.999)
     """The weights to evaluate are found by dividing by the first."""
     r: NotNegative = 0.0

@@ -4,8 +4,6 @@ A field says its range in its type, `eps: NotNegative = 1e-8`. The dataclass che
 and so does the class that takes the option as a keyword.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

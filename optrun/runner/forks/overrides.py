@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
 
 from optrun.artifacts.forks import KEY
 from optrun.base.errors import ConfigError
@@ -14,7 +13,7 @@ from optrun.base.plain import PlainMapping
 from optrun.config import saved, store
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import Hydra
-from optrun.config.keys import node_at, open_prefix
+from optrun.config.keys import is_open_mapping, open_prefix, raw_value
 from optrun.config.kind import KIND, saved_kind
 from optrun.config.literal import in_grammar
 from optrun.config.original_cwd import is_path, path_keys
@@ -73,11 +72,10 @@ def as_overrides(hydra: Hydra, values: PlainMapping, where: str) -> list[str]:
         if not differing:
             return tokens
         for key, value in differing:
-            node = node_at(composed, key)
-            follows = node is not None and node._is_interpolation()
+            default = raw_value(composed, key)
+            follows = isinstance(default, str) and "${" in default
             if not follows or step == "all" or (step == "top" and "." not in key):
-                is_open = isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
-                is_open = is_open or open_prefix(composed, key) is not None
+                is_open = is_open_mapping(default) or open_prefix(composed, key) is not None
                 plus = "++" if is_open else ""
                 tokens.append(f"~{key}" if value is _GONE else f"{plus}{key}={in_grammar(value)}")
     key, value = differing[0]

@@ -70,7 +70,7 @@ def test_each_name_is_answered_wherever_it_is_typed() -> None:
     for name in TABLE["keys"]:
         if "." in name:
             continue
-        assert keys.as_key(f"--{name.replace('_', '-')}").strip()
+        assert keys.translate_option(f"--{name.replace('_', '-')}").strip()
         for key in (name, f"trainer.{name}"):
             message = str(keys.unknown_key(composed, key))
             assert "Here it is called " in message or "Not offered" in message

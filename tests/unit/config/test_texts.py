@@ -147,7 +147,18 @@ def test_plain_numbers_and_quoted_texts_in_a_recipe(tmp_path: Path) -> None:
 def test_the_refusal_of_a_resolver_is_shown() -> None:
     with pytest.raises(ConfigError) as refused:
         compose_request(store.open_hydra(), CommandLine(overrides=["lr=${times:fast,2}"]))
-    assert str(refused.value) == "${times:fast,2}: expected two numbers."
+    assert str(refused.value) == (
+        "lr=${times:fast,2}: the resolver times takes two numbers, ${times:A,B}, and got fast and"
+        " 2."
+    )
+
+
+def test_a_resolver_with_too_many_values_is_named() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose_request(store.open_hydra(), CommandLine(overrides=["lr=${dialect:1,2}"]))
+    assert str(refused.value) == (
+        "lr=${dialect:1,2}: the resolver dialect takes one value: ${dialect:DEFAULT}."
+    )
 
 
 def test_a_refusal_with_a_cause_of_its_own_is_shown() -> None:
