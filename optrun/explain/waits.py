@@ -21,7 +21,7 @@ def reason_to_wait(config: RunConfig, optimizer: Optimizer) -> str | None:
     rows = registry.choices("callback")
     for name in config.callbacks:
         callback = rows[name].load()
-        if getattr(callback, "hears_late", False):
+        if getattr(callback, "accepts_late_results", False):
             continue
         on_step = getattr(callback, "on_step", None)
         # `Callback` has an `on_step` that does nothing; explain may not import training.

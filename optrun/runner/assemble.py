@@ -66,7 +66,7 @@ from optrun.scheduler.build import warmup_note
 from optrun.task import Task
 from optrun.training.callback import StopRequest
 from optrun.training.contrast import Contrast, ContrastStep
-from optrun.training.ranking import Ranking, best_mode, rank_by
+from optrun.training.ranking import Ranking, best_mode, set_ranking_metric
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import TrainState
 from optrun.training.step import BySource, TrainStep
@@ -190,7 +190,7 @@ def assemble(
     notes = [
         *start.notes,
         chunked_note,
-        rank_by(state, ranking),
+        set_ranking_metric(state, ranking),
         describe_open_size(request, batch, world.size),
     ]
     groups = [] if saved is None or moves_layers(start.changes) else _valid_groups(saved.optimizer)

@@ -18,13 +18,13 @@ from optrun.runner.run_start import RunStart
 from optrun.runner.snapshot import Snapshots
 from optrun.runner.summary import SummaryCallback
 from optrun.training.callback import HOOKS, Callback, TrainingContext
-from optrun.training.checkpointing import Bystander, CheckpointManager
+from optrun.training.checkpointing import CheckpointManager, NonWritingManager
 from optrun.training.divergence import Divergence
 from optrun.training.early_stopping import EarlyStopping
 from optrun.training.evaluate import Evaluator
 from optrun.training.hooks import Hooks
 from optrun.training.loop import Loop
-from optrun.training.metrics_log import MetricsLogger, storage_policy
+from optrun.training.metrics_log import MetricsLogger, refusal_handler
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
 from optrun.training.trackers import Tracker, build_tracker
@@ -76,7 +76,7 @@ def build_loop(
     sync: Callable[[], None] = lambda: None  # noqa: E731  # a rank that writes no lines has none to flush
     if world.is_main:
         metrics_log = MetricsLogger(
-            run.metrics, storage_policy(config.checkpoint.on_storage_error, note)
+            run.metrics, refusal_handler(config.checkpoint.on_storage_error, note)
         )
         components = _writers(run_start, setup, metrics_log)
         sync = metrics_log.sync
@@ -106,7 +106,9 @@ def build_loop(
         hooks.load_state_dict(saved.callbacks or {}, stop_request(saved, {}) if same else None)
         return state
 
-    checkpoints = (CheckpointManager if world.is_main or is_sharded(setup.model) else Bystander)(
+    checkpoints = (
+        CheckpointManager if world.is_main or is_sharded(setup.model) else NonWritingManager
+    )(
         run=run,
         deletes_older=world.is_main,
         config=config.checkpoint,

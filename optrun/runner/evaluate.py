@@ -27,7 +27,7 @@ from optrun.runner.resume.state_file import read_checkpoint
 from optrun.task.class_table import ClassTable
 from optrun.task.evaluation import MetricAccumulator
 from optrun.training.device import pick_device
-from optrun.training.display import watched
+from optrun.training.display import with_progress_bar
 from optrun.training.evaluate import evaluate_sets
 from optrun.training.step import Precision
 
@@ -104,7 +104,7 @@ def evaluate_checkpoint(config: RunConfig, run: RunDir, checkpoint: Path) -> Eva
             loaders,
             config.training.per_device_eval_batch_size,
             task.evaluation,
-            lambda batches, before, total: watched(batches, total - before),
+            lambda batches, before, total: with_progress_bar(batches, total - before),
             precision=precision,
             keep=keep,
             forward=task.forward,

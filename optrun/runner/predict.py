@@ -34,7 +34,7 @@ from optrun.runner.predictors import Predictor, Values
 from optrun.runner.resume.data_position import class_names
 from optrun.task.build import predictor_class
 from optrun.training.device import pick_device
-from optrun.training.display import watched
+from optrun.training.display import with_progress_bar
 
 ENDINGS = (".jsonl", ".csv", ".parquet")
 RUN_KEYS = (
@@ -190,7 +190,7 @@ def _predict(predictor: Predictor) -> list[Values]:
     devices = [device] if device.type == "cuda" else []
     with keep_cache, torch.no_grad(), torch.random.fork_rng(devices):
         torch.manual_seed(predictor.config.seed)
-        for rows in watched(batches, len(batches), what="prediction"):
+        for rows in with_progress_bar(batches, len(batches), what="prediction"):
             values = predictor.predict([inputs[row] for row in rows])
             for row, prediction in zip(rows, values, strict=True):
                 predictions[row] = prediction

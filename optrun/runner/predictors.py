@@ -39,7 +39,7 @@ from optrun.task.tokens import (
     prompt_ids,
     tokenize_rows,
 )
-from optrun.training.failures import of_memory_in_evaluation
+from optrun.training.failures import explain_out_of_memory_in_evaluation
 from optrun.training.step import Precision
 
 Inputs = dict[str, Any]
@@ -113,7 +113,7 @@ class Predictor(ABC):
             OptrunError: Memory did not suffice.
         """
         precision = Precision(self.model.device, self.config.training.precision.value)
-        with precision.autocast(), of_memory_in_evaluation(batch, "prediction"):
+        with precision.autocast(), explain_out_of_memory_in_evaluation(batch, "prediction"):
             return (call or self.model)(**precision.to_device(batch), **options)
 
     def text_column(self, *others: str | None) -> str:

@@ -353,7 +353,7 @@ def _begin(
     else:
         # The line of an unfinished step is still to be written; those of the end of a shorter run
         # go.
-        last_step = -1 if state.untouched else state.global_step - state.unfinished
+        last_step = -1 if state.is_before_first_step else state.global_step - state.unfinished
         take_up(run.metrics, last_step)
 
 

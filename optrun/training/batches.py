@@ -16,7 +16,7 @@ from optrun.training.signals import SignalHandler
 
 @dataclass(eq=False)
 class Batches:
-    """Fetches the micro-batches of each step, from the position of the state in the data."""
+    """Fetches the micro-batches of each step, starting at the run's position in the data."""
 
     setup: TrainingSetup
     """Has the loader, the plan of examples and the state."""
@@ -31,8 +31,8 @@ class Batches:
     def fetch(self) -> list[Batch]:
         """Wait for the micro-batches of the next step.
 
-        The first call starts the loader's workers. A request to stop ends the wait without loss of
-        data.
+        The first call starts the loader's workers. A signal to stop ends the wait; no batch is
+        lost.
 
         Raises:
             Stopped: There was a request to stop, and this process is the only rank.
@@ -40,9 +40,9 @@ class Batches:
             LoaderTimeout: No batch came within `training.dataloader_timeout`.
         """
         setup = self.setup
-        world = self.setup.train_step.world
+        world = setup.train_step.world
         beat(Phase.loading, setup.state.global_step)
-        # Of several ranks none leaves alone: they agree before the forward passes.
+        # Several ranks agree to stop before the forward passes; none of them stops here alone.
         with self.signal_handler.immediate() if world.size == 1 else nullcontext():
             if self._steps is None:
                 self.before_fork()
@@ -58,22 +58,25 @@ class Batches:
         return micro_batches
 
     def close(self) -> None:
-        """End the loader's workers; the next `fetch` starts at the position of the state then."""
+        """End the loader's workers; the next `fetch` restarts at the run's position in the data."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
 
-    def naming_workers(self) -> AbstractContextManager[None]:
-        """Return a context in which errors of workers name the step and its examples."""
-        return failures.of_workers(self._steps_before, self._next_examples)
+    def explain_worker_failures(self) -> AbstractContextManager[None]:
+        """Return a context that explains errors of workers, with the step and its examples."""
+        return failures.explain_worker_failure(self._steps_before, self._next_examples)
 
     def _steps_before(self) -> int:
-        """Count the optimizer steps before the next fetch."""
+        """Count the optimizer steps before the step of the next fetch.
+
+        Fetching may be a step ahead of the counters of the state.
+        """
         state = self.setup.state
         return state.global_step + self._next_position() - state.position
 
     def _next_position(self) -> int:
-        """Return the steps of data before the next fetch."""
+        """Return the number of steps of data before the next fetch."""
         if self._steps is None:
             return self.setup.state.position
         return self._position

@@ -31,7 +31,7 @@ class StopRequest:
 
 @dataclass(eq=False)
 class TrainingContext:
-    """The present state of training, as a hook sees it, and the requests that it may make."""
+    """The state of training for a hook, and the requests that a hook may make."""
 
     setup: TrainingSetup
     """The run: model, task, data and state."""
@@ -42,13 +42,13 @@ class TrainingContext:
     """Builds the command that continues the run, from overrides; with `mended=True` it allows that
     the code of plugins has changed."""
     stop: StopRequest | None = None
-    """The first request to stop; at a resume that of the checkpoint."""
+    """The first request to stop; after a resume the one in the checkpoint."""
     save_requested: bool = False
     """Whether a hook has requested a checkpoint after this step."""
     caller: str = ""
     """Configuration key of the component whose hook is running; empty between hooks."""
     final: bool = False
-    """Whether an evaluation or line is in progress that only the end of the run asked for."""
+    """Whether the present evaluation or line exists only because the run ends here."""
 
     def __post_init__(self) -> None:
         """Set the folders, and whether the present step is finished."""
@@ -57,8 +57,8 @@ class TrainingContext:
         self.extra_dir = self.run.extra
         """The folder to write into; it exists before the first hook."""
         self.step_finished = not self.setup.state.unfinished
-        """Whether the line of the present step is written: a request to stop is for the next step.
-        """
+        """Whether the line of the present step is written; a request to stop then means the next
+        step."""
 
     @property
     def model(self) -> PreTrainedModel:
@@ -82,7 +82,7 @@ class TrainingContext:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps in all."""
+        """Optimizer steps of the whole run."""
         return self.setup.total_steps
 
     @property
@@ -94,17 +94,21 @@ class TrainingContext:
         """End training early: the run is evaluated, saved, published and finished, exit code 0.
 
         Requested in `on_step` or `on_evaluate`, training ends with this step; in any other hook,
-        with the next one. The first request counts. A request does nothing if no step is left, or
-        in an evaluation that only the end of the run asked for.
+        with the next one. Later requests are ignored; so is a request when no step is left, or in
+        an evaluation that exists only because the run ends here.
 
         Raises:
-            TypeError: The reason is no text.
+            TypeError: The reason is no str.
         """
         if not isinstance(reason, str):
             raise TypeError(f"request_stop: expected a text, got {type(reason).__name__}")
+        if self.stop is not None or self.final:
+            return
         reason = reason.encode(errors="backslashreplace").decode()  # it is written to files
-        step = self.global_step + self.step_finished
-        if self.stop is None and not self.final and step < self.total_steps:
+        step = self.global_step
+        if self.step_finished:
+            step += 1
+        if step < self.total_steps:
             self.stop = StopRequest(self.caller, reason, step)
 
     def request_save(self) -> None:
@@ -115,14 +119,14 @@ class TrainingContext:
 class Callback:
     """A component of the training loop. A hook without a definition does nothing.
 
-    A class of the user's own need not derive from this one. Where it has `state_dict` and
-    `load_state_dict`, its state is part of every checkpoint and rolled back with the rest.
+    A user's class need not derive from this one. If it has `state_dict` and `load_state_dict`, its
+    state is saved in every checkpoint, and restored by a resume or rollback.
     """
 
     key = ""
-    """Configuration key that it is known by."""
-    hears_late = False
-    """Whether `on_step` may be called when the next step has begun: then no step waits for it."""
+    """Configuration key of the component, for messages."""
+    accepts_late_results = False
+    """Whether `on_step` may be called after the next step has begun; then no step waits for it."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
         """Handle every start of the run, resumed ones too.

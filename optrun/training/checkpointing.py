@@ -44,7 +44,8 @@ class CheckpointManager:
     """The run, and the ranking of its checkpoints."""
     snapshot: Callable[[RandomStates, bool], Snapshot]
     """Copies model, optimizer and states, with these random states, into buffers that the next call
-    reuses. With True nothing changes before it is written, and nothing needs to be copied."""
+    reuses. The flag says that nothing changes before the snapshot is written: then CPU tensors are
+    not copied."""
     sync: Callable[[], None]
     """Flushes the metrics; called beside training before a checkpoint commits."""
     note: Callable[[str], None]
@@ -83,7 +84,7 @@ class CheckpointManager:
         """Whether a checkpoint is being written."""
         return self._writer.busy and not self._writer.ended
 
-    def scheduled(self, step: int) -> bool:
+    def is_scheduled(self, step: int) -> bool:
         """Tell whether a step is a multiple of `checkpoint.save_steps`; never if that is null."""
         return self.config.save_steps is not None and step % self.config.save_steps == 0
 
@@ -94,14 +95,14 @@ class CheckpointManager:
         return 0
 
     def save(self, random: RandomStates | None = None, *, last: bool = False) -> None:
-        """Copy the present state, and start to write it; waits for the save before it.
+        """Copy the present state, and start to write it; waits for the previous save.
 
         A checkpoint that the disk refused before is given up, with a note.
 
         Args:
             random: Random states to save in place of the present ones; None: the present ones.
-            last: Whether no step follows before it is written: then nothing is copied, which would
-                need as much memory again.
+            last: Whether no step follows before the state is written. Then it is not copied, which
+                would need the same memory again.
 
         Raises:
             StorageError: The save before it failed, with `checkpoint.on_storage_error=stop`.
@@ -121,12 +122,15 @@ class CheckpointManager:
             self._stall += self.clock() - start
 
     def _request(self, snapshot: Snapshot) -> SaveRequest:
-        """Build the request to write a snapshot, with the steps whose checkpoints stay."""
-        keep = [step for step in self._scheduled_on_disk()[:1] if self.keep_scheduled]
-        ranked = self.ranking.best(self.state)
+        """Build the request to write a snapshot, with the steps whose checkpoints must stay.
+
+        Those are the best ones, and the newest scheduled one if a rollback may return to it.
+        """
+        keep = self._scheduled_on_disk()[:1] if self.keep_scheduled else []
+        ranked = self.ranking.ranked_steps(self.state)
         return SaveRequest(snapshot, ranked, self.config.keep_best, keep, self.sync)
 
-    def among_best(self) -> bool:
+    def is_among_best(self) -> bool:
         """Tell whether the present step is one of the `keep_best` best of the saved steps."""
         present = self.state.global_step
         saved_steps = {
@@ -134,18 +138,18 @@ class CheckpointManager:
             self._submitted,
             *map(retention.step_of, checkpoint_folders(self.run)),
         }
-        ranked = [step for step in self.ranking.best(self.state) if step in saved_steps]
+        ranked = [step for step in self.ranking.ranked_steps(self.state) if step in saved_steps]
         return present in ranked[: self.config.keep_best]
 
     def _scheduled_on_disk(self) -> list[int]:
-        """List the scheduled steps with a checkpoint, in the order of `checkpoint_folders`."""
+        """List the scheduled steps with a checkpoint on the disk, newest first."""
         steps = [retention.step_of(folder) for folder in checkpoint_folders(self.run)]
-        return [step for step in steps if step == 0 or self.scheduled(step)]
+        return [step for step in steps if step == 0 or self.is_scheduled(step)]
 
     def save_now(self, random: RandomStates | None = None) -> None:
         """Save the present state, and return when it is on the disk.
 
-        Does nothing but wait if it was saved already; tries again if the disk refused it.
+        If it was saved before, only waits for that save; if the disk refused it, tries again.
 
         Args:
             random: Random states to save in place of the present ones; None: the present ones.
@@ -159,19 +163,20 @@ class CheckpointManager:
         elif self._refused is not None:
             self._writer.start(self._refused)
             self._refused = None
-        result = self._ended()
-        if result is not None and result.error is not None and result.folder is None:
+        result = self._wait_for_result()
+        if result is None:
+            return
+        if result.error is not None and result.folder is None:
             raise result.error
-        if result is not None:
-            self._follow_up(result)
+        self._handle_result(result)
 
     def poll(self, *, together: bool = False) -> None:
-        """Report a save that has ended, and retry a refused one when its step has come.
+        """Handle a save that has ended, and retry a refused one if its step has come.
 
         Args:
-            together: Whether several ranks call this, when saves of earlier steps have ended on all
-                of them. A save of the present step may have ended on some; it waits for the next
-                call, so that all ranks do the same.
+            together: Whether several ranks call this, after the saves of earlier steps have ended
+                on all of them. A save of the present step may have ended on some ranks only, so it
+                is left to the next call.
 
         Raises:
             StorageError: A save failed, with `checkpoint.on_storage_error=stop`.
@@ -180,7 +185,7 @@ class CheckpointManager:
             return
         result = self._writer.result(wait=False)
         if result is not None:
-            self._follow_up(result)
+            self._handle_result(result)
         if (
             self._refused is not None
             and not self._writer.busy
@@ -190,17 +195,20 @@ class CheckpointManager:
             self._refused = None
 
     def wait(self) -> None:
-        """Wait until nothing is being written, and report the save.
+        """Wait until nothing is being written, and handle the result of the save.
 
         Raises:
             StorageError: The save failed, with `checkpoint.on_storage_error=stop`.
         """
-        result = self._ended()
+        result = self._wait_for_result()
         if result is not None:
-            self._follow_up(result)
+            self._handle_result(result)
 
-    def _ended(self) -> Result | None:
-        """Wait for the save under way, and return its result; None: there is none."""
+    def _wait_for_result(self) -> Result | None:
+        """Wait for the save in progress, and return its result; None: nothing is being saved.
+
+        The waiting time counts as stall.
+        """
         start = self.clock()
         with during(Phase.saving):
             result = self._writer.result(wait=True)
@@ -209,22 +217,15 @@ class CheckpointManager:
 
     def close(self) -> None:
         """Wait for the last save at the end of the run; a note says if it failed."""
-        result = self._ended()
+        result = self._wait_for_result()
         if result is not None and result.error is not None:
             self.note(str(result.error))
 
-    def _follow_up(self, result: Result) -> None:
-        """Act on the outcome of a save.
-
-        - Saved: call `on_save`, and forget earlier failures.
-        - Saved, but the disk refused the deletion of older checkpoints or `checkpoints/best`: note.
-        - NaN or infinity, and training returns to an earlier checkpoint anyway: note.
-        - The disk refused the checkpoint, and `checkpoint.on_storage_error=continue`: note, and
-          plan a retry.
-        - Anything else: raise the error of the save.
+    def _handle_result(self, result: Result) -> None:
+        """Handle the result of a save: call `on_save`, note, plan a retry, or raise its error.
 
         Raises:
-            BaseException: The error of the save, in the last case.
+            BaseException: The error of the save, if training cannot or should not go on.
         """
         step = result.request.snapshot.global_step
         error: BaseException | None = result.error
@@ -235,18 +236,16 @@ class CheckpointManager:
             if result.folder is not None:
                 self.on_save(result.folder)
             return
-        if isinstance(error, StorageError) and result.folder is not None:
-            self.note(f"{step_name(step)} is saved; what comes after it was refused: {error}")
-            return
         if isinstance(error, NonFiniteError) and self.keep_scheduled:
             self.note(f"{error} Training goes back at the next step.")
-            return
-        if (
-            not isinstance(error, StorageError)
-            or self.config.on_storage_error is OnStorageError.stop
-        ):
+        elif not isinstance(error, StorageError):
             raise error
-        self._plan_retry(result.request, error)
+        elif result.folder is not None:  # deleting older ones or updating `best` failed
+            self.note(f"{step_name(step)} is saved; what comes after it was refused: {error}")
+        elif self.config.on_storage_error is OnStorageError.stop:
+            raise error
+        else:
+            self._plan_retry(result.request, error)
 
     def _plan_retry(self, request: SaveRequest, error: StorageError) -> None:
         """Keep a refused save for a later step, and note when it is tried again.
@@ -266,10 +265,10 @@ class CheckpointManager:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds that saves took of training and in all since the last call.
+        """Return the seconds that saves took since the last call, by metric name.
 
-        Their names are `perf/checkpoint_stall_seconds` and `perf/checkpoint_write_seconds`; what
-        did not happen is left out.
+        `perf/checkpoint_stall_seconds`: training waited for saves; left out if it did not.
+        `perf/checkpoint_write_seconds`: the last save that ended; left out if none did.
         """
         values = {}
         if self._stall:
@@ -281,10 +280,10 @@ class CheckpointManager:
         return values
 
 
-class Bystander(CheckpointManager):
-    """A manager that writes nothing, for ranks on which another rank writes.
+class NonWritingManager(CheckpointManager):
+    """A manager for ranks on which another rank writes the checkpoints.
 
-    It remembers which steps are saved, so that `save_now` and `among_best` decide as on that rank.
+    It remembers which steps are saved, so that `save_now` and `is_among_best` decide as there.
     """
 
     writing = False

@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 
 from optrun.data.loader import ASIDE, Batch
-from optrun.training.exchange import GlobalStep, in_order
-from optrun.training.step import Numbered, TrainStep, zero_loss
+from optrun.training.exchange import GlobalStep, interleave_ranks
+from optrun.training.step import NumberedBatch, TrainStep, zero_loss
 
 _VECTORS = "vectors"
 
 
 class Contrast(Protocol):
-    """The part of a task that such a step uses."""
+    """The part of a task that a `ContrastStep` uses."""
 
     def represent(self, outputs: Any, batch: Batch) -> torch.Tensor:
         """Compute the vectors of a batch, shape (batch, texts, width)."""
@@ -41,37 +41,42 @@ class ContrastStep(TrainStep):
     contrast: Contrast
     """Computes the vectors and the loss."""
 
-    def _shares(self, runs: list[Numbered], step: GlobalStep, position: int) -> list[torch.Tensor]:
+    def _backward_all(
+        self, runs: list[NumberedBatch], step: GlobalStep, position: int
+    ) -> list[torch.Tensor]:
         """Run every micro-batch forward for its vectors, then again for its gradient.
 
         Returns:
             The share of each micro-batch in the loss of the step, shape () each.
         """
         if len(step.facts) == 1:
-            return super()._shares(runs, step, position)
+            return super()._backward_all(runs, step, position)
+        # 1. Vectors of every micro-batch, without gradients.
         with torch.no_grad():
             vectors = [self._vectors(run, position) for run in runs]
-        loss, gradients = self._compared(vectors, len(step.facts))
+        # 2. The loss over the vectors of all ranks, and its gradient by each vector.
+        loss, gradients = self._loss_and_gradients(vectors, len(step.facts))
+        # 3. Every micro-batch again, backpropagating the gradient of its vectors.
         for at, run in enumerate(runs, 1):
             with self.gradient_sync(at == len(runs)):
-                self._carry_back(run, position, gradients.get(run[1]))
+                self._backpropagate(run, position, gradients.get(run[1]))
         return [loss * (step.weight_of(number) / step.total_weight) for _, number in runs]
 
-    def _forward(self, run: Numbered, position: int) -> tuple[Any, Batch]:
+    def _forward(self, run: NumberedBatch, position: int) -> tuple[Any, Batch]:
         """Run a micro-batch forward with its own dropout; return outputs and the moved batch."""
         batch, number = run
         self._seed(position, number)
         moved = self.to_device(batch)
         return self.forward(self.model, moved), moved
 
-    def _vectors(self, run: Numbered, position: int) -> Batch:
+    def _vectors(self, run: NumberedBatch, position: int) -> Batch:
         """Compute the vectors of a micro-batch, with the other tensors that the loss needs."""
         with self.autocast():
             outputs, moved = self._forward(run, position)
-            aside = {name: moved[name] for name in ASIDE if name in moved}
-            return {_VECTORS: self.contrast.represent(outputs, moved), **aside}
+            other_tensors = {name: moved[name] for name in ASIDE if name in moved}
+            return {_VECTORS: self.contrast.represent(outputs, moved), **other_tensors}
 
-    def _compared(
+    def _loss_and_gradients(
         self, batches: list[Batch], count: int
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Compute the loss of the vectors of all ranks, in the order of their micro-batches.
@@ -84,31 +89,38 @@ class ContrastStep(TrainStep):
             The loss of the step, shape (), and its gradient by the vectors of each micro-batch.
         """
         if self.world.size > 1:
-            batches = [{name: values.cpu() for name, values in part.items()} for part in batches]
-        parts = in_order(self.world.gather_objects(batches), count)
-        step_batch = {
-            name: torch.cat([part[name] for part in parts]).to(self.device) for name in parts[0]
-        }
+            batches = [_to_cpu(batch) for batch in batches]
+        gathered = interleave_ranks(self.world.gather_objects(batches), count)
+        step_batch = {}
+        for name in gathered[0]:
+            step_batch[name] = torch.cat([batch[name] for batch in gathered]).to(self.device)
         vectors = step_batch.pop(_VECTORS).requires_grad_()
         with self.autocast():
             loss = self.contrast.compare(vectors, step_batch)
         (gradient,) = torch.autograd.grad(loss, vectors)
-        pieces = gradient.split([len(part[_VECTORS]) for part in parts])
-        return loss.detach().float(), dict(enumerate(pieces))
+        gradients = gradient.split([len(batch[_VECTORS]) for batch in gathered])
+        return loss.detach().float(), dict(enumerate(gradients))
 
-    def _carry_back(self, run: Numbered, position: int, gradient: torch.Tensor | None) -> None:
+    def _backpropagate(
+        self, run: NumberedBatch, position: int, gradient: torch.Tensor | None
+    ) -> None:
         """Run a micro-batch forward again, and backpropagate a gradient from its vectors.
 
         Args:
             run: The micro-batch with its number.
             position: Steps of data used before, which seeds its dropout.
-            gradient: Gradient of the loss by the vectors; None: the micro-batch counts nothing.
+            gradient: Gradient of the loss by the vectors; None: the micro-batch is a repeated one,
+                and adds nothing.
         """
         with self.autocast():
             outputs, moved = self._forward(run, position)
             if gradient is None:
-                carried = zero_loss(outputs)
+                loss = zero_loss(outputs)
             else:
-                carried = (self.contrast.represent(outputs, moved) * gradient).sum()
-        # The reduction over ranks is a mean.
-        self.scaler.scale(carried * self.world.size if self.world.size > 1 else carried).backward()
+                # Its gradient is gradient * d vectors / d weights: the chain rule.
+                loss = (self.contrast.represent(outputs, moved) * gradient).sum()
+        self._backward_over_ranks(loss)
+
+
+def _to_cpu(batch: Batch) -> Batch:
+    return {name: tensor.cpu() for name, tensor in batch.items()}

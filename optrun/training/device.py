@@ -15,11 +15,11 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
 
     Args:
         name: `auto` (cuda, then mps, then cpu) or a torch device.
-        local_rank: Which of several ranks on this machine asks, each for a GPU of its own; None:
-            there is one.
+        local_rank: Number of this rank among those on this machine, each with a GPU of its own;
+            None: there is one process.
 
     Raises:
-        ConfigError: No such device here.
+        ConfigError: The device does not exist on this machine.
     """
     if local_rank is not None:
         return _device_of_rank(name, local_rank)
@@ -34,20 +34,26 @@ def pick_device(name: str, local_rank: int | None = None) -> torch.device:
             f"training.device={name}: expected auto, cpu, cuda, cuda:N or mps."
         ) from error
     usable = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    usable += ["mps"] if torch.backends.mps.is_available() else []
-    if (f"cuda:{device.index or 0}" if device.type == "cuda" else device.type) not in usable:
+    if torch.backends.mps.is_available():
+        usable.append("mps")
+    wanted = device.type
+    if wanted == "cuda":
+        wanted = f"cuda:{device.index or 0}"
+    if wanted not in usable:
         raise ConfigError(
-            f"training.device={name}: there is no such device here. Usable: {', '.join(usable)}."
+            f"training.device={name}: this machine has no such device. Usable: {', '.join(usable)}."
         )
     return device
 
 
 def _device_of_rank(name: str, local_rank: int) -> torch.device:
-    """Return the device of one of several ranks on this machine; a GPU becomes torch's current one.
+    """Return the device of one of several ranks on this machine; make a GPU torch's current one.
+
+    Each rank gets the GPU of its number. If only one GPU is visible, every rank uses it: the
+    launcher has shown each rank its own.
 
     Raises:
-        ConfigError: A device other than auto, cpu and cuda, or fewer GPUs than ranks. A single
-            visible GPU is taken by each rank: the launcher shows each its own.
+        ConfigError: A device other than auto, cpu and cuda, or fewer GPUs than ranks.
     """
     kind = name
     if name == "auto":
@@ -75,7 +81,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory so far: allocated on the GPU, else resident in this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    unit = 1 if sys.platform == "darwin" else 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

@@ -29,13 +29,13 @@ from optrun.training.step import StepResult
 log = logging.getLogger("optrun")
 Item = TypeVar("Item")
 _WIDTH = 100
-"""Characters of a plain line, before the time that is left."""
+"""Most characters of a plain line, without the remaining time."""
 
 
 class Display(Callback):
     """Shows the progress of training, and notes of one line; this base class shows nothing."""
 
-    hears_late = True
+    accepts_late_results = True
 
     def start(self, step: int, total: int) -> None:
         """Show that training begins, after `step` of `total` optimizer steps."""
@@ -53,7 +53,7 @@ class Display(Callback):
         """Show one line of text."""
 
     def stop(self) -> None:
-        """Remove what is drawn in place."""
+        """Remove the progress bar."""
 
     def on_train_begin(self, training: TrainingContext) -> None:
         """Show that training begins."""
@@ -74,7 +74,7 @@ class Display(Callback):
         self.record(record)
 
     def on_train_end(self, training: TrainingContext, status: str) -> None:  # noqa: ARG002
-        """Remove what is drawn in place."""
+        """Remove the progress bar."""
         self.stop()
 
 
@@ -93,7 +93,7 @@ class PlainDisplay(Display):
         self.main_metric = ""
 
     def on_train_begin(self, training: TrainingContext) -> None:
-        """Set the metric that no line leaves out: the one that ranks checkpoints."""
+        """Set the metric that comes first in each line: the one that ranks checkpoints."""
         self.main_metric = training.setup.ranking.metric
         super().on_train_begin(training)
 
@@ -106,8 +106,8 @@ class PlainDisplay(Display):
     def record(self, record: PlainMapping) -> None:
         """Print one line of about 100 characters, with the remaining time of training.
 
-        The remaining time is left out at the first and the last step of this start. The record
-        before the first step starts the clock anew.
+        The time is estimated from the steps of this start; it is left out before its first step and
+        after the last step. A record before the first step restarts the clock.
         """
         line = plain_line(record, self.total, width=_WIDTH, main_metric=self.main_metric)
         step = int(record["step"])
@@ -127,7 +127,7 @@ class PlainDisplay(Display):
         if console.quiet or console.record or console.is_terminal or console.is_jupyter:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             return
-        try:  # what rich writes into a file after a tenth of a millisecond of layout
+        try:  # rich would write the same into a file, after 0.1 ms of layout
             console.file.write(f"{line.expandtabs()}\n")
             console.file.flush()
         except BrokenPipeError:
@@ -149,9 +149,10 @@ def plain_line(
     Args:
         record: A line of `metrics.jsonl`.
         total: Optimizer steps of the run.
-        width: With a width only loss, lr and evaluations are shown, as many as fit into this many
-            characters. None: every number is, but `time`, `unscheduled` and the `lr/` of groups.
-        main_metric: The evaluation that comes first.
+        width: Most characters; only loss, lr and evaluations are shown, and the last ones are
+            dropped if they do not fit. None: all numbers are shown, except `time` and the `lr/` of
+            layers.
+        main_metric: The evaluation metric that comes first.
 
     Example:
         >>> record = {"step": 10, "epoch": 0.5, "train/loss": 2.5}
@@ -204,13 +205,13 @@ class LiveDisplay(Display):
         self.progress.update(self.task, completed=step)
 
     def evaluating(self, done: int, total: int) -> None:
-        """Show a second bar during an evaluation; a total of 0 batches removes it."""
+        """Move the second bar, of an evaluation; 0 batches done reset it, a total of 0 hides it."""
         if done == 0:
             self.progress.reset(self.evaluation, total=total, visible=total > 0)
         self.progress.update(self.evaluation, completed=done)
 
     def record(self, record: PlainMapping) -> None:
-        """Print the evaluation of a record above the bar; the log gets everything."""
+        """Print the evaluation metrics of a record above the bar; log the whole record."""
         log.info(plain_line(record, self.total))
         metrics = [
             f"{escape(name)} [bold]{number(value)}[/]"
@@ -251,8 +252,8 @@ class _Bars(Progress):
     def get_renderables(self) -> Iterator[RenderableType]:
         """Yield the bars, the figures and an empty line.
 
-        The terminal shows ^C where the last line ends: behind a full line it would begin another
-        one, which stays.
+        After Ctrl-C the terminal prints ^C at the end of the last line. After a full line it would
+        wrap, and leave a line behind when the bars are removed.
         """
         yield from super().get_renderables()
         yield "  ".join(
@@ -276,7 +277,7 @@ def _columns() -> list[ProgressColumn]:
     ]
 
 
-def watched(
+def with_progress_bar(
     items: Iterable[Item], total: int, *, console: Console | None = None, what: str = "evaluation"
 ) -> Iterator[Item]:
     """Yield items unchanged, and on a terminal draw a progress bar meanwhile.
@@ -284,8 +285,7 @@ def watched(
     Args:
         items: Such as batches.
         total: Number of items.
-        console: Where the bar is drawn; None: standard error, so that what a verb prints can be
-            piped.
+        console: Where the bar is drawn; None: standard error, so that standard output can be piped.
         what: Name of the bar.
     """
     console = console or Console(stderr=True)

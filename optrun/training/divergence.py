@@ -11,7 +11,7 @@ from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.training import nonfinite
 from optrun.training.checkpointing import CheckpointManager
-from optrun.training.exchange import in_order
+from optrun.training.exchange import interleave_ranks
 from optrun.training.nonfinite import NonfiniteStep
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
@@ -20,12 +20,12 @@ from optrun.training.step import StepResult
 
 @dataclass(eq=False)
 class Divergence:
-    """Decides what happens after a step with a NaN or infinite loss or gradient norm."""
+    """Handles steps with a NaN or infinite loss or gradient norm by `training.on_nonfinite`."""
 
     setup: TrainingSetup
-    """The run; `judge` and `roll_back` change its state."""
+    """The run; `apply_policy` and `roll_back` change its state."""
     run: RunDir
-    """Its directory gets the report of such a step."""
+    """The run directory, in which a report of the step is written."""
     checkpoints: CheckpointManager
     """Saves the last good state before the run ends."""
     restore: Callable[[int], TrainState]
@@ -35,22 +35,23 @@ class Divergence:
     note: Callable[[str], None]
     """Shows the user one line."""
 
-    def judge(
+    def apply_policy(
         self, result: StepResult, micro_batches: list[Batch], before: RandomStates | None
     ) -> NonfiniteStep | None:
-        """Decide whether a step counts; all ranks must call this.
+        """Skip a step that is not finite, ask for a rollback, or end the run; all ranks call this.
 
-        A skipped step counts: the gradients are dropped and the schedule moves on. Changes
-        `skipped_steps` and `skipped_in_a_row` of the state.
+        A finite step passes; so does one whose fp16 loss scale was too high, which is counted as
+        skipped. Changes `skipped_steps` and `skipped_in_a_row` of the state. Skipping drops the
+        gradients and steps the schedule.
 
         Args:
-            result: Numbers of the step.
+            result: Loss and gradient norm of the step.
             micro_batches: Micro-batches of this rank.
             before: Random states from before the step, for the checkpoint that is saved if the run
                 ends; None: the step does not depend on them.
 
         Returns:
-            None if the step counts; the description of the step if `roll_back` must follow.
+            None: the step counts. A description of the step: the caller must call `roll_back`.
 
         Raises:
             NonFiniteError: `training.on_nonfinite=stop`, or too many skips in a row or rollbacks.
@@ -65,14 +66,14 @@ class Divergence:
         if result.overflow:
             state.skipped_steps += 1
             return None
-        world = train_step.world
+        # 1. Describe the step.
+        gathered = train_step.world.gather_objects(micro_batches)
         count = self.setup.plan.micro_batches(state.position)
-        micro_batches = in_order(world.gather_objects(micro_batches), count)
+        micro_batches = interleave_ranks(gathered, count)
         nonfinite_step = nonfinite.describe(self.setup, result, micro_batches)
         policy = config.on_nonfinite
-        if (
-            policy is OnNonfinite.skip and not nonfinite_step.bad_weights
-        ):  # with such weights every step is like this one
+        # 2. Skip it; not if the weights are not finite, since then no step would be.
+        if policy is OnNonfinite.skip and not nonfinite_step.bad_weights:
             state.skipped_steps += 1
             state.skipped_in_a_row += 1
             if state.skipped_in_a_row <= config.max_nonfinite_skips:
@@ -87,15 +88,16 @@ class Divergence:
                 f" That was {state.skipped_in_a_row} times in a row (training.max_nonfinite_skips)."
             )
         reported = self._report(nonfinite_step, micro_batches)
+        # 3. Roll back.
         if policy is OnNonfinite.rollback:
             if state.rollbacks < config.max_rollbacks:
                 return nonfinite_step
             nonfinite_step.message += (
                 f" Training went back {state.rollbacks} times already (training.max_rollbacks)."
             )
+        # 4. End the run. Weights and optimizer are still those from before this step.
         saved = ""
         if self.checkpoints.enabled and not nonfinite_step.bad_weights:
-            # Weights and optimizer are still those from before this step.
             train_step.optimizer.zero_grad(set_to_none=True)
             self.checkpoints.save_now(random=before)
             saved = f" The state before it is in {self.run.checkpoint(state.global_step)}."
@@ -122,11 +124,11 @@ class Divergence:
         return f"The batch and a report are in {folder}."
 
     def roll_back(self, nonfinite_step: NonfiniteStep) -> str:
-        """Restore the last scheduled checkpoint, and pass over the data up to the bad step.
+        """Restore the last scheduled checkpoint, and skip the data up to the bad step.
 
-        Overwrites weights, optimizer, random states and training state; `seconds`, `rollbacks` and
-        the passed steps of data go on. Which checkpoint it is depends on the configuration and the
-        step alone, so that a run that was stopped and resumed in between does the same.
+        Overwrites weights, optimizer, random states and training state, except `seconds`,
+        `rollbacks` and the skipped steps of data. The checkpoint follows from the configuration and
+        the step alone, so that a run that was stopped and resumed meanwhile restores the same one.
 
         Returns:
             The message for the user.
@@ -134,15 +136,15 @@ class Divergence:
         state = self.setup.state
         steps_done = state.global_step
         restored = self.restore(self.checkpoints.last_scheduled(steps_done))
-        restored.go_on()
+        restored.drop_end_results()
         # The data of the undone steps and of the bad step are not used again.
-        passed = steps_done - restored.global_step + 1
-        restored.passed_steps = state.passed_steps + passed
+        skipped_data = steps_done - restored.global_step + 1
+        restored.passed_steps = state.passed_steps + skipped_data
         restored.rollbacks = state.rollbacks + 1
         restored.seconds = state.seconds
         vars(state).update(vars(restored))
         return (
             f"step {steps_done + 1}: {nonfinite_step.message} Went back to step"
-            f" {state.global_step}; {passed} steps of data are passed over ({state.rollbacks} of at"
-            f" most {self.setup.config.max_rollbacks})."
+            f" {state.global_step}; {skipped_data} steps of data are passed over"
+            f" ({state.rollbacks} of at most {self.setup.config.max_rollbacks})."
         )

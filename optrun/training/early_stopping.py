@@ -15,8 +15,9 @@ from optrun.training.ranking import Ranking
 class EarlyStopping(Callback):
     """Ends training after a number of evaluations in a row without improvement.
 
-    An evaluation improves where its value is better than the best of all before it, and by more
-    than the threshold; the best is the plain one, whatever the threshold. A NaN never improves.
+    An evaluation improves if its value is better than the best one before it, by more than the
+    threshold. A value that is better by less becomes the best one, too, but counts as no
+    improvement. NaN never improves.
 
     Source: `transformers.EarlyStoppingCallback.check_metric_value`, with
         `Trainer._determine_best_metric` after it.
@@ -34,14 +35,15 @@ class EarlyStopping(Callback):
         self.threshold = config.early_stopping_threshold
         self.ranking = ranking
         self.best: float | None = None
-        """Of all evaluations up to now; None: there was none."""
+        """Best value of all evaluations so far; None: there was none."""
         self.counter = 0
-        """Evaluations in a row that did not improve."""
+        """Number of evaluations in a row without improvement."""
 
     def on_evaluate(self, training: TrainingContext, metrics: Mapping[str, float]) -> None:
-        """Count an evaluation, and request the stop when `patience` of them did not improve.
+        """Count an evaluation; request to stop after `patience` of them without improvement.
 
-        The first evaluation improves always; if it is NaN, the worst possible value is the best.
+        The first evaluation always improves; if it is NaN, the worst possible value is stored as
+        the best.
         """
         value = metrics[self.ranking.metric]
         if self.best is None:
@@ -49,9 +51,10 @@ class EarlyStopping(Callback):
             self.best = value
             if math.isnan(value):
                 self.best = math.inf if self.ranking.mode == "min" else -math.inf
-        elif self.ranking.better(value, self.best):
-            is_enough = abs(value - self.best) > self.threshold
-            self.counter = 0 if is_enough else self.counter + 1
+        elif self.ranking.is_better(value, self.best):
+            self.counter += 1
+            if abs(value - self.best) > self.threshold:
+                self.counter = 0
             self.best = value
         else:
             self.counter += 1
@@ -72,7 +75,7 @@ class EarlyStopping(Callback):
         }
 
     def load_state_dict(self, state: PlainMapping) -> None:
-        """Load counter and best value; nothing if they are of another metric or direction."""
+        """Load counter and best value, unless they belong to another metric or direction."""
         if (state["metric"], state["mode"]) == (self.ranking.metric, self.ranking.mode):
             self.best = state["best"]
             self.counter = state["counter"]

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from optrun.base.errors import OptrunError
-from optrun.base.plain import PlainMapping
 from optrun.data.loader import Batch, BatchLoader, share_of
 from optrun.distributed.heartbeat import Phase, beat
 from optrun.distributed.world import ALONE, World
-from optrun.training.failures import of_memory_in_evaluation, waiting_for_workers
+from optrun.training.failures import explain_out_of_memory_in_evaluation, waiting_for_workers
 from optrun.training.setup import Metrics, TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates
@@ -33,10 +32,10 @@ def evaluate_sets(
     keep: Callable[[str, Any], object] | None = None,
     forward: Callable[[Any, Batch], Any] = plain_forward,
 ) -> dict[str, float]:
-    """Compute the metrics of a model on every evaluation set; its mode is put back.
+    """Compute the metrics of a model on every evaluation set; restore its mode afterwards.
 
-    Ranks share the batches of a set, each example counted once. If the metrics of a task cannot be
-    merged, every rank runs over all batches.
+    Ranks share the batches of a set, and each example counts once. If the metrics of a task cannot
+    be merged, every rank runs over all batches.
 
     Args:
         model: Called with a batch's tensors by name; set to evaluation mode meanwhile.
@@ -47,21 +46,25 @@ def evaluate_sets(
             sets, and the number of batches of all sets, on this rank.
         precision: Device of the model, and autocast of the forward pass.
         world: The ranks.
-        keep: Called with the name and the metrics of each set when it is done; None: not called.
+        keep: Called with the name of each set and its metrics, when the set is done.
         forward: Runs the model over a batch.
 
     Returns:
         Values by `eval/METRIC`, or `eval/SET/METRIC` for named sets.
 
     Raises:
-        OptrunError: Out of memory, or a metric is no number.
+        OptrunError: Out of memory, or a metric is not a number.
     """
-    rank, ranks = 0, 1
+    # 1. Divide the batches of each set over the ranks.
+    rank = 0
+    ranks = 1
     if getattr(metrics(), "mergeable", False):
-        rank, ranks = world.rank, world.size
+        rank = world.rank
+        ranks = world.size
     counts = {name: -(-len(loader.examples) // batch_size) for name, loader in loaders.items()}
     shares = {name: share_of(count, rank, ranks) for name, count in counts.items()}
     total = sum(map(len, shares.values()))
+    # 2. Evaluate set by set.
     values: dict[str, float] = {}
     before = 0
     training = model.training
@@ -69,12 +72,12 @@ def evaluate_sets(
     try:
         for name, loader in loaders.items():
             accumulator = metrics()
-            # A rank with one batch less than others runs one more, which is not counted.
+            # A rank with one batch less than others repeats one, which is not counted.
             counted = sum(number < counts[name] for number in shares[name])
             batches = watch(loader.evaluation(batch_size, rank, ranks), before, total)
             with torch.no_grad():
                 for number, batch in enumerate(batches):
-                    with of_memory_in_evaluation(batch):
+                    with explain_out_of_memory_in_evaluation(batch):
                         moved = precision.to_device(batch)
                         with precision.autocast():
                             outputs = forward(model, moved)
@@ -83,10 +86,8 @@ def evaluate_sets(
             if ranks > 1:
                 accumulator.merge(world.gather_objects(accumulator.partial()))
             prefix = f"eval/{name}/" if name else "eval/"
-            values |= {
-                f"{prefix}{metric}": value
-                for metric, value in _numbers(accumulator.compute(), prefix).items()
-            }
+            for metric, value in accumulator.compute().items():
+                values[f"{prefix}{metric}"] = _refuse_non_number(f"{prefix}{metric}", value)
             if keep is not None:
                 keep(name, accumulator)
             before += len(shares[name])
@@ -95,18 +96,15 @@ def evaluate_sets(
     return values
 
 
-def _numbers(values: PlainMapping, prefix: str) -> Mapping[str, float]:
-    """Return metrics of a task, and refuse a value that is no number, such as a bool or a tensor.
+def _refuse_non_number(name: str, value: object) -> float:
+    """Return the value of a metric, and refuse one that is no number, such as a bool or tensor.
 
     Raises:
-        OptrunError: With the name, after the prefix, and the value.
+        OptrunError: With the name and the value.
     """
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise OptrunError(
-                f"{prefix}{name}: the task's metrics gave {value!r:.60}: expected one number."
-            )
-    return values
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise OptrunError(f"{name}: the task's metrics gave {value!r:.60}: expected one number.")
+    return value
 
 
 @dataclass(eq=False)
@@ -125,18 +123,17 @@ class Evaluator:
     def due(self, step: int) -> bool:
         """Tell whether an evaluation is due after a step; never without evaluation rows.
 
-        It is due every `training.eval_steps`, or if that is null at the end of an epoch.
+        It is due every `training.eval_steps` steps, or if that is null at the end of an epoch.
         """
         setup = self.setup
-        state = self.setup.state
         if not len(setup.task.eval):
             return False
         if setup.config.eval_steps:
             return step % setup.config.eval_steps == 0
-        return (step + state.data_shift) % setup.plan.steps_per_epoch == 0
+        return (step + setup.state.data_shift) % setup.plan.steps_per_epoch == 0
 
     def __call__(self, *, trained: bool = True) -> dict[str, float]:
-        """Evaluate the model on all sets; random states are put back.
+        """Evaluate the model on all sets; restore the random states afterwards.
 
         Args:
             trained: False before the first step: the model runs uncompiled, so that training
@@ -147,12 +144,12 @@ class Evaluator:
             (`data.eval_fraction=0`).
 
         Raises:
-            Stopped: A signal asked for the end, on any rank.
+            Stopped: A signal to stop arrived on some rank.
             OptrunError: The metric that ranks checkpoints is not among the values; or as
                 `evaluate_sets`.
         """
         setup = self.setup
-        train_step = self.setup.train_step
+        train_step = setup.train_step
         if not len(setup.task.eval):
             return {}
         states = RandomStates(train_step.device)
@@ -164,7 +161,7 @@ class Evaluator:
                     setup.eval_loaders,
                     setup.config.per_device_eval_batch_size,
                     setup.task.evaluation,
-                    self._until_stopped,
+                    self._yield_until_stopped,
                     precision=train_step,
                     world=train_step.world,
                     keep=self.keep if trained else None,
@@ -175,13 +172,21 @@ class Evaluator:
             states.restore()
         if setup.ranking.metric not in values:
             raise OptrunError(
-                f"{setup.ranking.metric}: the metrics of task={setup.task.name} have this name, and"
-                f" the evaluation gave none. It gave: {', '.join(values) or 'nothing'}."
+                f"{setup.ranking.metric}: task={setup.task.name} lists this metric, but its"
+                f" evaluation did not return it. It returned: {', '.join(values) or 'nothing'}."
             )
         return values
 
-    def _until_stopped(self, batches: Iterator[Batch], before: int, total: int) -> Iterator[Batch]:
-        """Yield batches with progress and heartbeats; raises Stopped when a signal asks for it."""
+    def _yield_until_stopped(
+        self, batches: Iterator[Batch], before: int, total: int
+    ) -> Iterator[Batch]:
+        """Yield batches with progress and heartbeats; raise Stopped after a signal to stop.
+
+        Args:
+            batches: The batches of one set on this rank.
+            before: Number of batches of earlier sets.
+            total: Number of batches of all sets.
+        """
         workers = self.setup.train_loader.workers
         for done in itertools.count(before):
             self.progress(done, total)
@@ -190,24 +195,23 @@ class Evaluator:
                 with waiting_for_workers(workers, self.setup.config.dataloader_timeout):
                     batch = next(batches, None)
             except RuntimeError:
-                # A signal to the whole group, which ended a worker, too.
+                # A signal to the whole process group killed a worker, too.
                 if self.signal_handler.stop_requested and self.setup.train_step.world.size == 1:
                     raise Stopped from None
                 raise
             if batch is None:
                 return
-            self._stop_if_asked()
+            self._stop_if_signalled()
             yield batch
 
-    def _stop_if_asked(self) -> None:
-        """End the evaluation on all ranks if a signal asked one of them to stop.
+    def _stop_if_signalled(self) -> None:
+        """End the evaluation on all ranks if one of them has received a signal to stop.
 
         Raises:
             Stopped: With the number of that signal.
         """
-        signals = self.setup.train_step.world.all_gather(
-            [float(self.signal_handler.stop_signal or 0)]
-        )
-        signal = int(max(number for (number,) in signals))
+        signal_here = float(self.signal_handler.stop_signal or 0)
+        rows = self.setup.train_step.world.all_gather([signal_here])
+        signal = int(max(number for (number,) in rows))
         if signal:
             raise Stopped(signal)

@@ -12,7 +12,7 @@ from optrun.distributed.world import ALONE, World
 
 Item = TypeVar("Item")
 _DIGEST_PARTS = 8
-"""Integers of 32 bits as which a sha256 digest is sent; float64 holds them exactly."""
+"""A sha256 digest is sent as this many integers of 32 bits; float64 holds them exactly."""
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,18 @@ class GlobalStep:
         return 0.0
 
 
-def in_order(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
-    """Sort the items of all ranks into the order of their micro-batches, rank by rank in turn.
+def interleave_ranks(ranks: Sequence[Sequence[Item]], count: int) -> list[Item]:
+    """Put the items of all ranks into the order of their micro-batches.
+
+    Micro-batches are dealt like cards: number n is run by rank n % ranks.
 
     Args:
         ranks: The items of each rank, by rank.
         count: Micro-batches of the step over all ranks; items beyond them are left out.
 
     Example:
-        >>> in_order([["first", "third"], ["second", "one of none"]], 3)
-        ['first', 'second', 'third']
+        >>> interleave_ranks([["batch 0", "batch 2"], ["batch 1", "repeated"]], 3)
+        ['batch 0', 'batch 1', 'batch 2']
     """
     return [ranks[number % len(ranks)][number // len(ranks)] for number in range(count)]
 
@@ -98,24 +100,30 @@ def exchange(
         return GlobalStep(list(facts_here), list(range(count)), requests)
     row = [float(requests.stop), float(requests.save), float(requests.written)]
     for fact in facts_here:
-        parts = (
-            int.from_bytes(fact.digest[at : at + 4], "big") for at in range(0, 4 * _DIGEST_PARTS, 4)
-        )
-        row += [fact.weight, float(fact.tokens), float(fact.samples), *map(float, parts)]
+        row += [fact.weight, float(fact.tokens), float(fact.samples), *_digest_parts(fact.digest)]
     rows = world.all_gather(row)
     stops = [int(stop) for stop, *_ in rows]
     merged = Requests(
+        # A signal is positive, the time budget -1, no request 0.
         stop=max(stops) or min(stops),
         save=any(save for _, save, *_ in rows),
         written=all(written for _, _, written, *_ in rows),
     )
-    facts = in_order([[*_unpacked(row[3:])] for row in rows], count)
+    facts = interleave_ranks([list(_unpack_facts(row[3:])) for row in rows], count)
     return GlobalStep(facts, share_of(count, world.rank, world.size), merged)
 
 
-def _unpacked(row: Sequence[float]) -> Iterator[MicroBatchFacts]:
-    """Yield the facts of the micro-batches of a rank from the numbers that it sent."""
-    for at in range(0, len(row), 3 + _DIGEST_PARTS):
-        weight, tokens, samples, *parts = row[at : at + 3 + _DIGEST_PARTS]
+def _digest_parts(digest: bytes) -> list[float]:
+    """Split a digest of 32 bytes into 8 integers of 32 bits, as floats."""
+    return [
+        float(int.from_bytes(digest[at : at + 4], "big")) for at in range(0, 4 * _DIGEST_PARTS, 4)
+    ]
+
+
+def _unpack_facts(row: Sequence[float]) -> Iterator[MicroBatchFacts]:
+    """Yield the facts of a rank's micro-batches from the numbers that it sent, see `exchange`."""
+    size = 3 + _DIGEST_PARTS
+    for at in range(0, len(row), size):
+        weight, tokens, samples, *parts = row[at : at + size]
         digest = b"".join(int(part).to_bytes(4, "big") for part in parts)
         yield MicroBatchFacts(weight, int(tokens), int(samples), digest)

@@ -19,7 +19,7 @@ class LoaderTimeout(BaseException):
 
 @contextmanager
 def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
-    """Wait for a batch, but not for ever.
+    """Limit the time of the block, which waits for a batch of the loader's workers.
 
     `DataLoader(timeout=...)` is not enough: it limits the wait for the queue of results, and a
     worker that stops while it hands a tensor over
@@ -27,13 +27,13 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
     SIGALRM (`signal.setitimer`) ends the wait.
 
     Args:
-        workers: `num_workers` of the loader; 0: what goes wrong in the data is raised as it is.
-        seconds: The limit; 0: none. Outside the main thread, where Python takes no signals, there
+        workers: `num_workers` of the loader; 0: there is nothing to wait for, and no limit.
+        seconds: The limit; 0: none. Outside the main thread, where Python handles no signals, there
             is none either.
 
     Raises:
-        LoaderTimeout: The time is up; the workers have been killed, since one that hangs hears
-            nothing else.
+        LoaderTimeout: The time is up; all workers have been killed, since a hanging worker reacts
+            to nothing else.
         RuntimeError: torch's, for a worker that was killed, now or since the last wait.
     """
     if not workers or threading.current_thread() is not threading.main_thread():
@@ -41,9 +41,8 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
         return
 
     def give_up(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_DFL
-        )  # torch would raise for each worker that is killed here
+        # torch would raise for each worker that is killed here
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         kill_workers()
         raise LoaderTimeout
 
@@ -53,7 +52,7 @@ def waiting_for_workers(workers: int, seconds: float) -> Iterator[None]:
         with _torch_raises_on_worker_exit():
             yield
     except (ConnectionError, EOFError) as error:
-        if "Caught " in str(error):  # the worker's own, passed on by torch: it lives
+        if "Caught " in str(error):  # raised inside a worker that lives, and passed on by torch
             raise
         raise RuntimeError(
             "a DataLoader worker was killed, or exited, while it handed over a batch"
@@ -68,14 +67,14 @@ _sigchld_of_torch: Callable[[int, FrameType | None], object] | None = None
 
 @contextmanager
 def _torch_raises_on_worker_exit() -> Iterator[None]:
-    """Let torch raise at the death of a worker here, and nowhere else.
+    """Install torch's handler for the exit of a worker in the block only.
 
     `torch.utils.data._utils.signal_handling._set_SIGCHLD_handler`, which the first DataLoader with
     workers calls, raises RuntimeError from the handler of SIGCHLD, wherever the main thread is at
     that moment (its NOTE [ Signal handling in multiprocessing data loading ]). A lock that is just
     being taken is then never released (bpo-29988), and the process hangs instead of ending. So the
-    handler is in force only while a batch is awaited, and is called once by hand for workers that
-    died meanwhile.
+    handler is installed only while a batch is awaited, and is called once for workers that died
+    before. Its first installation happens in the block, and is noticed at its end.
     """
     global _sigchld_of_torch
     before = signal.getsignal(signal.SIGCHLD)
@@ -92,18 +91,20 @@ def _torch_raises_on_worker_exit() -> Iterator[None]:
 
 
 def kill_workers() -> None:
-    """Kill every process that this one has started through multiprocessing."""
+    """Kill all child processes that this process started through multiprocessing."""
     for worker in multiprocessing.active_children():
         worker.kill()
 
 
 @contextmanager
-def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> Iterator[None]:
-    """Explain inside the context that a loader worker was killed or does not answer.
+def explain_worker_failure(
+    global_step: Callable[[], int], examples: Callable[[], str]
+) -> Iterator[None]:
+    """Explain a killed or hanging loader worker, with the step and its examples.
 
     Args:
         global_step: Returns the number of steps done.
-        examples: Names the examples of the next step.
+        examples: Returns the numbers of the examples of the next step, as text.
 
     Raises:
         OptrunError: In place of torch's error or LoaderTimeout; all workers are killed. Other
@@ -129,20 +130,23 @@ def of_workers(global_step: Callable[[], int], examples: Callable[[], str]) -> I
 def _worker_death_message(error: BaseException | None) -> str | None:
     """Find torch's message about a dead worker in an error and its causes; None: there is none.
 
-    The one with the signal wins: `DataLoader._try_get_data` catches it, and raises one that says
-    less.
+    A message with the signal ("killed by signal: ...") wins over "exited unexpectedly":
+    `DataLoader._try_get_data` catches the first and raises the second.
     """
-    messages = []
+    message = None
     while error is not None:
-        text = next(iter(str(error).splitlines()), "").rstrip(". ")
-        if "DataLoader worker" in text and ("killed" in text or "exited" in text):
-            messages.append(text)
+        text = first_line(error)
+        if "DataLoader worker" in text:
+            if "killed" in text:
+                return text
+            if "exited" in text:
+                message = message or text
         error = error.__cause__ or error.__context__
-    return next((text for text in messages if "killed" in text), messages[0] if messages else None)
+    return message
 
 
 def _timed_out(error: BaseException | None) -> bool:
-    """Tell whether an error is, or was raised after, a LoaderTimeout."""
+    """Tell whether an error is a LoaderTimeout, or was raised while one was handled."""
     while error is not None:
         if isinstance(error, LoaderTimeout):
             return True
@@ -150,17 +154,19 @@ def _timed_out(error: BaseException | None) -> bool:
     return False
 
 
-def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextManager[None]:
-    """Name the shapes and the remedy if memory runs out in a step.
+def explain_out_of_memory(
+    global_step: int, micro_batches: list[Batch]
+) -> AbstractContextManager[None]:
+    """Return a context that explains a lack of memory in a step, with shapes and a remedy.
 
     Args:
         global_step: Steps done.
-        micro_batches: Of this one.
+        micro_batches: Micro-batches of the present step; the shapes of the first are shown.
 
     Raises:
-        OptrunError: Instead of torch's error.
+        OptrunError: In place of torch's error.
     """
-    return _explain_out_of_memory(
+    return _add_place_to_out_of_memory(
         lambda: (
             f"step {global_step + 1}: out of memory with micro-batches of"
             f" {_shapes(micro_batches[0])}"
@@ -171,32 +177,39 @@ def of_memory(global_step: int, micro_batches: list[Batch]) -> AbstractContextMa
     )
 
 
-def of_memory_in_evaluation(batch: Batch, what: str = "evaluation") -> AbstractContextManager[None]:
-    """Name shapes and remedy if memory runs out while evaluating or predicting.
+def explain_out_of_memory_in_evaluation(
+    batch: Batch, what: str = "evaluation"
+) -> AbstractContextManager[None]:
+    """Return a context that explains a lack of memory in a batch, with shapes and a remedy.
 
     Args:
-        batch: The batch.
-        what: What is done with it.
+        batch: The batch of the evaluation or prediction.
+        what: What is done with it, for the message.
 
     Raises:
-        OptrunError: Instead of torch's error.
+        OptrunError: In place of torch's error.
     """
-    return _explain_out_of_memory(
+    return _add_place_to_out_of_memory(
         lambda: f"{what}: out of memory with batches of {_shapes(batch)}",
         "Give a smaller training.per_device_eval_batch_size, or training.precision=bf16.",
     )
 
 
 @contextmanager
-def _explain_out_of_memory(where: Callable[[], str], advice: str) -> Iterator[None]:
-    """Turn an out-of-memory error into an OptrunError with place and advice."""
+def _add_place_to_out_of_memory(where: Callable[[], str], advice: str) -> Iterator[None]:
+    """Turn an out-of-memory error into an OptrunError; `where` returns its first sentence."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        line = next(iter(str(error).splitlines()), "").rstrip(". ")
-        raise OptrunError(". ".join(filter(None, [where(), line, advice]))) from error
+        sentences = [where(), first_line(error), advice]
+        raise OptrunError(". ".join(filter(None, sentences))) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without a final full stop; it may be empty."""
+    return next(iter(str(error).splitlines()), "").rstrip(". ")
 
 
 def _shapes(batch: Batch) -> str:

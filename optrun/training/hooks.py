@@ -47,22 +47,27 @@ class Hooks:
         """The first error of a hook in a step. The other hooks of the step are still called; then
         the loop raises it, with the run saved."""
         self._final_state: dict[str, object] | None = None
-        every = [*((component.key, component) for component in components), *callbacks.items()]
-        self._stateful: list[tuple[str, Any]] = [
-            (key, component) for key, component in every if hasattr(component, "state_dict")
-        ]
-        self._having = {
-            hook: [(key, component) for key, component in every if _has(component, hook)]
-            for hook in HOOKS
-        }
+        """States from before the evaluations that exist only because the run ends; None: there were
+        none."""
+        by_key = [*((component.key, component) for component in components), *callbacks.items()]
+        self._stateful: list[tuple[str, Any]] = []
+        """Components with a state, by configuration key."""
+        self._components_with: dict[str, list[tuple[str, object]]] = {hook: [] for hook in HOOKS}
+        """For each hook the components that define it."""
+        for key, component in by_key:
+            if hasattr(component, "state_dict"):
+                self._stateful.append((key, component))
+            for hook in HOOKS:
+                if _defines_hook(component, hook):
+                    self._components_with[hook].append((key, component))
 
     def reason_to_wait(self) -> str | None:
-        """Name the first component whose `on_step` needs the loss before the next step begins.
+        """Name the first component whose `on_step` must be called before the next step begins.
 
-        None: all components with `on_step` may be called late (`hears_late`).
+        None: all components with `on_step` accept late results (`accepts_late_results`).
         """
-        for key, component in self._having["on_step"]:
-            if not getattr(component, "hears_late", False):
+        for key, component in self._components_with["on_step"]:
+            if not getattr(component, "accepts_late_results", False):
                 return f"{key or type(component).__name__}: on_step is told of each step"
         return None
 
@@ -86,8 +91,8 @@ class Hooks:
         """Call `on_log`; an error of a callback is stored in `failure`.
 
         Args:
-            record: The line of metrics.
-            due: The line for callbacks, without metrics that only the end of the run asked for.
+            record: The line of metrics, for optrun's components.
+            due: The line for callbacks, without metrics that exist only because the run ends.
         """
         self.training.step_finished = True
         self._call("on_log", record, of_callbacks=due, deferred=True)
@@ -104,28 +109,28 @@ class Hooks:
     def on_train_end(self, status: str) -> None:
         """Call `on_train_end` of every component, also if another one raises.
 
-        After an error the remaining components get the status `failed`.
+        After an error the remaining components get the status `failed` in place of `finished`.
 
         Raises:
-            Exception: The first error, if the run had finished. If it had not, errors are noted:
-                what ended the run matters more.
+            Exception: The first error, if the run had finished. Otherwise errors are only noted,
+                since the caller raises what ended the run.
         """
-        ended_well = status == "finished"
+        has_finished = status == "finished"
         errors = list[Exception]()
-        for key, component in self._having["on_train_end"]:
+        for key, component in self._components_with["on_train_end"]:
             try:
-                self._one(
-                    key, component, "on_train_end", "failed" if ended_well and errors else status
-                )
+                self._call_one(key, component, "on_train_end", status)
             except Exception as error:  # of a user's class, or of a disk
                 errors.append(error)
-        if ended_well and errors:
+                if has_finished:
+                    status = "failed"
+        if has_finished and errors:
             raise errors[0]
         for failure in errors:
             self.training.note(f"warning: {failure}")
 
-    def begin_final(self) -> None:
-        """Freeze the states of components before evaluations that only the end of the run asks for.
+    def freeze_states(self) -> None:
+        """Freeze the states of components, before an evaluation only the end of the run needs.
 
         `state_dict` returns the frozen states from then on, so that a prolonged run continues as if
         it had not ended. Later calls do nothing.
@@ -147,7 +152,7 @@ class Hooks:
             return self._final_state
         states = {}
         for key, component in self._stateful:
-            with self._as(key, "state_dict"):
+            with self._naming_callback(key, "state_dict"):
                 state = component.state_dict()
                 _refuse_other_than_json(state)
                 states[key] = to_json(state, where="state_dict")
@@ -163,7 +168,7 @@ class Hooks:
         self.training.stop = stop
         for key, component in self._stateful:
             if key in states:
-                with self._as(key, "load_state_dict"):
+                with self._naming_callback(key, "load_state_dict"):
                     component.load_state_dict(states[key])
 
     # Calls
@@ -175,28 +180,32 @@ class Hooks:
         """Call one hook of all components.
 
         Args:
-            hook: Its name.
+            hook: Name of the hook.
             *args: Arguments after the context.
-            of_callbacks: Argument for the user's callbacks in place of these; None: the same.
-            deferred: Whether an error is stored in `failure` until the step is done, unless it is
-                an OptrunError or OSError of optrun's own components.
+            of_callbacks: Argument for the user's callbacks in place of `args`; None: the same.
+            deferred: Whether an error is stored in `failure`, for the loop to raise when the step
+                is done. An OptrunError or OSError of optrun's own components is raised at once.
 
         Raises:
             Exception: An error that is not deferred.
         """
-        for key, component in self._having[hook]:
-            is_ours = key not in self.callbacks
-            hook_args = args if is_ours or of_callbacks is None else (of_callbacks,)
+        for key, component in self._components_with[hook]:
+            is_callback = key in self.callbacks
+            hook_args = args
+            if is_callback and of_callbacks is not None:
+                hook_args = (of_callbacks,)
             try:
-                self._one(key, component, hook, *hook_args)
+                self._call_one(key, component, hook, *hook_args)
             except Exception as error:
-                if not deferred or (is_ours and isinstance(error, OptrunError | OSError)):
+                raises_now = not is_callback and isinstance(error, OptrunError | OSError)
+                if raises_now or not deferred:
                     raise
                 self.failure = self.failure or error
 
-    def _one(self, key: str, component: object, hook: str, *args: object) -> None:
+    def _call_one(self, key: str, component: object, hook: str, *args: object) -> None:
+        """Call a hook of one component; guard the run's states against a user's callback."""
         if key in self.callbacks:
-            with self._watching(), self._as(key, hook):
+            with self._restoring_states(), self._naming_callback(key, hook):
                 getattr(component, hook)(self.training, *args)
             return
         self.training.caller = key
@@ -206,25 +215,27 @@ class Hooks:
             self.training.caller = ""
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """Put random states and the model's mode back after the context, also after an error."""
+    def _restoring_states(self) -> Iterator[None]:
+        """Restore random states and the model's mode after the block, also after an error."""
         model = self.training.model
         states = RandomStates(self.training.setup.train_step.device)
         mode = model.training
         try:
             yield
-        finally:  # also where it raises: the step is saved then
+        finally:  # after an error the step is still saved
             states.restore()
             if model.training != mode:
                 model.train(mode)
 
     @contextmanager
-    def _as(self, key: str, method: str) -> Iterator[None]:
-        """Name a user's callback in its errors; `training.caller` is its key meanwhile.
+    def _naming_callback(self, key: str, method: str) -> Iterator[None]:
+        """Turn errors of a user's callback into one that names it; set `training.caller` meanwhile.
+
+        Errors of optrun's components are raised unchanged.
 
         Raises:
-            OptrunError: In place of any exception of a callback, and of SystemExit, which would
-                look like a good end.
+            OptrunError: In place of any exception of a callback, also SystemExit, which would look
+                like a good end.
         """
         self.training.caller = key
         try:
@@ -242,17 +253,23 @@ class Hooks:
             self.training.caller = ""
 
 
-def _has(component: object, hook: str) -> bool:
-    """Tell whether a component has a hook of its own; those that `Callback` defines are empty."""
+def _defines_hook(component: object, hook: str) -> bool:
+    """Tell whether a component defines a hook; one inherited from `Callback` is empty."""
     method = getattr(component, hook, None)
-    return method is not None and getattr(method, "__func__", None) is not getattr(Callback, hook)
+    if method is None:
+        return False
+    return getattr(method, "__func__", None) is not getattr(Callback, hook)
 
 
 def _refuse_other_than_json(value: object, where: str = "its result") -> None:
     """Refuse a value that would change if it were written as JSON and read back.
 
+    Args:
+        value: The value; lists and mappings are searched.
+        where: Path of the value, for the message.
+
     Raises:
-        TypeError: A key that is no text; a tuple, tensor or other value that JSON lacks.
+        TypeError: A key is no str, or a value is a tuple, tensor or another type that JSON lacks.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():

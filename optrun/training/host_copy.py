@@ -9,12 +9,12 @@ import torch
 
 
 class HostCopy:
-    """Starts to copy tensors to the host; CUDA copies into pinned memory beside its work.
+    """Starts to copy tensors to the host; CUDA copies into pinned memory while it computes.
 
     Tensors on the CPU are not copied, and must not be changed before `lists` is called.
 
     Args:
-        tensors: All on one device; of 16-bit floats float32 copies are made.
+        tensors: Tensors on one device; 16-bit floats are converted to float32.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -27,7 +27,7 @@ class HostCopy:
 
     @cached_property
     def lists(self) -> list[list[float]]:
-        """The numbers, one flat list a tensor; waits until they have arrived."""
+        """The values of each tensor as a flat list; waits until the copy is complete."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return [tensor.numpy().ravel().tolist() for tensor in self._tensors]

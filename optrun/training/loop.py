@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 
 from optrun.base.errors import NonFiniteError, StoppedEarly, StorageError
-from optrun.base.plain import PlainDict
+from optrun.base.plain import PlainDict, PlainMapping
 from optrun.config.schema.training import OnNonfinite
 from optrun.data.loader import Batch
 from optrun.distributed.heartbeat import Phase, beat
@@ -26,24 +26,24 @@ from optrun.training.saving import Saving
 from optrun.training.setup import TrainingSetup
 from optrun.training.signals import SignalHandler, Stopped
 from optrun.training.state import RandomStates, empty_window
-from optrun.training.step import StepResult, UnreadStep
+from optrun.training.step import PendingStep, StepResult
 
 
 @dataclass(eq=False)
 class Loop:
-    """Trains from where the state stands to the last step.
+    """Trains from the present step to the last one.
 
-    What is done with a step, a line of metrics, an evaluation or a checkpoint is up to the hooks.
+    The hooks decide what is done with a step, a line of metrics, an evaluation or a checkpoint.
     """
 
     setup: TrainingSetup
-    """What is trained, and how far."""
+    """Model, data and length of the run."""
     hooks: Hooks
     """Metrics log, display, trackers, summary, early stopping, the user's callbacks."""
     evaluator: Evaluator
     checkpoints: CheckpointManager
     divergence: Divergence
-    """Judges each step's numbers."""
+    """Handles steps with a NaN or infinite loss or gradient."""
     signal_handler: SignalHandler
     """Requests by signal."""
     _: KW_ONLY
@@ -57,7 +57,7 @@ class Loop:
     def __post_init__(self) -> None:
         """Create the parts for fetching, counting and saving."""
         setup = self.setup
-        self.state = self.setup.state
+        self.state = setup.state
         self.training = self.hooks.training
         self.planned_end = (
             setup.total_steps if self.stop_at is None else min(setup.total_steps, self.stop_at)
@@ -71,20 +71,21 @@ class Loop:
             self.signal_handler,
             self.progress,
             started,
-            self._settle,
+            self._finish_pending_step,
         )
         self.batches = Batches(setup, self.signal_handler, self._before_fork)
         self.checkpoints.on_save = self.hooks.on_save
         self.reason_to_wait = setup.train_step.world.broadcast(
             setup.train_step.reason_to_wait() or self.hooks.reason_to_wait()
         )
-        """Why the numbers of each step are read before its update; None: they are not. On several
-        ranks that of rank 0, which has the callbacks."""
-        self._unread: tuple[UnreadStep, list[Batch]] | None = None
+        """Why loss and gradient norm of each step are read before its update; None: the update
+        starts without them. On several ranks rank 0 decides, which has the callbacks."""
+        self._pending: tuple[PendingStep, list[Batch]] | None = None
+        """The started step whose loss and gradient norm are still unread, and its micro-batches."""
 
     @property
     def end(self) -> int:
-        """The last step of this start, as far as is known."""
+        """The last step of this start; a request to stop may lower it."""
         stop = self.training.stop
         if stop is None:
             return self.planned_end
@@ -105,12 +106,11 @@ class Loop:
         try:
             with (
                 contextlib.closing(self.checkpoints),
-                self.batches.naming_workers(),
+                self.batches.explain_worker_failures(),
                 contextlib.ExitStack() as stack,
             ):
-                stack.callback(
-                    failures.kill_workers
-                )  # one that is stuck would be waited for when Python ends
+                # Python would wait for a stuck worker when it exits.
+                stack.callback(failures.kill_workers)
                 stack.callback(self.batches.close)
                 try:
                     self._train()
@@ -127,39 +127,41 @@ class Loop:
             self.hooks.on_train_end(status)
 
     def _train(self) -> None:
-        """Train to the last step, with evaluations, saves and stops; then save."""
+        """Train to the last step, with evaluations, saves and stops; then save the end.
+
+        Raises:
+            StoppedEarly: `stop_at` was reached before the last step of the run, among others.
+        """
         state = self.state
         self.hooks.on_train_begin()
-        if state.untouched:
+        if state.is_before_first_step:
             self._evaluate_before_training()
         if state.global_step < self.end:
-            state.go_on()
+            state.drop_end_results()
         if self.setup.config.on_nonfinite is OnNonfinite.rollback and state.global_step == 0:
-            self.checkpoints.save()  # somewhere to go back to
+            self.checkpoints.save()  # a checkpoint for a rollback of the first steps
         if state.unfinished:
             self._finish_step()
         while state.global_step < self.end:
-            self.saving.stop_if_asked(before_step=True)
+            self.saving.stop_if_requested(before_step=True)
             self._step()
             if state.global_step < self.end:
-                self.saving.stop_if_asked()
+                self.saving.stop_if_requested()
         if self.checkpoints.enabled:
             self.checkpoints.save_now()
-        stopped = self.training.stop is not None and state.global_step >= self.training.stop.step
-        if state.global_step < self.setup.total_steps and not stopped:
+        stop = self.training.stop
+        is_stopped = stop is not None and state.global_step >= stop.step
+        if state.global_step < self.setup.total_steps and not is_stopped:
             raise StoppedEarly(
                 f"paused after step {self.end} of {self.setup.total_steps} as asked; everything is"
                 " saved."
             )
 
     def _evaluate_before_training(self) -> None:
-        """Write the first line.
+        """Evaluate before the first step, and write the first line of metrics.
 
-        The evaluation before the first step, which no time of training is counted for.
-
-        It decides nothing: early stopping, the schedule, samples and the ranking of checkpoints
-        begin with training.
-        `on_log` hears of it, `on_evaluate` does not.
+        Early stopping, the schedule, samples and the ranking of checkpoints ignore this evaluation:
+        `on_log` is called, `on_evaluate` is not. Its time is not counted as training.
         """
         metrics = self._evaluated(trained=False)
         self.progress.begin()
@@ -171,15 +173,16 @@ class Loop:
     # ----------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Train one step.
+        """Train one step; loss and gradient norm may stay unread until the next call.
 
-        If nothing asks for its numbers, they are read while the next one runs: just before the
-        update of that one, which must know whether this one counts.
+        If nothing needs them now, they are read after forward and backward of the next step, just
+        before its update, so that the device never waits for the host. If they then turn out not to
+        be finite, the gradients of the next step are dropped.
         """
         state = self.state
         train_step = self.setup.train_step
         micro_batches = self._fetch()
-        position = state.position + (self._unread is not None)
+        position = state.position + (self._pending is not None)
         step = train_step.exchange(
             micro_batches, self.saving.requests(), self.setup.plan.micro_batches(position)
         )
@@ -187,79 +190,82 @@ class Loop:
         if step.requests.stop:
             self.saving.stop(step.requests.stop)
         if self.reason_to_wait is not None or step.total_weight == 0:
-            if self._settle():
+            if self._finish_pending_step():
                 self._step_and_wait(micro_batches, step)
             return
+        # 1. Forward and backward, while the step before is still pending.
         beat(Phase.training)
         try:
-            with failures.of_memory(position - state.position + state.global_step, micro_batches):
-                unread = train_step.compute(micro_batches, step, position)
+            steps_done = position - state.position + state.global_step
+            with failures.explain_out_of_memory(steps_done, micro_batches):
+                pending = train_step.compute(micro_batches, step, position)
         except (Exception, SystemExit):
             if train_step.world.size == 1:  # other ranks would have to take part
-                self._settle()  # the step before comes first, also where it ends the run
+                self._finish_pending_step()  # its error, if it has one, came first
             raise
-        if not self._settle():
+        # 2. The result of the step before.
+        if not self._finish_pending_step():
             return
-        # Those of this step: the scheduler moves them on.
+        # 3. The update. The scheduler will change the learning rates, so they are noted before.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
-        train_step.update(unread)
-        self._unread = (unread, micro_batches)
-        if self._is_read_at(state.global_step + 1):
-            # An evaluation or a save has no use for gradients; else the next step drops them.
+        train_step.start_update(pending)
+        self._pending = (pending, micro_batches)
+        if self._must_read_result_of(state.global_step + 1):
+            # An evaluation or a save needs the memory of the gradients; else the next step drops
+            # them.
             train_step.optimizer.zero_grad(set_to_none=True)
-            self._settle()
+            self._finish_pending_step()
 
-    def _is_read_at(self, step: int) -> bool:
-        """Tell whether something asks for the numbers of a step, or for the state after it."""
+    def _must_read_result_of(self, step: int) -> bool:
+        """Tell whether a step's result, or the state after it, is needed before the next step."""
         config = self.setup.config
         checkpoints = self.checkpoints
         return (
             step >= self.end
             or step % config.logging_steps == 0
             or self.evaluator.due(step)
-            or (checkpoints.enabled and checkpoints.scheduled(step))
+            or (checkpoints.enabled and checkpoints.is_scheduled(step))
             or self.training.save_requested
             or (self.signal_handler.save_requested and self.setup.train_step.world.size == 1)
         )
 
-    def _settle(self) -> bool:
-        """Read the numbers of the last started step, if they are still unread.
+    def _finish_pending_step(self) -> bool:
+        """Read loss and gradient norm of the pending step, if there is one, and record the step.
 
-        If they are not finite, its update has changed nothing. The step is then taken once more,
-        with the wait, so that its gradients are there to be described.
+        If they are not finite, the update changed nothing. Then the step is repeated, reading them
+        before its update, so that its gradients can be described.
 
         Returns:
-            Whether the gradients computed since are still those of the next step.
+            False if the step was repeated: gradients computed meanwhile must be dropped.
         """
-        if self._unread is None:
+        if self._pending is None:
             return True
-        unread, micro_batches = self._unread
-        self._unread = None
+        pending, micro_batches = self._pending
+        self._pending = None
         train_step = self.setup.train_step
-        if unread.is_applied:
-            train_step.keep()
-            self._count(train_step.read(unread), unread.step, micro_batches)
+        if pending.is_finite:
+            train_step.confirm_update()
+            self._record_step(train_step.read_result(pending), pending.step, micro_batches)
             return True
-        train_step.take_back()
-        self.batches.close()  # they are ahead of the step that is taken once more
-        self._step_and_wait(micro_batches, unread.step)
+        train_step.revert_update()
+        self.batches.close()  # the loader is ahead of the step to repeat
+        self._step_and_wait(micro_batches, pending.step)
         return False
 
     def _step_and_wait(self, micro_batches: list[Batch], step: GlobalStep) -> None:
-        """Train one step, reading its numbers before its update."""
+        """Train one step, reading loss and gradient norm before the update."""
         state = self.state
         train_step = self.setup.train_step
-        # Forward passes that are seeded one by one begin with the same numbers whatever the
-        # generators held before.
+        # With a seed every forward pass seeds the generators, whatever their states were.
         before = RandomStates(train_step.device) if train_step.seed is None else None
-        # Those of this step: the scheduler moves them on.
+        # The scheduler will change the learning rates, so they are noted before.
         state.lrs = learning_rates(train_step.optimizer.param_groups)
         beat(Phase.training)
-        with failures.of_memory(state.global_step, micro_batches):
+        with failures.explain_out_of_memory(state.global_step, micro_batches):
             result = train_step(micro_batches, step, state.position)
-        self._count(result, step, micro_batches, before, drop_gradients=True)
+        self._record_step(result, step, micro_batches, before, drop_gradients=True)
 
-    def _count(
+    def _record_step(
         self,
         result: StepResult,
         step: GlobalStep,
@@ -268,23 +274,23 @@ class Loop:
         *,
         drop_gradients: bool = False,
     ) -> None:
-        """Count a step or go back, then evaluate, log and save if due.
+        """Count a step, then evaluate, log and save if due; or roll back if it is not finite.
 
         Args:
-            result: Of the step.
-            step: What all ranks know of it.
-            micro_batches: Of the step, on this rank.
-            before: Random states from before it; None: it does not depend on them.
-            drop_gradients: Whether the gradients are still those of this step, which an evaluation
-                or a save has no use for.
+            result: Loss and gradient norm of the step.
+            step: The exchanged facts of the step.
+            micro_batches: Micro-batches of the step on this rank.
+            before: Random states from before the step; None: it does not depend on them.
+            drop_gradients: Whether the gradients are those of this step, and not yet of the next
+                one. They are dropped to free memory for an evaluation or a save.
         """
         train_step = self.setup.train_step
-        nonfinite = self.divergence.judge(result, micro_batches, before)
+        nonfinite = self.divergence.apply_policy(result, micro_batches, before)
         if nonfinite is not None:
             self._roll_back(nonfinite)
             return
         self.progress.count(result, step.facts)
-        train_step.updating = False
+        train_step.has_uncounted_update = False
         self.state.unfinished = True
         self.hooks.on_step(result)
         self._agree_on_requests()
@@ -295,37 +301,39 @@ class Loop:
             self.checkpoints.poll(together=train_step.world.size > 1)
 
     def _fetch(self) -> list[Batch]:
-        """Fetch the micro-batches of the next step, or stop if a signal asks for it."""
+        """Fetch the micro-batches of the next step; a signal to stop ends the run instead."""
         try:
             return self.batches.fetch()
         except (Stopped, RuntimeError):
-            # A signal to the whole group may end a worker that was just born before it sets such
-            # signals aside.
-            self.saving.stop_if_asked(before_step=True)
+            # A signal to the whole process group may kill a new worker before it ignores signals.
+            self.saving.stop_if_requested(before_step=True)
             raise
 
     def _agree_on_requests(self) -> None:
         """Give every rank the requests of the callbacks on rank 0."""
         world = self.setup.train_step.world
+        training = self.training
         if world.size > 1 and self.hooks.may_request:
-            stop, save = world.broadcast((self.training.stop, self.training.save_requested))
-            self.training.stop = stop
-            self.training.save_requested = save
+            requests = (training.stop, training.save_requested)
+            training.stop, training.save_requested = world.broadcast(requests)
 
     def _before_fork(self) -> None:
-        """Prepare to fork loader workers: no other thread may hold a lock at that moment."""
+        """Wait for the checkpoint writer: no thread may hold a lock while workers are forked."""
         if self.setup.train_loader.workers and self.checkpoints.enabled:
             self.checkpoints.wait()
 
     def _roll_back(self, nonfinite: NonfiniteStep) -> None:
-        """Go back to the newest checkpoint before a non-finite step, and save there again."""
+        """Restore the last scheduled checkpoint before a non-finite step, and save it anew.
+
+        The saved state skips the data of the bad step, so that a run stopped now and resumed does
+        not meet it again.
+        """
         self.checkpoints.wait()
-        # the rank that writes has written what all go back to
+        # Ranks read the checkpoint only when the rank that writes is done.
         self.setup.train_step.world.barrier()
         self.batches.close()
         message = self.divergence.roll_back(nonfinite)
         self.hooks.on_rollback()
-        # in place of that one: a run that is stopped now does not go back there again
         self.checkpoints.save()
         self.progress.reset()
         self.training.note(message)
@@ -334,20 +342,21 @@ class Loop:
     # ----------------------------------------------------------------------------------------
 
     def _finish_step(self) -> None:
-        """Evaluate, log and save if due.
+        """Evaluate, log and save after a step, each if due; everything is due after the last step.
 
-        A request by signal leaves an evaluation where it is; the resumed run begins with it. An
-        evaluation or a line that only the end of the run asks for is marked: a prolonged run goes
-        on as if it had not ended here.
+        The state also keeps the results without those that only the end of the run produced: if the
+        run is prolonged later, it continues as if it had not ended here. A signal to stop ends an
+        evaluation; the resumed run repeats it.
         """
         state = self.state
-        config = self.setup.config
+        # 1. Evaluate.
         evaluation_due = self.evaluator.due(state.global_step)
-        line_due = state.global_step % config.logging_steps == 0
+        line_due = state.global_step % self.setup.config.logging_steps == 0
         evaluate = evaluation_due or self._is_last()
-        before = state.before_evaluation(due=evaluation_due) if evaluate else {}
+        before = state.copy_before_end(due=evaluation_due) if evaluate else {}
         metrics = self._evaluate(due=evaluation_due) if evaluate else {}
-        last = self._is_last()  # a hook may have asked for it
+        last = self._is_last()  # a hook may have requested to stop
+        # 2. Collect the line of metrics, and the prefixes of those that only the end produced.
         record: dict[str, float] = {}
         unscheduled = []
         if (line_due or last) and state.window_weight:
@@ -357,6 +366,7 @@ class Loop:
         record.update(metrics)
         if metrics and not evaluation_due:
             unscheduled.append("eval/")
+        # 3. Empty the window of the line, and log.
         window: PlainDict = {}
         if line_due or last:
             empty = empty_window()
@@ -366,16 +376,14 @@ class Loop:
         if record:
             self._log(record, unscheduled)
         self.training.step_finished = True
+        # 4. Keep what a prolonged run continues with.
         if unscheduled:
-            before["last"] |= {
-                name: value
-                for name, value in record.items()
-                if not name.startswith(tuple(unscheduled))
-            }
+            before["last"] |= _without_prefixes(record, unscheduled)
             state.without_end = before
         if last and not line_due:
             vars(state).update(window)
         state.unfinished = False
+        # 5. Save.
         if self.hooks.failure is not None:
             raise self.hooks.failure
         self.saving.save_if_due(last=last, evaluated=evaluate)
@@ -384,17 +392,18 @@ class Loop:
         return self.state.global_step >= self.end
 
     def _evaluate(self, *, due: bool) -> dict[str, float]:
-        """Evaluate, and let the schedule and the hooks know.
+        """Evaluate, record the best values, and pass the metrics to schedule and hooks.
 
         Args:
-            due: False where only the end of the run asks for it.
+            due: Whether the evaluation is scheduled. If it is not, and only the end of the run
+                needs it, the schedule ignores it, and the states of hooks are frozen before.
 
         Raises:
             StoppedEarly: There was a request to stop before the end.
         """
         start = self.progress.clock()
         metrics = self._evaluated()
-        self.progress.leave_out(self.progress.clock() - start)
+        self.progress.exclude_seconds(self.progress.clock() - start)
         if not metrics:
             return {}
         remember_best(self.state, self.setup.ranking, metrics)
@@ -402,16 +411,16 @@ class Loop:
         if due and watched is not None:
             self.setup.train_step.scheduler.observe(metrics[watched])
         if not due:
-            self.hooks.begin_final()
+            self.hooks.freeze_states()
         self.hooks.on_evaluate(metrics)
         self._agree_on_requests()
         return metrics
 
     def _evaluated(self, *, trained: bool = True) -> dict[str, float]:
-        """Evaluate the model as it stands; nothing without evaluation rows.
+        """Compute the evaluation metrics of the present weights; empty without evaluation rows.
 
         Args:
-            trained: As for the evaluator.
+            trained: False before the first step, see `Evaluator`.
 
         Raises:
             StoppedEarly: There was a request to stop before the end.
@@ -423,7 +432,14 @@ class Loop:
             self.saving.stop(stopped.signal or self.signal_handler.stop_signal or -1)
 
     def _log(self, metrics: Mapping[str, float], unscheduled: list[str]) -> None:
-        """Pass metrics to all callbacks; those that are not scheduled for this step are marked."""
+        """Pass a line of metrics to the hooks.
+
+        Args:
+            metrics: Metrics of the present step.
+            unscheduled: Prefixes of metrics that only the end of the run produced. They are named
+                in the line, and callbacks get the line without them; if nothing else is left, they
+                get the whole line, after their states were frozen.
+        """
         state = self.state
         record: PlainDict = {
             "step": state.global_step,
@@ -434,13 +450,14 @@ class Loop:
         if unscheduled:
             record["unscheduled"] = unscheduled
         state.last.update(metrics)
-        due = {
-            name: value for name, value in record.items() if not name.startswith(tuple(unscheduled))
-        }
+        due = _without_prefixes(record, unscheduled)
         if not due.keys() & metrics.keys():
-            self.hooks.begin_final()
+            self.hooks.freeze_states()
             due = record
-        self.hooks.on_log(
-            record, {name: value for name, value in due.items() if name != "unscheduled"}
-        )
+        self.hooks.on_log(record, _without_prefixes(due, ["unscheduled"]))
         self._agree_on_requests()
+
+
+def _without_prefixes(record: PlainMapping, prefixes: list[str]) -> PlainDict:
+    """Return the entries of a record whose names begin with none of the prefixes."""
+    return {name: value for name, value in record.items() if not name.startswith(tuple(prefixes))}

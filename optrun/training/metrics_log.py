@@ -15,14 +15,15 @@ from optrun.config.schema.checkpoint import OnStorageError
 from optrun.training.callback import Callback, TrainingContext
 
 Refused = Callable[[Path, str, OSError], None]
-"""Handles a file that the disk refused, the consequence in words, and the error; may raise."""
+"""Handler of a file that the disk refused; called with the file, the consequence in words and the
+error. It may raise."""
 
 
-def storage_policy(policy: OnStorageError, note: Callable[[str], None]) -> Refused:
-    """Return the handler of refused files: it warns, or raises StorageError with policy `stop`.
+def refusal_handler(policy: OnStorageError, note: Callable[[str], None]) -> Refused:
+    """Return a function that handles a file the disk refused: it warns or raises StorageError.
 
     Args:
-        policy: `checkpoint.on_storage_error`.
+        policy: `checkpoint.on_storage_error`; `stop` raises.
         note: Shows the warning.
     """
 
@@ -52,7 +53,7 @@ class MetricsLogger(Callback):
         self._writer: MetricsWriter | None = None
 
     def on_log(self, training: TrainingContext, record: PlainMapping) -> None:  # noqa: ARG002
-        """Append a record, after those that wait; if the disk refuses, `refused` is called."""
+        """Append a record after those still waiting; call `refused` if the disk refuses it."""
         with self._lock:
             self._waiting.append(record)
             error = self._write_waiting()
@@ -60,9 +61,9 @@ class MetricsLogger(Callback):
             self.refused(self.path, "the line is kept and written later", error)
 
     def _write_waiting(self) -> OSError | None:
-        """Write the waiting records in order; return the error that stopped it, or None.
+        """Write the waiting records in order; return the error of the disk, or None.
 
-        Returned and not raised, since each caller handles it when it has released the lock.
+        The error is returned, not raised, since each caller handles it after releasing the lock.
         """
         try:
             if self._writer is None:
@@ -99,7 +100,7 @@ class MetricsLogger(Callback):
             writer.sync()
 
     def on_rollback(self, training: TrainingContext) -> None:
-        """Remove all lines after the step of the rollback, which is trained from again."""
+        """Remove all lines after the step that training went back to."""
         step = training.global_step
         with self._lock:
             self._close()

@@ -31,24 +31,28 @@ class NonfiniteStep:
     values: PlainDict
     """Content of `report.json`."""
     bad_weights: bool
-    """Whether a weight was not finite before the step, so that skipping the update is no help."""
+    """Whether a weight was not finite before the step, so that skipping the update cannot help."""
 
 
 def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch]) -> NonfiniteStep:
     """Find the micro-batches, gradients and weights that are not finite; every rank takes part.
 
+    The message names the first cause found: weights, else a micro-batch, else a gradient.
+
     Args:
-        setup: Has the model with the gradients of the step, the plan of its examples, and the state
-            from before it.
+        setup: The run; its model still has the gradients of the step, its state is from before it.
         result: Losses and gradient norm of the step.
-        micro_batches: Those of all ranks, in their order.
+        micro_batches: Micro-batches of all ranks, in the order of the step.
     """
     state = setup.state
     world = setup.train_step.world
     parameters = dict(setup.model.named_parameters())
-    gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    bad_gradients = world.merge_names(_not_finite(gradients))
-    bad_weights = world.merge_names(_not_finite(parameters))
+    gradients = {}
+    for name, param in parameters.items():
+        if param.grad is not None:
+            gradients[name] = param.grad
+    bad_gradients = world.merge_names(_nonfinite_names(gradients))
+    bad_weights = world.merge_names(_nonfinite_names(parameters))
     bad_losses = [number for number, loss in enumerate(result.losses) if not math.isfinite(loss)]
     examples = [[index for _, index in keys] for keys in next(setup.plan.steps(state.position))]
     message = f"loss {result.loss:g}, gradient norm {result.grad_norm:g}."
@@ -63,7 +67,7 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     scaler = setup.train_step.scaler
     scale = float(scaler.get_scale()) if scaler.is_enabled() else None
     if scale is not None and scale < 1:
-        message += f" A loss scale of {scale:g} did not help either."
+        message += f" The loss scale is {scale:g} already; a lower one would not help."
     epoch, _ = setup.plan.locate(state.position)
     values = {
         "step": state.global_step + 1,
@@ -80,12 +84,14 @@ def describe(setup: TrainingSetup, result: StepResult, micro_batches: list[Batch
     return NonfiniteStep(message, values, bool(bad_weights))
 
 
-def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+def _nonfinite_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
     """List the names of tensors with a NaN or infinite value on this rank."""
-    return [name for name, value in tensors.items() if not torch.isfinite(_values(value)).all()]
+    return [
+        name for name, value in tensors.items() if not torch.isfinite(_local_values(value)).all()
+    ]
 
 
-def _values(tensor: torch.Tensor) -> torch.Tensor:
+def _local_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a DTensor, the stored values of a sparse tensor, else itself."""
     if isinstance(tensor, DTensor):
         return tensor.to_local()
@@ -95,7 +101,12 @@ def _values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def save(run: RunDir, nonfinite: NonfiniteStep, micro_batches: list[Batch]) -> Path:
-    """Write the report of a step and its batch, over those of an earlier time at the same step.
+    """Write the report and the batch of a step, replacing those of an earlier try of the step.
+
+    Args:
+        run: The run directory.
+        nonfinite: Description of the step.
+        micro_batches: Micro-batches of all ranks; a tensor is named NUMBER/NAME in the file.
 
     Returns:
         `nonfinite/step-...` in the run directory, with `report.json` and `batch.safetensors`.

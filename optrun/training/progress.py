@@ -38,8 +38,8 @@ class Progress:
         self.tokens = 0
         self.samples = 0
 
-    def leave_out(self, seconds: float) -> None:
-        """Leave the time of an evaluation or a save out of the rates of this interval."""
+    def exclude_seconds(self, seconds: float) -> None:
+        """Exclude the seconds of an evaluation or save from the rates of this interval."""
         self.begun += seconds
 
     def rates(self) -> dict[str, float]:
@@ -51,12 +51,11 @@ class Progress:
     def count(self, result: StepResult, facts: Sequence[MicroBatchFacts]) -> None:
         """Count a step into the state of the run.
 
-        The loss, norm, measures and sums by source of a step with non-finite numbers are left out;
-        its tokens count.
+        A step with a non-finite loss or norm only adds its tokens and examples.
 
         Args:
-            result: Numbers of the step.
-            facts: Of each micro-batch of the step, over all ranks in their order.
+            result: Loss, gradient norm and sums of the step.
+            facts: Facts of each micro-batch of the step, over all ranks in their order.
         """
         state = self.setup.state
         task = self.setup.task
@@ -74,17 +73,19 @@ class Progress:
             state.window_weight += result.weight
             state.grad_norm = result.grad_norm
             state.window_grad_norm = max(state.window_grad_norm, result.grad_norm)
-            for name, sums in zip(task.sources, result.by_source or (), strict=False):
-                before = state.window_sources.get(name, [0.0, 0.0, 0.0])
-                state.window_sources[name] = [
-                    total + addend for total, addend in zip(before, sums, strict=True)
-                ]
-            for name, total in zip(task.measured, result.measures or (), strict=False):
-                state.window_measures[name] = state.window_measures.get(name, 0.0) + total
+            if result.by_source is not None:
+                for name, sums in zip(task.sources, result.by_source, strict=True):
+                    before = state.window_sources.get(name, [0.0, 0.0, 0.0])
+                    state.window_sources[name] = [
+                        total + addend for total, addend in zip(before, sums, strict=True)
+                    ]
+            if result.measures is not None:
+                for name, total in zip(task.measured, result.measures, strict=True):
+                    state.window_measures[name] = state.window_measures.get(name, 0.0) + total
         state.seconds = self._seconds_before + self.clock() - self._training_begun
 
     def metrics(self) -> dict[str, float]:
-        """Compute the metrics of training since the last line; there must have been a target."""
+        """Compute the metrics of training since the last line; its weight must be above 0."""
         state = self.setup.state
         values = {
             "train/loss": state.window_loss / state.window_weight,
@@ -109,8 +110,8 @@ def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
     """Return `train/lr`, the largest lr of all groups, and `lr/LAYER` if layers differ.
 
     Args:
-        groups: Parameter groups with `lr` and, if they are divided by layer, `layer`. A layer with
-            several groups has the largest lr of them.
+        groups: Parameter groups with `lr`, and `layer` if they are divided by layer. A layer with
+            several groups has the largest lr of these.
 
     Example:
         >>> learning_rates([{"lr": 0.1, "layer": "head"}, {"lr": 0.05, "layer": "block 3"}])
@@ -133,24 +134,26 @@ def learning_rates(groups: Sequence[PlainMapping]) -> dict[str, float]:
 @cache
 def _metric_of_layer(layer: str) -> str:
     """Name the learning rate of a layer, such as `lr/block_03` of "block 3"."""
-    pieces = [f"{int(piece):02d}" if piece.isdecimal() else piece for piece in layer.split()]
-    return "lr/" + "_".join(pieces)
+    words = [f"{int(word):02d}" if word.isdecimal() else word for word in layer.split()]
+    return "lr/" + "_".join(words)
 
 
 def source_metrics(window: Mapping[str, list[float]]) -> dict[str, float]:
     """Compute `train/loss/SOURCE` and `train/share/SOURCE`, the source's share of the examples.
 
     Args:
-        window: Sum of losses, targets and examples of each source; a source without a target has no
-            loss.
+        window: Sum of losses, targets and examples of each source; a source without a target gets
+            no loss.
+
+    Example:
+        >>> source_metrics({"code": [6.0, 3, 1], "books": [0.0, 0, 3]})
+        {'train/loss/code': 2.0, 'train/share/code': 0.25, 'train/share/books': 0.75}
     """
-    examples = sum(count for _, _, count in window.values())
-    losses = {
-        f"train/loss/{name}": loss / targets
-        for name, (loss, targets, _) in window.items()
-        if targets
-    }
-    return {
-        **losses,
-        **{f"train/share/{name}": count / examples for name, (_, _, count) in window.items()},
-    }
+    total_examples = sum(examples for _, _, examples in window.values())
+    losses = {}
+    shares = {}
+    for name, (loss, targets, examples) in window.items():
+        if targets:
+            losses[f"train/loss/{name}"] = loss / targets
+        shares[f"train/share/{name}"] = examples / total_examples
+    return losses | shares

@@ -20,11 +20,11 @@ class Ranking:
     mode: str
     """`min` or `max`."""
 
-    def better(self, value: float, other: float) -> bool:
+    def is_better(self, value: float, other: float) -> bool:
         """Tell whether a value of the metric is better than another; equal values are not."""
         return is_better(value, other, self.mode)
 
-    def best(self, state: TrainState) -> list[int]:
+    def ranked_steps(self, state: TrainState) -> list[int]:
         """List all evaluated steps, best first; equal values are ordered by `rank_steps`."""
         values = {int(step): value for step, value in state.ranking.items()}
         losses = {int(step): loss for step, loss in state.ranking_losses.items()}
@@ -34,11 +34,10 @@ class Ranking:
 def best_mode(name: str, ranking: Ranking) -> str:
     """Return the better direction of a metric, `min` or `max`.
 
-    That of the ranking also holds for the same metric of other evaluation sets, such as
-    `eval/dev/accuracy` and `eval/test/accuracy`; another metric has its registered one.
+    The direction of the ranking also holds for the same metric of other evaluation sets: with
+    `eval/dev/accuracy` for `eval/test/accuracy`. Other metrics have their registered direction.
     """
-    same = name.rpartition("/")[2] == ranking.metric.rpartition("/")[2]
-    if same:
+    if name.rpartition("/")[2] == ranking.metric.rpartition("/")[2]:
         return ranking.mode
     return metric_mode(name)
 
@@ -72,20 +71,20 @@ def _better_of(best: Best | None, new: Best, mode: str) -> Best:
     """
     if best is None or math.isnan(best["value"]):
         return new
-    both = {best["step"]: best, new["step"]: new}
-    values = {step: evaluation["value"] for step, evaluation in both.items()}
-    losses = {step: evaluation.get("loss", math.nan) for step, evaluation in both.items()}
-    better = both[rank_steps(values, losses, mode)[0]].copy()
+    by_step = {best["step"]: best, new["step"]: new}
+    values = {step: evaluation["value"] for step, evaluation in by_step.items()}
+    losses = {step: evaluation.get("loss", math.nan) for step, evaluation in by_step.items()}
+    better = by_step[rank_steps(values, losses, mode)[0]].copy()
     if best["value"] == new["value"]:
         better["tied"] = best["tied"] + 1
     return better
 
 
-def rank_by(state: TrainState, ranking: Ranking) -> str | None:
+def set_ranking_metric(state: TrainState, ranking: Ranking) -> str | None:
     """Set the metric that ranks checkpoints, at the start of a run or of a resumed run.
 
-    If a checkpoint was ranked by another metric or direction, its ranking is cleared, and best
-    values in another direction are dropped.
+    If the checkpoint was ranked by another metric or direction, the ranking is cleared, and best
+    values whose direction changed are dropped.
 
     Args:
         state: State of a new run or of a checkpoint; changed in place.

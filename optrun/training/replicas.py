@@ -17,8 +17,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def refuse_different_weights(model: torch.nn.Module, world: World, step: int) -> None:
     """Refuse ranks whose weights should be equal and are not; all ranks must call this.
 
-    Under `ddp` all ranks are compared, under `fsdp` those with the same shard, as in HSDP. Weights
-    are compared by a sum over the bits of each tensor.
+    Under `ddp` all ranks are compared, under `fsdp` those that hold the same shard (HSDP). Each
+    tensor is compared by the sum of its bits, see `_bit_sums`.
 
     Args:
         model: The model in training.
@@ -32,8 +32,11 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
         return
     params = dict(model.named_parameters())
     sums = dict(zip(params, _bit_sums(list(params.values())), strict=True))
-    sharded = [param for param in params.values() if isinstance(param, DTensor)]
-    shard = _shard_coordinates(sharded[0]) if sharded else []
+    shard: list[int] = []
+    for param in params.values():
+        if isinstance(param, DTensor):  # all have the same mesh
+            shard = _shard_coordinates(param)
+            break
     first_rank_of_shard: dict[tuple[int, ...], int] = {}
     ranks = world.gather_objects((shard, socket.gethostname(), sums))
     for rank, (rank_shard, host, rank_sums) in enumerate(ranks):
@@ -43,7 +46,7 @@ def refuse_different_weights(model: torch.nn.Module, world: World, step: int) ->
         if different:
             raise OptrunError(
                 f"rank {rank} on {host} has other weights than rank {first} on {first_host} after"
-                f" step {step}; the first tensor is {different[0]}. Nothing is saved of it. Look at"
+                f" step {step}; the first tensor is {different[0]}. This step is not saved. Check"
                 " that machine's memory, device and libraries; the run continues from the last"
                 " checkpoint with resume=auto."
             )
@@ -63,12 +66,13 @@ def _shard_coordinates(param: DTensor) -> list[int]:
 def _bit_sums(tensors: list[torch.Tensor]) -> list[int]:
     """Sum the elements of each tensor, read as integers of the same size, modulo 2**64.
 
-    The sums are computed on the tensors' device, with one copy to the host. Of a DTensor the shard
-    of this rank counts.
+    The sums are computed on the tensors' device, with one copy to the host. For a DTensor only this
+    rank's shard is summed.
     """
     sums = []
     for tensor in tensors:
-        local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).reshape(-1)
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = local.reshape(-1)
         if local.is_complex():
             local = torch.view_as_real(local).reshape(-1)
         sums.append(local.view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64))

@@ -33,8 +33,8 @@ class Saving:
     """Has the clock; the time of a save is left out of its rates."""
     started: float
     """Start of the run on that clock, from which the time budget counts."""
-    settle: Callable[[], object]
-    """Reads the numbers of the last step, and counts the step."""
+    finish_pending_step: Callable[[], object]
+    """Reads loss and gradient norm of the last step, and counts the step."""
 
     def __post_init__(self) -> None:
         """Remember the step at which this start of the run begins."""
@@ -43,24 +43,23 @@ class Saving:
         self._first_step = self.state.global_step
 
     def requests(self) -> Requests:
-        """Collect the requests to this rank, and clear its request to save.
+        """Collect the requests to this rank for the exchange of all ranks; clear the one to save.
 
-        In one process they are empty: `save_if_due` and `stop_if_asked` read its signals instead.
+        One process needs no exchange: they are empty, and `save_if_due` and `stop_if_requested`
+        read its signals. The clock of rank 0 decides on the time budget, for at least one step.
         """
         if self.world.size == 1:
             return Requests()
-        spent = (
-            self.world.is_main
-            and self._time_is_spent()
-            and self.state.global_step > self._first_step
-        )
-        stop = self.signal_handler.stop_signal or (-1 if spent else 0)
+        stop = self.signal_handler.stop_signal or 0
+        has_done_a_step = self.state.global_step > self._first_step
+        if not stop and self.world.is_main and has_done_a_step and self._time_is_spent():
+            stop = -1
         return Requests(
             stop, self.signal_handler.take_save_request(), written=not self.checkpoints.writing
         )
 
     def save_if_due(self, *, last: bool, evaluated: bool) -> None:
-        """Save after a step if it is scheduled or requested, or among the best ones.
+        """Save a checkpoint if it is scheduled, requested, the last one or among the best.
 
         Args:
             last: Whether it is the last step of this start, which is always saved.
@@ -78,31 +77,32 @@ class Saving:
         step = self.state.global_step
         if not checkpoints.enabled:
             return
-        due = last or is_requested or checkpoints.scheduled(step)
-        if due or (
-            evaluated and self.world.broadcast(self.world.is_main and checkpoints.among_best())
-        ):
+        due = last or is_requested or checkpoints.is_scheduled(step)
+        if not due and evaluated:  # rank 0 has the checkpoints to compare with
+            due = self.world.broadcast(self.world.is_main and checkpoints.is_among_best())
+        if due:
             start = self.progress.clock()
             beat(Phase.saving, step)
             refuse_different_weights(self.setup.model, self.world, step)
             checkpoints.save(last=last)
-            self.progress.leave_out(self.progress.clock() - start)
+            self.progress.exclude_seconds(self.progress.clock() - start)
 
     def save_what_is_done(self) -> None:
         """Save the finished steps of this start before the run ends with an error.
 
         Does nothing on several ranks, without a finished step, or in the middle of an update. A
-        note says what was saved; an error of the save is noted, too, and not raised.
+        note says what was saved; an error of the save is only noted.
 
         Raises:
-            NonFiniteError: The last step turns out to have non-finite numbers.
+            NonFiniteError: The last step turns out to have a non-finite loss or gradient norm.
         """
         if self.world.size > 1:
             return  # other ranks would have to take part, and do not know of the error
-        self.settle()
+        self.finish_pending_step()
         step = self.state.global_step
-        done = self.state.global_step > self._first_step
-        if not done or not self.checkpoints.enabled or self.setup.train_step.updating:
+        if step == self._first_step or not self.checkpoints.enabled:
+            return
+        if self.setup.train_step.has_uncounted_update:
             return
         try:
             self.checkpoints.save_now()
@@ -113,11 +113,12 @@ class Saving:
         else:
             self.training.note(f"step {step} is saved, before the run ends with an error")
 
-    def stop_if_asked(self, *, before_step: bool = False) -> None:
-        """End the run if a signal asked for it or the time budget is spent; in one process only.
+    def stop_if_requested(self, *, before_step: bool = False) -> None:
+        """End the run of one process if a signal asked for it or the time budget is spent.
 
         Args:
-            before_step: Whether only a signal counts, so that each start does at least one step.
+            before_step: Whether a step follows. Then only a signal counts, so that each start does
+                at least one step.
 
         Raises:
             StoppedEarly: As `stop`.
@@ -144,11 +145,10 @@ class Saving:
             StorageError: The save was refused.
             OptrunError: Ranks have different weights.
         """
-        self.settle()
+        self.finish_pending_step()
         step = self.state.global_step
-        total = self.setup.total_steps
         run_dir = self.training.run_dir
-        again = self.training.command(f"resume={run_dir}")
+        resume_command = self.training.command(f"resume={run_dir}")
         if request > 0:
             why = f"{signal.Signals(request).name} received"
         else:
@@ -162,10 +162,11 @@ class Saving:
         if step == 0:
             raise StoppedEarly(
                 f"{why} before the first step: there is nothing to save yet. Start again with:"
-                f" {again} (or the same command with resume=auto)"
+                f" {resume_command} (or the same command with resume=auto)"
             )
         refuse_different_weights(self.setup.model, self.world, step)
         self.checkpoints.save_now()
         raise StoppedEarly(
-            f"{why} after step {step} of {total}: everything is saved. Go on with: {again}"
+            f"{why} after step {step} of {self.setup.total_steps}: everything is saved. Go on with:"
+            f" {resume_command}"
         )

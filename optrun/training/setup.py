@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Metrics(Protocol):
-    """Metrics over a split, batch by batch."""
+    """The metrics of a task over a split, computed batch by batch."""
 
     @property
     def mergeable(self) -> bool: ...
@@ -63,8 +63,8 @@ class TrainingSetup:
     ranking: Ranking
     """Which checkpoint is best."""
     state: TrainState
-    """Where the run stands."""
+    """Counters of the run."""
     total_steps: int
     """Optimizer steps in all."""
     evaluation_weights: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Puts the weights to judge into the model, where the optimizer trains others."""
+    """Context in which the model has the weights to evaluate, such as averaged ones."""

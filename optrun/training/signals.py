@@ -24,7 +24,7 @@ REPEAT_SECONDS = 2.0
 
 
 class Stopped(BaseException):
-    """A request to stop, raised in the middle of a step where nothing is worth finishing.
+    """A request to stop, raised in the middle of work that is not worth finishing.
 
     A BaseException, so that no `except Exception` takes it for an error.
 
@@ -38,7 +38,7 @@ class Stopped(BaseException):
 
 
 class SignalHandler:
-    """Handles signals inside its `with` block, and restores the handlers after it.
+    """Handles signals inside its `with` block, and restores the earlier handlers after it.
 
     Outside the main thread, where Python cannot handle signals, there are no requests.
 
@@ -73,12 +73,12 @@ class SignalHandler:
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Raise `Stopped` as soon as a signal asks to stop, inside the context.
+        """Raise `Stopped` inside the block as soon as a signal to stop arrives.
 
-        For work that takes long and has nothing worth finishing, such as reading data.
+        For long work that is not worth finishing, such as reading data.
 
         Raises:
-            Stopped: There was a request to stop, before or inside the context.
+            Stopped: A signal to stop arrived before or inside the block.
         """
         self._immediate = True
         try:
@@ -108,30 +108,32 @@ class SignalHandler:
         self._before.clear()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Remember a first signal; at a second one end the process at once, nothing saved.
+        """Record a first signal to stop; at a second one end the process, with nothing saved.
 
-        Inside `immediate` the first one raises Stopped. In a forked loader worker nothing happens.
+        Inside `immediate` the first one raises Stopped.
         """
         if os.getpid() != self._process:
-            # a loader worker just forked: the main process answers, and still wants its batches
-            return
-        if self.stop_signal is not None:
-            if time.monotonic() - self.stopped_at < self._repeat_seconds:
-                return
-            if not self._owns_process:
-                raise KeyboardInterrupt
-            for worker in multiprocessing.active_children():
-                worker.kill()
-            show_cursor()
-            os.write(2, b"\nstopped at once: nothing new was saved\n")
-            os._exit(128 + number)
-        self.stop_signal = signal.Signals(number)
-        self.stopped_at = time.monotonic()
-        if self._immediate:
-            raise Stopped
+            return  # a forked loader worker: the main process reacts, and still needs its batches
+        if self.stop_signal is None:
+            self.stop_signal = signal.Signals(number)
+            self.stopped_at = time.monotonic()
+            if self._immediate:
+                raise Stopped
+        elif time.monotonic() - self.stopped_at >= self._repeat_seconds:
+            self._end_process(number)
+
+    def _end_process(self, number: int) -> None:
+        """End the process at once by a signal's exit code; KeyboardInterrupt if others own it."""
+        if not self._owns_process:
+            raise KeyboardInterrupt
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        show_cursor()
+        os.write(2, b"\nstopped at once: nothing new was saved\n")
+        os._exit(128 + number)
 
     def _hang_up(self, number: int, frame: FrameType | None) -> None:
-        """Stop because the terminal was closed, and write nothing to it any more."""
+        """Request to stop because the terminal was closed; from now on nothing is written to it."""
         if os.getpid() == self._process and self.stop_signal is None:
             _leave_terminal()
         self._stop(number, frame)

@@ -29,7 +29,10 @@ class Best(TypedDict):
 
 
 class Ended(TypedDict, total=False):
-    """Values of `TrainState` without those of the end of the run, in case it is prolonged."""
+    """Values of `TrainState` from before the evaluation that exists only because the run ends.
+
+    A prolonged run continues with them.
+    """
 
     best: dict[str, Best]
     last: dict[str, float]
@@ -59,11 +62,11 @@ class TrainState:
     window_grad_norm: float = 0.0
     """Largest global gradient norm since the last log line, before clipping."""
     window_sources: dict[str, list[float]] = field(default_factory=dict)
-    """Of each source of a mixture since the last log line: sum of losses, targets, examples."""
+    """Source of a mixture to its sum of losses, targets and examples since the last log line."""
     window_measures: dict[str, float] = field(default_factory=dict)
-    """Of each thing that the task measures since the last log line: its sum over the examples."""
+    """Name of a measure of the task to its sum over the examples since the last log line."""
     best: dict[str, Best] = field(default_factory=dict)
-    """By metric name."""
+    """Metric name to its best evaluation."""
     before_training: dict[str, float] = field(default_factory=dict)
     """Metric name to its value before the first step."""
     last: dict[str, float] = field(default_factory=dict)
@@ -73,24 +76,22 @@ class TrainState:
     ranking_losses: dict[str, float] = field(default_factory=dict)
     """Step (as text) to the loss of the same evaluation, which decides between equals."""
     ranked_by: str = ""
-    """That metric, a space, `min` or `max`."""
+    """The metric that ranks checkpoints, a space, and `min` or `max`."""
     grad_norm: float = 0.0
     """Global gradient norm of the last step, before clipping."""
     lrs: dict[str, float] = field(default_factory=dict)
     """Learning rates of the last step, by metric name."""
     data_shift: int = 0
-    """How many steps of data the position is ahead of `global_step`, since the plan of the data
-    was changed.
-    """
+    """Steps of data that the position is ahead of `global_step` because the plan of the data was
+    changed."""
     passed_steps: int = 0
-    """Steps of data that were passed over when training went back."""
+    """Steps of data that were skipped by rollbacks."""
     rollbacks: int = 0
     """How often training went back to a checkpoint because of non-finite numbers."""
     unfinished: bool = False
-    """The last step was done, but it was stopped before its evaluation and its metrics line."""
+    """Whether the run was stopped after its last step, before the evaluation and line of it."""
     without_end: Ended = field(default_factory=Ended)
-    """What `best`, `ranking` and `last` are without what only the end of the run asked for; empty:
-    as they stand."""
+    """Values to continue with if the run is prolonged; empty: the present ones."""
     batches_digest: str = ""
     """Digest over all batches since the start, in their order; see `digest_of_batches`."""
 
@@ -100,28 +101,28 @@ class TrainState:
         return self.global_step + self.data_shift + self.passed_steps
 
     @property
-    def untouched(self) -> bool:
-        """Whether the run stands before its first step, and has not been evaluated there."""
+    def is_before_first_step(self) -> bool:
+        """Whether no step was done and the evaluation before the first step is still to come."""
         return self.position == 0 and not self.before_training
 
-    def before_evaluation(self, *, due: bool) -> Ended:
-        """Copy the values that the evaluation at the end of the run changes.
+    def copy_before_end(self, *, due: bool) -> Ended:
+        """Copy the values that the evaluation at the end of the run will change.
 
         Args:
-            due: Whether an evaluation is scheduled for this step anyway; then its results are kept
-                if the run is prolonged, and only `last` is copied.
+            due: Whether this evaluation is scheduled anyway. Then its results stay if the run is
+                prolonged, and only `last` is copied, which also has the metrics of the last line.
         """
-        changed = Ended(last=self.last)
+        values = Ended(last=self.last)
         if not due:
-            changed |= Ended(
+            values |= Ended(
                 best=self.best, ranking=self.ranking, ranking_losses=self.ranking_losses
             )
-        return copy.deepcopy(changed)
+        return copy.deepcopy(values)
 
-    def go_on(self) -> None:
-        """Drop the results that only the end of the run asked for, when it is prolonged.
+    def drop_end_results(self) -> None:
+        """Drop the results of evaluations that existed only because the run ended.
 
-        It then continues as if it had not ended there. Does nothing if there are none.
+        A prolonged run then continues as if it had not ended. Does nothing if there are none.
         """
         vars(self).update(self.without_end)
         self.without_end = {}
@@ -150,13 +151,14 @@ def empty_window() -> PlainDict:
     return {name: value for name, value in vars(TrainState()).items() if name.startswith("window_")}
 
 
-_DIGESTED = 32 * 2**10
+_DIGESTED_BYTES = 32 * 2**10
+"""Bytes at either end of a tensor that its digest covers."""
 
 
 def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
     """Digest a micro-batch, to compare the data of two runs.
 
-    Name, shape and dtype of each tensor, and its first and last 32 KiB count.
+    The digest covers name, shape and dtype of each tensor, and its first and last 32 KiB.
 
     Args:
         batch: Tensors on the CPU.
@@ -164,15 +166,15 @@ def digest_of_batch(batch: dict[str, torch.Tensor]) -> bytes:
     Returns:
         A sha256 digest, 32 bytes.
     """
-    total = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(batch):
         tensor = batch[name]
-        total.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         if tensor.numel():
             content = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-            total.update(content[:_DIGESTED])
-            total.update(content[_DIGESTED:][-_DIGESTED:])
-    return total.digest()
+            digest.update(content[:_DIGESTED_BYTES])
+            digest.update(content[_DIGESTED_BYTES:][-_DIGESTED_BYTES:])  # nothing twice
+    return digest.digest()
 
 
 def digest_of_batches(before: str, digests: Iterable[bytes]) -> str:
@@ -207,32 +209,36 @@ class RandomStates:
 
     @classmethod
     def unpack(cls, states: PlainMapping, device: torch.device) -> Self:
-        """Read states of `packed`, and test them on new generators; global ones stay unchanged.
+        """Read the states that `packed` returned; global generators stay as they are.
 
-        Generators that are missing there keep their present states.
+        Each state is tried on a new generator first, since a damaged one must not be restored. A
+        device that is missing in `states` keeps its present state.
 
         Raises:
             Exception: Whatever a generator raises for an invalid state.
         """
         unpacked = cls(device)
+        # Python
         version, key, gauss_next = states["python"]
+        if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
+            raise TypeError(f"python: {gauss_next!r} is no number that comes next")
         unpacked._python = (version, tuple(key), gauss_next)
         random.Random().setstate(unpacked._python)
+        # NumPy
         legacy = states["numpy"]
+        if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read outside its memory
+            raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
         unpacked._numpy = {
             "bit_generator": legacy["bit_generator"],
             "state": {"key": np.array(legacy["key"], dtype=np.uint32), "pos": legacy["pos"]},
             "has_gauss": legacy["has_gauss"],
             "gauss": legacy["gauss"],
         }
-        if not isinstance(gauss_next, (float, NoneType)):  # setstate takes anything here
-            raise TypeError(f"python: {gauss_next!r} is no number that comes next")
-        if not 0 <= legacy["pos"] <= len(legacy["key"]):  # numpy would read there
-            raise ValueError(f"numpy: position {legacy['pos']} of {len(legacy['key'])}")
         np.random.RandomState().set_state(unpacked._numpy)
-        unpacked._torch |= {
-            name: _unpack(states[name]) for name in ("torch", "cuda", "mps") if name in states
-        }
+        # torch
+        for name in ("torch", "cuda", "mps"):
+            if name in states:
+                unpacked._torch[name] = _unpack(states[name])
         torch.Generator().set_state(_unpack(states["torch"]))
         return unpacked
 

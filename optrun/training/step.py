@@ -14,11 +14,17 @@ from optrun.base.errors import OptrunError
 from optrun.base.options import StateDict
 from optrun.data.loader import SOURCE, Batch
 from optrun.distributed.world import ALONE, World
-from optrun.training.exchange import GlobalStep, MicroBatchFacts, Requests, exchange, in_order
+from optrun.training.exchange import (
+    GlobalStep,
+    MicroBatchFacts,
+    Requests,
+    exchange,
+    interleave_ranks,
+)
 from optrun.training.host_copy import HostCopy
 from optrun.training.state import digest_of_batch, seed_of_micro_batch, seed_random_states
 
-Numbered = tuple[Batch, int]
+NumberedBatch = tuple[Batch, int]
 """A micro-batch with its number in the step, over all ranks."""
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,16 +40,16 @@ class StepResult:
     grad_norm: float
     """Global norm before clipping."""
     applied: bool
-    """False where the update was left out: non-finite numbers, or the fp16 scaler lowered its
-    scale."""
+    """False if the update was skipped: loss or gradients were not finite, or the fp16 loss scale
+    was lowered."""
     losses: list[float]
-    """Of each micro-batch."""
+    """Mean loss of each micro-batch."""
     by_source: list[list[float]] | None = None
-    """Of each source of a mixture: sum of losses, targets, examples."""
+    """For each source of a mixture: sum of losses, targets, examples."""
     measures: list[float] | None = None
-    """Sums of what the task measures of the step's examples."""
+    """Sums over the step's examples of the values that the task measures."""
     overflow: bool = False
-    """Only the fp16 scaler finding its scale."""
+    """Whether the update was skipped only because the fp16 loss scale was too high."""
 
     @property
     def finite(self) -> bool:
@@ -87,16 +93,16 @@ class Scheduler(Protocol):
 
 
 def model_loss(outputs: Any, batch: Batch) -> torch.Tensor:  # noqa: ARG001
-    """Take the model's own loss."""
+    """Return the loss that the model computed."""
     loss: torch.Tensor = outputs.loss
     return loss
 
 
 def _trainable(loss: object) -> torch.Tensor:
-    """Check that a loss is one number with a gradient.
+    """Return a task's loss, and refuse one that is not a single number with a gradient.
 
     Raises:
-        OptrunError: It is no single number, or no parameter has a part in it.
+        OptrunError: The loss is no tensor of shape (), or does not depend on any parameter.
     """
     if not isinstance(loss, torch.Tensor):
         description = type(loss).__name__
@@ -105,19 +111,23 @@ def _trainable(loss: object) -> torch.Tensor:
     elif loss.requires_grad:
         return loss
     else:
-        description = "a number that no parameter has a part in (requires_grad is False)"
+        description = "a number that depends on no trainable parameter (requires_grad is False)"
     raise OptrunError(
         f"the loss of the task is {description}: expected a tensor of shape () with a gradient."
     )
 
 
 def zero_loss(outputs: Any) -> torch.Tensor:
-    """Return a loss of 0 with a gradient to every parameter."""
-    floating = (
-        value for value in outputs.values() if torch.is_tensor(value) and value.is_floating_point()
-    )
-    wholes = [value.float().sum() for value in floating if value.dim()]
-    return torch.stack(wholes).sum() * 0
+    """Return a loss of 0 that depends on every output of the model, and so on every parameter.
+
+    A rank that has nothing to learn from still runs backward with it, since the reduction of
+    gradients waits for all ranks. Scalars are left out: a mean over no target is NaN.
+    """
+    sums = []
+    for value in outputs.values():
+        if torch.is_tensor(value) and value.is_floating_point() and value.dim():
+            sums.append(value.float().sum())
+    return torch.stack(sums).sum() * 0
 
 
 def plain_forward(model: Any, batch: Batch) -> Any:
@@ -126,18 +136,18 @@ def plain_forward(model: Any, batch: Batch) -> Any:
 
 
 class Sums:
-    """Adds up numbers of micro-batches, on their device."""
+    """Adds up values of micro-batches on their device, without copying them to the host."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._sums: torch.Tensor | None = None
 
-    def plus(self, sums: torch.Tensor) -> None:
+    def add(self, sums: torch.Tensor) -> None:
         """Add the sums of a micro-batch."""
         self._sums = sums if self._sums is None else self._sums + sums
 
-    def take(self) -> torch.Tensor:
-        """Return the sums of this rank since the last call, and begin at 0 again."""
+    def pop(self) -> torch.Tensor:
+        """Return the sums of this rank since the last call, and start again at 0."""
         sums = self._sums
         self._sums = None
         if sums is None:
@@ -145,20 +155,25 @@ class Sums:
         return sums
 
 
-def by_rank(values: list[float], ranks: int) -> list[list[float]]:
-    """Divide gathered values into those of each rank.
+def split_by_rank(values: list[float], ranks: int) -> list[list[float]]:
+    """Split gathered values into the list of each rank; all lists have the same length.
 
     Example:
-        >>> by_rank([1.0, 2.0, 3.0, 4.0], ranks=2)
+        >>> split_by_rank([1.0, 2.0, 3.0, 4.0], ranks=2)
         [[1.0, 2.0], [3.0, 4.0]]
     """
     size = len(values) // ranks
     return [values[size * rank : size * (rank + 1)] for rank in range(ranks)]
 
 
-def over_ranks(sums: list[float], ranks: int) -> list[float]:
-    """Add the gathered sums of all ranks."""
-    return [math.fsum(values) for values in zip(*by_rank(sums, ranks), strict=True)]
+def sum_over_ranks(sums: list[float], ranks: int) -> list[float]:
+    """Add up gathered values over the ranks, position by position.
+
+    Example:
+        >>> sum_over_ranks([1.0, 2.0, 3.0, 4.0], ranks=2)
+        [4.0, 6.0]
+    """
+    return [math.fsum(values) for values in zip(*split_by_rank(sums, ranks), strict=True)]
 
 
 @dataclass(eq=False)
@@ -177,13 +192,19 @@ class BySource:
         self.sums = Sums(3 * self.sources)
 
     def add(self, outputs: object, batch: Batch, sources: torch.Tensor) -> None:
-        """Take in a micro-batch; `sources` is the number of each example's, shape (batch,)."""
+        """Add the losses of a micro-batch, by source.
+
+        Args:
+            outputs: What the model returned.
+            batch: The micro-batch.
+            sources: Source number of each example, shape (batch,).
+        """
         with torch.no_grad():
             losses, targets = self.losses(outputs, batch)
-            sums = torch.stack(
-                [losses.float(), targets.float(), torch.ones_like(losses, dtype=torch.float)], dim=1
-            )
-            self.sums.plus(torch.nn.functional.one_hot(sources, self.sources).float().T @ sums)
+            ones = torch.ones_like(losses, dtype=torch.float)
+            examples = torch.stack([losses.float(), targets.float(), ones], dim=1)
+            # (sources, batch) @ (batch, 3): the rows of the same source are added up.
+            self.sums.add(torch.nn.functional.one_hot(sources, self.sources).float().T @ examples)
 
 
 class Guard(Protocol):
@@ -194,23 +215,26 @@ class Guard(Protocol):
 
 
 @dataclass(eq=False)
-class UnreadStep:
-    """A computed step before its numbers are read."""
+class PendingStep:
+    """A step after forward and backward, whose loss and norm the host has not read yet."""
 
     step: GlobalStep
     position: int
     """Steps of data used before this one."""
     numbers: list[int]
-    """Of the micro-batches that this rank ran."""
+    """Numbers of the micro-batches that this rank ran."""
     values: torch.Tensor
-    """What each of them adds to the loss, then the gradient norm, on the device; shape (n + 1,), of
-    several ranks (ranks, n + 1)."""
+    """The share of each micro-batch in the loss, then the gradient norm, on the device; shape
+    (n + 1,), with several ranks (ranks, n + 1)."""
     host: HostCopy
-    """Of these values, then of the sums by source and of what the task measures."""
+    """Copy of these values, then of the sums by source and of the measures of the task."""
 
     @property
-    def is_applied(self) -> bool:
-        """Whether `TrainStep.update` changes anything: all values are finite. Waits for them."""
+    def is_finite(self) -> bool:
+        """Whether loss and gradient norm are finite on all ranks; waits for the values.
+
+        If not, `TrainStep.start_update` changed nothing.
+        """
         return all(map(math.isfinite, self.host.lists[0]))
 
 
@@ -219,40 +243,40 @@ class TrainStep(Precision):
     """One optimizer step: micro-batches forward and backward, clip, check, update, schedule."""
 
     model: torch.nn.Module
-    """What is trained; called with a batch's tensors by name, returns `loss` and `logits`."""
+    """The trained model; called with a batch's tensors by name, returns `loss` and `logits`."""
     optimizer: torch.optim.Optimizer
-    """Over its parameters."""
+    """Optimizer of the model's parameters."""
     clip: Callable[[torch.optim.Optimizer], torch.Tensor]
-    """Clips all gradients, returns their global norm from before; shape ()."""
+    """Clips all gradients, and returns their global norm before clipping; shape ()."""
     scheduler: Scheduler
     """Stepped once after each update."""
     weight: Callable[[Batch], float]
     """Tokens or examples that the mean loss of a batch is over, or the sum of their class weights.
     """
     loss: Callable[[Any, Batch], torch.Tensor] = model_loss
-    """What the model returned, and the batch, to the mean loss; shape ()."""
+    """Computes the mean loss, shape (), from the model's output and the batch."""
     seed: int | None = 0
-    """Of dropout; None: the generators are taken as they stand."""
+    """Seed of dropout; None: the present states of the generators are used."""
     sizes: Callable[[Batch], tuple[int, int]] = lambda batch: (0, 0)  # noqa: ARG005
     """Tokens and examples of a batch."""
     world: World = ALONE
     """The ranks that share each step."""
     gradient_sync: Callable[[bool], AbstractContextManager[object]] = lambda last: nullcontext()  # noqa: ARG005
-    """Around each micro-batch, told whether it is the step's last on this rank; gradients are
-    reduced over ranks there only."""
+    """Context of each micro-batch; its argument is whether this is the last one of the step on this
+    rank. Only there gradients are reduced over ranks."""
     by_source: BySource | None = None
     """Adds up the losses of each source of a mixture; None: there is one source."""
     forward: Callable[[Any, Batch], Any] = plain_forward
     """Runs the model over a batch."""
     measure: Callable[[Any, Batch], torch.Tensor] | None = None
-    """What the model returned, and the batch, to sums over its examples; None: nothing is measured.
-    """
+    """Computes sums over a batch's examples from the model's output; None: nothing is measured."""
     measured: int = 0
-    """How many sums those are."""
+    """Number of these sums."""
     guard: Guard | None = None
-    """Lets an update start before its numbers are read; None: each step waits for them."""
-    updating: bool = field(default=False, init=False)
-    """An update is done that is not counted yet: what is saved meanwhile would fit no step."""
+    """Starts an update before its loss and norm are read; None: each step waits for them."""
+    has_uncounted_update: bool = field(default=False, init=False)
+    """Whether the weights are updated and the step is not counted yet; a checkpoint saved now would
+    belong to no step."""
     scaler: torch.amp.GradScaler = field(init=False)
 
     def __post_init__(self) -> None:
@@ -260,14 +284,14 @@ class TrainStep(Precision):
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16")
         self._measures = Sums(self.measured)
         self._scaler_state: StateDict | None = None
-        """Of the scaler before the unread update; None: it has to be read from the device."""
+        """State of the scaler before the pending update; None: it must be read from the device."""
 
     def __call__(
         self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
     ) -> StepResult:
-        """Do one step, and wait for its numbers before the update.
+        """Do one step, and wait for loss and gradient norm before the update.
 
-        Nothing is updated where loss or gradient norm is not finite.
+        If one of them is not finite, nothing is updated.
 
         Args:
             micro_batches: As for `compute`.
@@ -275,28 +299,27 @@ class TrainStep(Precision):
             position: As for `compute`.
 
         Returns:
-            What was seen, the same on every rank; the caller decides what a non-finite result
-            means.
+            The result, the same on every rank; the caller handles one that is not finite.
         """
         self._scaler_state = None
-        result = self.read(self.compute(micro_batches, step, position))
-        self._seed(position, -1)  # for an optimizer that draws: alike on all ranks
+        result = self.read_result(self.compute(micro_batches, step, position))
+        self._seed(position, -1)  # an optimizer that draws random numbers: the same on all ranks
         if result.finite:
-            self.updating = True
+            self.has_uncounted_update = True
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.scheduler.step()
             return result
         result.applied = False
         if self.scaler.is_enabled() and result.weight:
-            result.overflow = self._lower_scale(result)
+            result.overflow = self._lower_scale_on_overflow(result)
         if result.overflow:
             self.scheduler.step()
         return result
 
     def compute(
         self, micro_batches: list[Batch], step: GlobalStep | None = None, position: int = 0
-    ) -> UnreadStep:
+    ) -> PendingStep:
         """Run a step up to its update: forward, backward, clip. Nothing waits for the device.
 
         Each micro-batch's mean loss is weighted by its share of the step's tokens (or examples),
@@ -304,52 +327,58 @@ class TrainStep(Precision):
         run. Each draws its dropout from a seed of its own.
 
         Args:
-            micro_batches: Of this rank, as collated, on the CPU.
-            step: What all ranks know of the step; None: there are no others.
+            micro_batches: Micro-batches of this rank, as collated, on the CPU.
+            step: The exchanged facts of the step; None: this process runs alone.
             position: Steps of data used before this one.
         """
         step = step or self.exchange(micro_batches, Requests(), len(micro_batches))
-        self._drop_sums()
+        self._clear_sums()
         if step.total_weight == 0:  # the mean over no target is 0/0
-            return UnreadStep(step, position, [], torch.tensor([math.nan]), HostCopy([]))
+            return PendingStep(step, position, [], torch.tensor([math.nan]), HostCopy([]))
         self.optimizer.zero_grad(set_to_none=True)
-        # Every rank takes part in every forward pass; a process alone leaves out what has no
-        # target.
-        runs = [
-            run
-            for run in zip(micro_batches, step.numbers, strict=True)
-            if self.world.size > 1 or step.weight_of(run[1])
-        ]
-        shares = self._shares(runs, step, position)
+        # 1. Forward and backward. Every rank takes part in every forward pass; a process alone
+        # leaves out micro-batches without a target.
+        runs = []
+        for batch, number in zip(micro_batches, step.numbers, strict=True):
+            if self.world.size > 1 or step.weight_of(number):
+                runs.append((batch, number))
+        shares = self._backward_all(runs, step, position)
+        # 2. Clip.
         self.scaler.unscale_(self.optimizer)
         grad_norm = self.clip(self.optimizer).float()
+        # 3. Start to copy the results to the host, those of all ranks.
         values = torch.stack([*shares, grad_norm.to(shares[0].device)])
         tensors = [values]
         if self.by_source is not None:
-            tensors.append(self.by_source.sums.take())
+            tensors.append(self.by_source.sums.pop())
         if self.measure is not None:
-            tensors.append(self._measures.take())
+            tensors.append(self._measures.pop())
         if self.world.size > 1:
-            tensors = [self.world.gather_tensors(each.to(values.device)) for each in tensors]
+            tensors = [self.world.gather_tensors(tensor.to(values.device)) for tensor in tensors]
         numbers = [number for _, number in runs]
-        return UnreadStep(step, position, numbers, tensors[0], HostCopy(tensors))
+        return PendingStep(step, position, numbers, tensors[0], HostCopy(tensors))
 
-    def update(self, unread: UnreadStep) -> None:
-        """Start the update. It changes nothing if the numbers of a rank are not finite.
+    def start_update(self, pending: PendingStep) -> None:
+        """Start the update, before the host has read whether loss and gradient norm are finite.
 
-        Its counters run ahead until `keep` or `take_back`.
+        If they are not, weights and optimizer state stay as they are. Only the counters on the host
+        are ahead then: the caller calls `confirm_update` or `revert_update` once it has read them.
         """
         assert self.guard is not None
-        self._seed(unread.position, -1)
-        self.updating = True
-        self.guard.step(unread.values)
+        self._seed(pending.position, -1)
+        self.has_uncounted_update = True
+        self.guard.step(pending.values)
         if self.scaler.is_enabled():
             if self._scaler_state is None:
                 self._scaler_state = self.scaler.state_dict()
             self.scaler.update()
 
-    def keep(self) -> None:
-        """Count an update that was applied."""
+    def confirm_update(self) -> None:
+        """Step the schedule, and the host's copy of the scaler's counters, after an update.
+
+        The copy does what `GradScaler.update` did on the device after finite gradients, so that
+        nothing has to be read from there.
+        """
         self.scheduler.step()
         state = self._scaler_state
         if state is not None:
@@ -357,26 +386,29 @@ class TrainStep(Precision):
             if state["_growth_tracker"] == state["growth_interval"]:
                 self._scaler_state = None  # the device has raised the scale
 
-    def take_back(self) -> None:
-        """Take back the counters of an update that changed nothing else."""
+    def revert_update(self) -> None:
+        """Restore the counters of optimizer and scaler if the update changed nothing else."""
         assert self.guard is not None
         self.guard.take_back()
         if self._scaler_state is not None:
-            self.scaler.update(self._scaler_state["scale"])  # forgets what it has unscaled since
+            self.scaler.update(self._scaler_state["scale"])  # clears the record of `unscale_`
             self.scaler.load_state_dict(self._scaler_state)
-        self.updating = False
+        self.has_uncounted_update = False
 
-    def read(self, unread: UnreadStep) -> StepResult:
-        """Wait for the numbers of a step."""
-        if unread.step.total_weight == 0:
+    def read_result(self, pending: PendingStep) -> StepResult:
+        """Wait for the values of a step, and combine those of all ranks into its result.
+
+        A step without a target has loss and norm NaN, and weight 0.
+        """
+        if pending.step.total_weight == 0:
             return StepResult(loss=math.nan, weight=0, grad_norm=math.nan, applied=False, losses=[])
-        values, *sums = unread.host.lists
-        result = self._result(unread.step, unread.numbers, values)
+        values, *sums = pending.host.lists
+        result = self._combine_ranks(pending.step, pending.numbers, values)
         if self.by_source is not None:
-            total = over_ranks(sums.pop(0), self.world.size)
-            result.by_source = [total[at : at + 3] for at in range(0, len(total), 3)]
+            flat = sum_over_ranks(sums.pop(0), self.world.size)
+            result.by_source = [flat[at : at + 3] for at in range(0, len(flat), 3)]
         if self.measure is not None:
-            result.measures = over_ranks(sums.pop(0), self.world.size)
+            result.measures = sum_over_ranks(sums.pop(0), self.world.size)
         return result
 
     def reason_to_wait(self) -> str | None:
@@ -390,18 +422,20 @@ class TrainStep(Precision):
             return "the optimizer has no kernel that leaves a step out on this device"
         return None
 
-    def _drop_sums(self) -> None:
-        """Forget the sums of an interrupted step."""
+    def _clear_sums(self) -> None:
+        """Set the sums by source and of measures to 0, in case a step was interrupted."""
         if self.by_source is not None:
-            self.by_source.sums.take()
+            self.by_source.sums.pop()
         if self.measure is not None:
-            self._measures.take()
+            self._measures.pop()
 
-    def _shares(self, runs: list[Numbered], step: GlobalStep, position: int) -> list[torch.Tensor]:
-        """Run the micro-batches forward and backward.
+    def _backward_all(
+        self, runs: list[NumberedBatch], step: GlobalStep, position: int
+    ) -> list[torch.Tensor]:
+        """Run all micro-batches of this rank forward and backward, adding up their gradients.
 
         Returns:
-            What each adds to the step's loss, shape () each.
+            The share of each micro-batch in the step's loss, shape () each.
         """
         shares = []
         for at, (batch, number) in enumerate(runs, 1):
@@ -416,11 +450,11 @@ class TrainStep(Precision):
             seed_random_states(seed_of_micro_batch(self.seed, position, number), self.device)
 
     def exchange(self, micro_batches: list[Batch], requests: Requests, count: int) -> GlobalStep:
-        """Tell the other ranks of this one's micro-batches, and hear of theirs.
+        """Exchange the facts of the micro-batches, and requests, with all ranks.
 
         Args:
-            micro_batches: Of this rank.
-            requests: Of this rank.
+            micro_batches: Micro-batches of this rank.
+            requests: Requests to this rank.
             count: Micro-batches of the step over all ranks.
         """
         facts = [
@@ -433,62 +467,82 @@ class TrainStep(Precision):
         """Run one micro-batch forward and backward.
 
         Args:
-            batch: On the CPU.
-            share: Of its mean loss in the step's.
+            batch: The micro-batch, on the CPU.
+            share: Weight of its mean loss in the step's loss; 0 for a micro-batch without a target
+                and for a repeated one, which only keeps the ranks in step.
 
         Returns:
-            What it adds to the step's loss; shape ().
+            Its mean loss times `share`; shape ().
         """
         with self.autocast():
             moved = self.to_device(batch)
             sources = moved.pop(SOURCE, None)
             outputs = self.forward(self.model, moved)
-            # What counts nothing may have a mean over no target, which is NaN, and NaN times 0 is
-            # NaN.
-            loss = _trainable(self.loss(outputs, moved)) if share else zero_loss(outputs)
-            if self.by_source is not None and sources is not None and share:
-                self.by_source.add(outputs, moved, sources)
-            if self.measure is not None and share:
-                with torch.no_grad():
-                    self._measures.plus(self.measure(outputs, moved))
-            if share not in (0, 1):  # a factor costs two launches
-                loss = loss * share
-        # The reduction over ranks is a mean.
-        self.scaler.scale(loss * self.world.size if self.world.size > 1 else loss).backward()
+            if share:
+                loss = _trainable(self.loss(outputs, moved))
+                if self.by_source is not None and sources is not None:
+                    self.by_source.add(outputs, moved, sources)
+                if self.measure is not None:
+                    with torch.no_grad():
+                        self._measures.add(self.measure(outputs, moved))
+                if share != 1:  # a factor costs two kernel launches
+                    loss = loss * share
+            else:
+                # Not the task's loss times 0: the mean over no target is NaN, and NaN * 0 is NaN.
+                loss = zero_loss(outputs)
+        self._backward_over_ranks(loss)
         return loss.detach().float()
 
-    def _result(self, step: GlobalStep, numbers: list[int], values: list[float]) -> StepResult:
-        """Put the losses of all ranks together, in the order of their micro-batches."""
-        rows = by_rank(values, self.world.size)
-        *shares_here, norm = rows[0]
+    def _backward_over_ranks(self, loss: torch.Tensor) -> None:
+        """Backpropagate a scaled loss so that the gradients of all ranks add up.
+
+        The reduction over ranks takes their mean, so the loss is multiplied by their number.
+        """
         if self.world.size > 1:
-            shares = dict(enumerate(in_order(rows, len(step.facts))))
-        else:
+            loss = loss * self.world.size
+        self.scaler.scale(loss).backward()
+
+    def _combine_ranks(
+        self, step: GlobalStep, numbers: list[int], values: list[float]
+    ) -> StepResult:
+        """Combine the losses of all ranks into one result, in the order of their micro-batches.
+
+        Args:
+            step: The exchanged facts of the step.
+            numbers: Numbers of the micro-batches that this rank ran.
+            values: From each rank the loss shares of its micro-batches, then the gradient norm,
+                which is the same on all ranks.
+        """
+        rows = split_by_rank(values, self.world.size)
+        *shares_here, grad_norm = rows[0]
+        if self.world.size > 1:
+            shares = dict(enumerate(interleave_ranks(rows, len(step.facts))))
+        else:  # only the micro-batches with a target ran
             shares = dict(zip(numbers, shares_here, strict=True))
-        counted = [(number, fact.weight) for number, fact in enumerate(step.facts) if fact.weight]
         total = step.total_weight
+        counted = [
+            (shares[number], fact.weight) for number, fact in enumerate(step.facts) if fact.weight
+        ]
         return StepResult(
-            loss=sum(shares[number] for number, _ in counted),
+            loss=sum(share for share, _ in counted),
             weight=total,
-            grad_norm=norm,
+            grad_norm=grad_norm,
             applied=True,
-            losses=[shares[number] * total / weight for number, weight in counted],
+            losses=[share * total / weight for share, weight in counted],
         )
 
-    def _lower_scale(self, result: StepResult) -> bool:
-        """Tell whether a non-finite result is only the fp16 scaler finding its scale.
+    def _lower_scale_on_overflow(self, result: StepResult) -> bool:
+        """Lower the fp16 loss scale if it made a result non-finite; tell whether it did.
 
-        Which is then lowered.
-
-        It is not where the loss itself is not finite, nor below a scale of 1: what overflows there
-        would unscaled, and a gradient that is NaN at any scale would otherwise be left out for
-        ever. The scale is then kept, and the scaler made ready for the next step.
+        It did not if the loss itself is not finite, nor below a scale of 1: gradients that
+        overflow there would overflow without a scale, and a gradient that is NaN at any scale would
+        otherwise be skipped for ever. Then the scale stays, and the scaler is made ready for the
+        next step.
         """
         scale = self.scaler.get_scale()
         if not math.isfinite(result.loss) or scale < 1:
             self.scaler.update(scale)
             return False
         self.scaler.update()
-        return (
-            self.scaler.get_scale() < scale
-        )  # else the gradients are finite, and only their norm is not
+        # The scaler keeps its scale if all gradients are finite and only their norm overflowed.
+        return self.scaler.get_scale() < scale

@@ -29,7 +29,7 @@ _MLFLOW_STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker needs to know of a run."""
+    """The facts of a run for a tracker."""
 
     run_dir: Path
     name: str | None
@@ -37,7 +37,8 @@ class TrackedRun:
     config: Mapping[str, object]
     """The resolved configuration, flat, with dotted names."""
     start: int
-    """Optimizer steps done before this start; what an earlier process logged after them is void."""
+    """Optimizer steps done before this start. Later steps that an earlier process logged are
+    obsolete."""
 
     @property
     def extra_dir(self) -> Path:
@@ -196,8 +197,8 @@ class MlflowTracker:
 
 
 @dataclass(eq=False)
-class Tolerant:
-    """A tracker whose failure does not end the run: a note says so, and nothing more is sent."""
+class FaultTolerantTracker:
+    """A tracker whose failure does not end the run: it is noted, and nothing more is sent."""
 
     tracker: Tracker
     """The tracker, which may raise any exception."""
@@ -205,7 +206,7 @@ class Tolerant:
     """The choice in `tracking=`, for the note."""
     note: Callable[[str], None]
     """Shows the note."""
-    gone: bool = False
+    has_failed: bool = False
     """Whether a call has failed."""
 
     def log(self, record: PlainMapping) -> None:
@@ -218,12 +219,12 @@ class Tolerant:
 
     def _send_once(self, send: Callable[[], None]) -> None:
         """Call a method of the tracker; note its first failure, and then do nothing."""
-        if self.gone:
+        if self.has_failed:
             return
         try:
             send()
         except Exception as error:  # each library has errors of its own
-            self.gone = True
+            self.has_failed = True
             self.note(
                 f"tracking={self.name} failed ({type(error).__name__}: {error}) and gets nothing"
                 " more; the run continues, and metrics.jsonl has everything."
@@ -231,7 +232,7 @@ class Tolerant:
 
 
 def require_tracker(config: TrackingConfig) -> None:
-    """Refuse a tracker with a missing package; nothing is imported.
+    """Refuse a tracker whose package is not installed, without importing it.
 
     Raises:
         ConfigError: With the command that installs it.
@@ -284,7 +285,7 @@ def build_tracker(
         ) from error
     if kind == "none":
         return tracker
-    return Tolerant(tracker, kind, note or logging.getLogger("optrun").warning)
+    return FaultTolerantTracker(tracker, kind, note or logging.getLogger("optrun").warning)
 
 
 def _not_installed(package: str) -> ConfigError:

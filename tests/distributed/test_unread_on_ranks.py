@@ -32,7 +32,7 @@ def late_or_waiting(run: Path, world: World) -> Iterator[None]:
 
     def noted(loop: Loop) -> None:
         take_step(loop)
-        late.append(loop._unread is not None)
+        late.append(loop._pending is not None)
 
     with patch.object(Loop, "_step", noted):
         try:

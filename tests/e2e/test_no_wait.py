@@ -70,8 +70,8 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     take_step, exchange, tolist = Loop._step, TrainStep.exchange, torch.Tensor.tolist
 
     def counted(self: Loop) -> None:
-        number = self.state.global_step + (self._unread is not None) + 1
-        if number < 3 or self._is_read_at(number):
+        number = self.state.global_step + (self._pending is not None) + 1
+        if number < 3 or self._must_read_result_of(number):
             take_step(self)
             return
         with Reads(self.setup.train_step.optimizer) as reads, monkeypatch.context() as patch:

@@ -219,7 +219,7 @@ def test_a_gradient_that_is_no_number_at_any_scale_is_no_overflow(
         code, said = go(*words, "hydra.run.dir=stop")
         assert code == 3, said
         assert "step 4: loss 5." in said  # after 4, 2 and 1
-        assert "A loss scale of 0.5 did not help either" in said
+        assert "The loss scale is 0.5 already; a lower one would not help" in said
         code, said = go(
             *words,
             "training.on_nonfinite=skip",

@@ -180,7 +180,7 @@ def test_a_step_of_a_run_waits_for_nothing(
             take_step(loop)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        unread.append(loop._unread is not None)
+        unread.append(loop._pending is not None)
 
     monkeypatch.setattr(Loop, "_step", watched)
     words = [*classification(tmp_path), f"optimizer={optimizer}", "training.device=cuda"]

@@ -25,7 +25,7 @@ from optrun.runner.resume.config_diff import Changes, is_harmless
 from optrun.runner.resume.state_file import read_checkpoint
 from optrun.training.callback import StopRequest
 from optrun.training.device import device_name
-from optrun.training.ranking import rank_by
+from optrun.training.ranking import set_ranking_metric
 from optrun.training.setup import TrainingSetup
 from optrun.training.state import RandomStates, TrainState
 from optrun.training.step import TrainStep
@@ -311,5 +311,5 @@ def go_back(
         if step_of(later) > snapshot.global_step:
             set_aside(later, "superseded")
     state = train_state(snapshot.metadata)
-    rank_by(state, setup.ranking)
+    set_ranking_metric(state, setup.ranking)
     return state, snapshot.metadata

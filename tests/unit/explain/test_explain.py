@@ -375,15 +375,15 @@ def test_why_a_step_waits_for_its_loss(words: tuple[str, ...], reason: str | Non
         assert f"each step for its loss; {reason}" in text
 
 
-@pytest.mark.parametrize(("hears_late", "waits"), [(False, True), (True, False)])
+@pytest.mark.parametrize(("accepts_late_results", "waits"), [(False, True), (True, False)])
 def test_a_callback_that_hears_late_makes_no_step_wait(
-    hears_late: bool, waits: bool, monkeypatch: pytest.MonkeyPatch
+    accepts_late_results: bool, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Mine(Callback):
         def on_step(self, training: object, result: object) -> None:
             del training, result
 
-    Mine.hears_late = hears_late
+    Mine.accepts_late_results = accepts_late_results
     row = SimpleNamespace(load=lambda: Mine)
     config = _config("optimizer=adamw")
     monkeypatch.setattr("optrun.explain.waits.registry.choices", lambda kind: {"mine": row})

@@ -60,7 +60,7 @@ def test_epochs_and_steps_say_how_long_it_is(built: Built) -> None:
 
 def test_a_run_that_begins_stands_before_its_first_step(built: Built) -> None:
     run = built("training.max_steps=3", "optimizer=lamb", "lr=2e-3")
-    assert run.setup.state.untouched
+    assert run.setup.state.is_before_first_step
     assert not run.is_done
     assert run.start.changes == {}
     assert run.start.stop is run.start.fork is None

@@ -105,7 +105,7 @@ class Saves:
         self.loop, self.every, self.enabled = loop, every, enabled
         self.kept: dict[int, tuple[float, dict[str, Any]]] = {}
 
-    def scheduled(self, step: int) -> bool:
+    def is_scheduled(self, step: int) -> bool:
         return self.every is not None and step % self.every == 0
 
     def last_scheduled(self, step: int) -> int:
@@ -120,7 +120,7 @@ class Saves:
         if self.loop.state.global_step not in self.kept:
             self.save(random, last=True)
 
-    def among_best(self) -> bool:
+    def is_among_best(self) -> bool:
         return False
 
     def metrics(self) -> dict[str, float]:

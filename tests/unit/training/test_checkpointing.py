@@ -29,7 +29,7 @@ def _manager(
     config = store.typed(store.without_hydra(store.compose(store.open_hydra(), "config", [])))
     state = SimpleNamespace(global_step=3, ranking={})
     setup: Any = SimpleNamespace(
-        ranking=SimpleNamespace(best=lambda _: []),
+        ranking=SimpleNamespace(ranked_steps=lambda _: []),
         state=state,
         train_step=SimpleNamespace(device=torch.device("cpu")),
         config=config.training,
