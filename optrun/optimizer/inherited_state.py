@@ -24,12 +24,12 @@ def inherit_state(optimizer: Optimizer, tensors: Mapping[str, Tensor], meta: Pla
     Returns:
         A clause for a message: that the state was loaded, or why not.
     """
-    before = meta.get("optimizer")
-    now = type(optimizer).__name__
-    if before != now:
-        return f"anew: the trunk's is of {before}, this one is {now}"
+    saved_by = meta.get("optimizer")
+    class_name = type(optimizer).__name__
+    if saved_by != class_name:
+        return f"anew: the trunk's is of {saved_by}, this one is {class_name}"
     try:
         load_named_state(optimizer, tensors, meta)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return f"anew: the trunk's does not fit: {error}"
-    return f"the trunk's, by parameter name ({now})"
+    return f"the trunk's, by parameter name ({class_name})"

@@ -66,20 +66,19 @@ def refuse_difference(saved: Sequence[str], current: Sequence[str]) -> None:
             )
 
 
-def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
-    """Refuse a state tensor of another shape than its parameter.
+def refuse_other_shape(name: str, param: Tensor, value: Tensor, key: str) -> None:
+    """Refuse a state tensor whose shape cannot belong to its parameter.
 
-    It may have one element and another number of dimensions, the parameter's shape, or 1 in place
-    of some of its dimensions (factored moments).
+    Accepted are the parameter's shape; that shape with 1 in place of some sides, as factored
+    moments have it; and one element in another number of dimensions, such as a step count.
 
     Raises:
         ValueError: Naming parameter, key and both shapes.
     """
-    if value.numel() == 1 and (value.dim() == 0 or value.dim() != param.dim()):
-        return
-    fits = value.dim() == param.dim() and all(
-        a in (1, b) for a, b in zip(value.shape, param.shape, strict=True)
-    )
+    if value.dim() == param.dim():
+        fits = all(side in (1, full) for side, full in zip(value.shape, param.shape, strict=True))
+    else:
+        fits = value.numel() == 1
     if not fits:
         raise ValueError(
             f"state {key!r} of parameter {name!r} has shape {tuple(value.shape)}, "
@@ -88,9 +87,10 @@ def refuse_foreign(name: str, param: Tensor, value: Tensor, key: str) -> None:
 
 
 def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> None:
-    """Refuse a DTensor in the state with other placements than its parameter.
+    """Refuse a DTensor in the state with another mesh or other placements than its parameter.
 
-    A full tensor passes, and so does one of another shape whose parameter is a DTensor.
+    A plain tensor is accepted. So is a DTensor of another shape than its parameter, if that is a
+    DTensor, too.
 
     Raises:
         ValueError: Naming parameter, key and both placements.
@@ -99,8 +99,9 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
         return
     sharding = "is not sharded"
     if isinstance(param, DTensor):
-        same = (param.device_mesh, param.placements) == (value.device_mesh, value.placements)
-        if same or value.shape != param.shape:
+        if value.shape != param.shape:
+            return
+        if (param.device_mesh, param.placements) == (value.device_mesh, value.placements):
             return
         sharding = f"as {param.placements}"
     raise ValueError(
@@ -112,13 +113,14 @@ def refuse_other_sharding(name: str, param: Tensor, value: Tensor, key: str) -> 
 def refuse_other_state(
     optimizer: Optimizer, group: Group, name: str, param: Tensor, entries: PlainMapping
 ) -> None:
-    """Refuse saved state with a key too few or too many for the optimizer of the parameter.
+    """Refuse saved state of a parameter with a missing or an unknown key.
 
-    Nothing is checked if `entries` is empty, or if the optimizer is of another library, whose state
+    Nothing is checked if `entries` is empty, or if the optimizer is another library's, whose state
     keys are not known.
 
     Args:
-        optimizer: For a `Composite`, the member that steps the group is meant.
+        optimizer: The optimizer; of a `Composite`, the keys are those of the member that steps the
+            group.
         group: The parameter's group, with the options that will be in force.
         name: Name of the parameter.
         param: The parameter; its shape may decide which keys there are.
@@ -131,16 +133,16 @@ def refuse_other_state(
     if not entries or not hasattr(stepper, "state_keys"):
         return
     required = stepper.state_keys(param, group)
-    optional = set(stepper.SLOTS.values())
     for key in sorted(required - entries.keys()):
-        options = [
-            f"{option}={group[option]}" for option, slot in stepper.SLOTS.items() if slot == key
-        ]
-        needed = options[0] if options else type(stepper).__name__
+        needed_by = type(stepper).__name__
+        for option, slot in stepper.SLOTS.items():
+            if slot == key:
+                needed_by = f"{option}={group[option]}"
         raise ValueError(
-            f"parameter {name!r}: the saved state has no {key!r}, which {needed} needs."
+            f"parameter {name!r}: the saved state has no {key!r}, which {needed_by} needs."
         )
-    for key in sorted(entries.keys() - required - optional - {"step", "master_weight"}):
+    accepted = {*required, *stepper.SLOTS.values(), "step", "master_weight"}
+    for key in sorted(entries.keys() - accepted):
         raise ValueError(
             f"parameter {name!r}: the saved state has {key!r}, which {type(stepper).__name__} does"
             " not keep: it was saved by another optimizer."
@@ -150,18 +152,18 @@ def refuse_other_state(
 def restore_state(
     optimizer: Optimizer, groups: Sequence[Group], saved: Mapping[str, PlainMapping]
 ) -> dict[Tensor, dict[str, Any]]:
-    """Map each parameter to a copy of the state saved under its name.
+    """Copy saved state to the device and sharding of each parameter; return it by parameter.
 
     Both a state dict and a checkpoint are loaded through this function.
 
     Args:
-        optimizer: Determines which state keys are valid; nothing of it is changed.
+        optimizer: Determines which state keys are valid; it is not changed.
         groups: Its groups with the options that will be in force.
-        saved: State by parameter name; a parameter that was never stepped is missing, and is
-            missing in the result, too.
+        saved: State by parameter name. A parameter that was never stepped has no entry, here and in
+            the result.
 
     Raises:
-        ValueError: A state tensor is sharded otherwise than its parameter, or a state key is
+        ValueError: A state tensor is sharded in another way than its parameter, or a state key is
             missing or extra.
     """
     state = {}
@@ -178,10 +180,11 @@ def restore_state(
 
 
 def copy_to_param(value: object, param: Tensor, group: Group, key: str) -> Any:
-    """Copy one value of a state to the device and the sharding of its parameter, dtype unchanged.
+    """Copy one value of a state to the device and the sharding of its parameter; keep its dtype.
 
-    Dicts, lists, tuples and deques are copied entry by entry; other values are deep copies. `step`
-    stays on the CPU, where torch has it, unless the group is fused or capturable.
+    Dicts, lists, tuples and deques are copied entry by entry; other values are deep copies. The
+    tensor of a key `step` goes to the CPU, where torch expects it, unless the group is fused or
+    capturable.
 
     Args:
         value: A tensor, a container of tensors, or any other value.
@@ -190,9 +193,10 @@ def copy_to_param(value: object, param: Tensor, group: Group, key: str) -> Any:
         key: State key of the value.
     """
     if isinstance(value, Tensor):
-        on_device = key != "step" or group.get("fused") or group.get("capturable")
-        shard = shard_like(value.detach(), param)
-        return shard.to(device=param.device if on_device else torch.device("cpu"), copy=True)
+        device = param.device
+        if key == "step" and not (group.get("fused") or group.get("capturable")):
+            device = torch.device("cpu")
+        return shard_like(value.detach(), param).to(device=device, copy=True)
     if isinstance(value, dict):
         return {
             inner: copy_to_param(entry, param, group, str(inner)) for inner, entry in value.items()
@@ -224,19 +228,64 @@ def shard_like(value: Tensor, param: Tensor) -> Tensor:
 def load_by_name(
     optimizer: Optimizer, state_dict: PlainMapping
 ) -> tuple[defaultdict[Tensor, Any], list[ParamGroup]]:
-    """Compute the state and the groups of an optimizer after loading a state dict.
+    """Return the state and the groups that an optimizer will have after loading a state dict.
+
+    The step count of a group is the saved one. torch saves none for a group; then it is the largest
+    step count of the group's parameters.
 
     Args:
-        optimizer: Has the parameters; nothing of it is changed.
+        optimizer: Has the parameters; it is not changed.
         state_dict: In torch's layout; `params` of its groups may be numbers or names.
 
     Returns:
-        State by parameter; and the groups in the optimizer's order, with the saved options, and the
-        options of the optimizer that were not saved.
+        State by parameter; and the groups in the optimizer's order: saved options win over those of
+        the optimizer.
 
     Raises:
-        ValueError: It is no state dict, or of another optimizer; a parameter is missing, extra or
+        ValueError: It is no state dict, or another optimizer's; a parameter is missing, extra or
             of another shape; or parameters of one group come from several saved groups.
+    """
+    _refuse_other_class(optimizer, state_dict)
+    # 1. Find the saved group and the saved state of each parameter.
+    saved_groups = state_dict["param_groups"]
+    names_of_groups = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
+    locations = _locate_params(optimizer, names_of_groups, saved_groups)
+    saved: dict[str, PlainMapping] = {}
+    for name, (_, key) in locations.items():
+        if key in state_dict["state"]:
+            saved[name] = state_dict["state"][key]
+    # 2. Check and merge the groups.
+    groups: list[ParamGroup] = []
+    for current_group, names in zip(optimizer.param_groups, names_of_groups, strict=True):
+        saved_group = _saved_group_of(current_group, names, saved_groups, locations)
+        if saved_group.get("optimizer") != current_group.get("optimizer"):
+            raise ValueError(
+                f"the group of {names[0]!r} was stepped by {saved_group.get('optimizer')}, "
+                f"now by {current_group.get('optimizer')}."
+            )
+        for name, param in zip(names, current_group["params"], strict=True):
+            for key, value in saved.get(name, {}).items():
+                if isinstance(value, Tensor):
+                    refuse_other_shape(name, param, value, str(key))
+        group = _merge_groups(current_group, saved_group)
+        if "step" not in saved_group:
+            group["step"] = _largest_step(saved, names)
+        groups.append(group)
+    # 3. Copy the state to the parameters.
+    state = defaultdict[Tensor, Any](dict, restore_state(optimizer, groups, saved))
+    return state, groups
+
+
+def _largest_step(saved: Mapping[str, PlainMapping], names: Sequence[str]) -> int:
+    """Return the largest step count in the saved state of some parameters; 0 if none has one."""
+    steps = [int(saved[name]["step"]) for name in names if "step" in saved.get(name, ())]
+    return max(steps, default=0)
+
+
+def _refuse_other_class(optimizer: Optimizer, state_dict: PlainMapping) -> None:
+    """Refuse what is no optimizer's state dict, or names a class that is not the optimizer's.
+
+    The class may be a base class of the optimizer. torch's state dicts name none.
     """
     for key in ("state", "param_groups"):
         if key not in state_dict:
@@ -250,63 +299,27 @@ def load_by_name(
         raise ValueError(
             f"the state was saved by {saved_by}, the optimizer is {type(optimizer).__name__}."
         )
-    saved_groups = state_dict["param_groups"]
-    names_of_groups = [names_of(group, index) for index, group in enumerate(optimizer.param_groups)]
-    sources = _sources(optimizer, names_of_groups, saved_groups)
-    saved = {
-        name: state_dict["state"][key]
-        for name, (_, key) in sources.items()
-        if key in state_dict["state"]
-    }
-    groups: list[ParamGroup] = []
-    for current_group, names in zip(optimizer.param_groups, names_of_groups, strict=True):
-        saved_group = saved_groups[_only_group(names, sources)] if names else current_group
-        if saved_group.get("optimizer") != current_group.get("optimizer"):
-            raise ValueError(
-                f"the group of {names[0]!r} was stepped by {saved_group.get('optimizer')}, "
-                f"now by {current_group.get('optimizer')}."
-            )
-        for name, param in zip(names, current_group["params"], strict=True):
-            _refuse_foreign_tensors(name, param, saved.get(name, {}))
-        groups.append(_restored_group(current_group, saved_group))
-    state = defaultdict[Tensor, Any](dict, restore_state(optimizer, groups, saved))
-    for group, names in zip(groups, names_of_groups, strict=True):
-        # Torch counts for each parameter alone.
-        if names and "step" not in saved_groups[_only_group(names, sources)]:
-            steps = [
-                int(state[param]["step"])
-                for param in group["params"]
-                if "step" in state.get(param, ())
-            ]
-            group["step"] = max(steps, default=0)
-    return state, groups
 
 
-def _refuse_foreign_tensors(name: str, param: Tensor, entries: PlainMapping) -> None:
-    """Refuse state tensors of another shape than their parameter, see `refuse_foreign`."""
-    for key, value in entries.items():
-        if isinstance(value, Tensor):
-            refuse_foreign(name, param, value, str(key))
+def _merge_groups(current: Group, saved: Group) -> dict[str, Any]:
+    """Return the current group with the saved options; parameters, names and functions stay.
 
-
-def _restored_group(current: Group, saved: Group) -> dict[str, Any]:
-    """Merge a saved group over the current one; parameters, names and functions stay.
-
-    A group that torch saved lacks some of our keys: those keep their current value.
+    A group that torch saved lacks some keys of optrun: those keep their current values.
     """
     merged = dict(current)
     if "step" in saved:
-        merged.pop("lr_ratio", None)  # a group of ours without a ratio has an absolute lr
-    kept_keys = ("params", "param_names", "functions")
-    kept = {key: current[key] for key in kept_keys if key in current}
-    options = {key: deepcopy(value) for key, value in saved.items() if key != "functions"}
-    return merged | options | kept
+        # Saved by optrun: without an lr_ratio its lr is absolute, so the current ratio goes.
+        merged.pop("lr_ratio", None)
+    for key, value in saved.items():
+        if key not in ("params", "param_names", "functions"):
+            merged[key] = deepcopy(value)
+    return merged
 
 
-def _sources(
+def _locate_params(
     optimizer: Optimizer, current_names: list[list[str]], saved_groups: Sequence[Group]
 ) -> dict[str, tuple[int, Any]]:
-    """Map each parameter's name to the index of its saved group and its key in the saved state.
+    """Find the index of the saved group and the key in the saved state of each parameter, by name.
 
     Parameters are matched by name; if the names differ, by their `canonical` names; if either side
     has no names, by position.
@@ -326,39 +339,38 @@ def _sources(
     if saved_names is None or is_unnamed:
         _refuse_other_sizes(current_names, saved_groups)
         saved_names = current_names
-    sources: dict[str, tuple[int, Any]] = {}
+    locations: dict[str, tuple[int, Any]] = {}
     for index, group in enumerate(saved_groups):
         for name, key in zip(saved_names[index], group["params"], strict=True):
-            sources[name] = (index, key)
+            locations[name] = (index, key)
     names = list(chain.from_iterable(current_names))
-    if sources.keys() == set(names):
-        return sources
-    return _match_by_canonical_name(sources, names)
+    if locations.keys() == set(names):
+        return locations
+    return _match_by_canonical_name(locations, names)
 
 
 def _match_by_canonical_name(
-    sources: Mapping[str, tuple[int, Any]], names: Sequence[str]
+    locations: Mapping[str, tuple[int, Any]], names: Sequence[str]
 ) -> dict[str, tuple[int, Any]]:
-    """Map each name to the source whose saved name is the same without prefixes of wrappers.
+    """Return the saved location of each parameter, matched by names without wrapper prefixes.
 
     Args:
-        sources: Index of the saved group and key in the saved state, by saved name.
+        locations: Index of the saved group and key in the saved state, by saved name.
         names: Names of the optimizer's parameters.
 
     Raises:
-        ValueError: Two names of one side are equal without prefixes, so that it is not known which
-            state belongs to which; or a name matches no parameter.
+        ValueError: Two names of one side are equal without prefixes, so the match is ambiguous; or
+            a name matches none of the other side.
     """
-    canonical_sources = {canonical(name): source for name, source in sources.items()}
-    canonical_names = {name: canonical(name) for name in names}
-    for side in (sources, names):
-        _refuse_equal_names(side)
-    refuse_difference(list(canonical_sources), list(canonical_names.values()))
-    return {name: canonical_sources[bare_name] for name, bare_name in canonical_names.items()}
+    _refuse_equal_names(locations)
+    _refuse_equal_names(names)
+    by_canonical_name = {canonical(name): location for name, location in locations.items()}
+    refuse_difference(list(by_canonical_name), [canonical(name) for name in names])
+    return {name: by_canonical_name[canonical(name)] for name in names}
 
 
 def _refuse_equal_names(names: Iterable[str]) -> None:
-    """Refuse names of two parameters that differ in prefixes of wrappers alone.
+    """Refuse two parameter names that differ only in prefixes of wrappers.
 
     Raises:
         ValueError: Naming both.
@@ -368,50 +380,59 @@ def _refuse_equal_names(names: Iterable[str]) -> None:
         first = first_names.setdefault(canonical(name), name)
         if first != name:
             raise ValueError(
-                f"parameters {first!r} and {name!r} differ in the prefixes of wrappers alone, so no"
+                f"parameters {first!r} and {name!r} differ only in the prefixes of wrappers, so no"
                 " saved state can be matched to them. Give both sides the same names."
             )
 
 
 def _saved_names(groups: Sequence[Group]) -> list[list[str]] | None:
-    """List the names of the saved parameters by group; None if the state dict carries none."""
+    """List the names of the saved parameters by group; None if a group has none."""
     names_of_groups = []
     for group in groups:
-        ids = list(group["params"])
-        # torch.distributed.checkpoint has names in place of numbers.
-        if ids and all(isinstance(entry, str) for entry in ids):
-            names_of_groups.append(ids)
+        keys = list(group["params"])
+        # torch.distributed.checkpoint writes names in place of numbers.
+        if keys and all(isinstance(key, str) for key in keys):
+            names_of_groups.append(keys)
         elif group.get("param_names") is not None:
             names_of_groups.append(list(group["param_names"]))
-        elif not ids:
+        elif not keys:
             names_of_groups.append([])
         else:
             return None
     return names_of_groups
 
 
-def _only_group(names: Sequence[str], sources: Mapping[str, tuple[int, Any]]) -> int:
-    """Return the index of the one saved group of some parameters.
+def _saved_group_of(
+    current_group: Group,
+    names: Sequence[str],
+    saved_groups: Sequence[Group],
+    locations: Mapping[str, tuple[int, Any]],
+) -> Group:
+    """Return the saved group that all parameters of a group come from.
 
     Args:
-        names: Names of the parameters of a group, at least one.
-        sources: See `_sources`.
+        current_group: Is returned if the group has no parameters.
+        names: Names of its parameters.
+        saved_groups: Groups of the state dict.
+        locations: See `_locate_params`.
 
     Raises:
-        ValueError: They come from several saved groups.
+        ValueError: The parameters come from several saved groups.
     """
-    indices = list(dict.fromkeys(sources[name][0] for name in names))
+    if not names:
+        return current_group
+    indices = list(dict.fromkeys(locations[name][0] for name in names))
     if len(indices) > 1:
         raise ValueError(
             f"the saved groups {indices[0]} and {indices[1]} are one group here ({names[0]!r},"
-            " ...): build the optimizer with the groups it was saved with, or load the state alone"
+            " ...). Build the optimizer with the groups it was saved with, or load only the state"
             " with load_named_state."
         )
-    return indices[0]
+    return saved_groups[indices[0]]
 
 
 def _refuse_other_sizes(current: Sequence[Sequence[str]], saved: Sequence[Group]) -> None:
-    """Refuse saved groups whose number, or numbers of parameters, differ from the optimizer's."""
+    """Refuse another number of saved groups, or of parameters in one, than the optimizer has."""
     if len(current) != len(saved):
         raise ValueError(
             f"the saved state has {len(saved)} parameter groups, the optimizer {len(current)}."

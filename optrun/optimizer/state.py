@@ -32,18 +32,24 @@ _NOT_OPTIONS = DESCRIPTIVE_KEYS | {"params"}
 
 
 def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the state of an optimizer by parameter name: its tensors, and all else.
+    """Convert the state of an optimizer to tensors by name, and a dict for JSON with all else.
+
+    The inverse is `load_named_state`.
 
     Args:
         optimizer: Built with named parameters.
 
     Returns:
-        Tensors, references and not copies: under "<parameter>/<state key>"; of state that no
-        parameter owns under "optimizer/<key>"; of counters under "groups/<index>/<key>" and
-        "attributes/<name>". If the model has other weights for evaluation, its training weights are
-        under "<parameter>/training_weight". And a dict that JSON can hold: the other state values,
-        the key of each tensor, the options and counters of every group, and the shape of every
-        parameter.
+        The tensors, which are references and not copies, and the dict. Keys of the tensors are
+
+            <parameter>/<state key>         state of a parameter
+            <parameter>/training_weight     if the model holds other weights for evaluation
+            optimizer/<key>                 state that belongs to no parameter
+            groups/<index>/<key>            counters of a group
+            attributes/<name>               counters of another library's optimizer
+
+        The dict has the key of each tensor, the state values that are no tensors, the options and
+        counters of every group, and the shape of every parameter.
 
     Raises:
         ValueError: Parameters have no names.
@@ -89,9 +95,9 @@ def named_state(optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]
         "groups": groups,
     }
     averaged = averaged_params(optimizer)
-    tensors |= {
-        f"{name}/{TRAINED}": param.detach() for name, param in params.items() if param in averaged
-    }
+    for name, param in params.items():
+        if param in averaged:
+            tensors[f"{name}/{TRAINED}"] = param.detach()
     return tensors, meta
 
 
@@ -100,9 +106,9 @@ def load_named_state(
 ) -> None:
     """Load the result of `named_state` into an optimizer; if it does not fit, change nothing.
 
-    The order of parameters and their division into groups may differ. Dtypes stay those that were
-    saved. Options of groups stay as they were built; counters of groups, such as `step`, are
-    loaded. Training weights in `tensors` are copied into the parameters.
+    The order of parameters and their division into groups may differ. State keeps its saved dtype.
+    Counters of groups, such as `step`, are loaded; their options stay as built. Training weights in
+    `tensors` are copied into the parameters.
 
     Args:
         optimizer: Built with named parameters, of the class that saved the state.
@@ -118,6 +124,7 @@ def load_named_state(
     _refuse_other_optimizer(optimizer, meta)
     params = _params_by_name(optimizer)
     _refuse_other_params(params, meta)
+    # 1. Convert and check all that was saved; each tensor must be used once.
     unused = set(tensors)
     saved: dict[str, State] = {}
     for name, entries in meta["state"].items():
@@ -139,6 +146,7 @@ def load_named_state(
     attributes = {key: _unpack(value, tensors, unused) for key, value in meta["attributes"].items()}
     if unused:
         raise ValueError(f"the saved state has a tensor {min(unused)!r}, which belongs to nothing.")
+    # 2. Change the optimizer.
     _load_attributes(optimizer, attributes)
     optimizer.state.clear()
     optimizer.state.update(loaded)
@@ -171,7 +179,7 @@ def _refuse_other_params(params: Mapping[str, Tensor], meta: PlainMapping) -> No
 
 
 def _refuse_nonnumeric_counters(group: Group, counters: PlainMapping) -> None:
-    """Refuse a saved counter of another type if the group has a number under its key."""
+    """Refuse a saved counter that is no number where the group has a number."""
     for key, value in counters.items():
         if isinstance(group.get(key), (int, float)) and not isinstance(value, (int, float)):
             raise ValueError(
@@ -205,10 +213,10 @@ def _params_by_name(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def _options(optimizer: Optimizer, group: Group) -> list[str]:
-    """List the options among the keys of a group, without counters and descriptions.
+    """List the keys of a group that are options, not counters, names or descriptions.
 
-    Options are the defaults of an optimizer of optrun and of its members, else the keywords of the
-    constructor.
+    For an optimizer of optrun these are its defaults and those of its members; for any other one
+    the keywords of its constructor.
     """
     if isinstance(optimizer, NamedOptimizer):
         members = getattr(optimizer, "members", {}).values()
@@ -221,29 +229,32 @@ def _options(optimizer: Optimizer, group: Group) -> list[str]:
 def _counting_attributes(optimizer: Optimizer) -> dict[str, Any]:
     """Collect the attributes of another library's optimizer that may be counters.
 
-    These are numbers, and objects with a `state_dict`, that are no keywords of its constructor and
-    not private. Empty for an optimizer of optrun.
+    These are public attributes that are no keywords of its constructor, with a number or an object
+    that has a `state_dict`. Empty for an optimizer of optrun.
     """
     if isinstance(optimizer, NamedOptimizer):
         return {}
     keywords = inspect.signature(type(optimizer)).parameters
-    return {
-        key: value
-        for key, value in vars(optimizer).items()
-        if (type(value) in (int, float) or hasattr(value, "load_state_dict"))
-        and key not in keywords
-        and not key.startswith("_")
-    }
+    counting: dict[str, Any] = {}
+    for key, value in vars(optimizer).items():
+        if key in keywords or key.startswith("_"):
+            continue
+        if type(value) in (int, float) or hasattr(value, "load_state_dict"):
+            counting[key] = value
+    return counting
 
 
 def _load_counters(
     optimizer: Optimizer, meta: PlainMapping, tensors: Mapping[str, Tensor], unused: set[str]
 ) -> list[ParamGroup]:
-    """Return the saved counters for each group of the optimizer, such as `step`.
+    """Return the saved counters, such as `step`, of each group of the optimizer.
+
+    A counter is any saved entry of a group that is no option. The parameters of a group may come
+    from several saved groups if these have equal counters.
 
     Raises:
-        ValueError: A parameter was stepped by another member or with another option of another
-            library; or a group joins saved groups whose counters differ.
+        ValueError: Such groups have different counters; or a parameter was stepped by another
+            member of a `Composite`, or by another library with another option.
     """
     options = {"optimizer", *_NOT_OPTIONS}.union(
         *(_options(optimizer, group) for group in optimizer.param_groups)
@@ -259,7 +270,7 @@ def _load_counters(
                 if key not in options
             }
         )
-    out = []
+    counters_of_groups = []
     for group in optimizer.param_groups:
         for name in group["param_names"]:
             saved_group = meta["groups"][saved_index[name]]
@@ -267,44 +278,50 @@ def _load_counters(
             now = group.get("optimizer")
             if before != now:
                 raise ValueError(f"parameter {name!r} was stepped by {before}, now by {now}.")
-            _refuse_other_form(optimizer, group, saved_group, name)
-        sources = dict.fromkeys(saved_index[name] for name in group["param_names"])
-        counters = [saved_counters[index] for index in sources]
+            _refuse_other_options(optimizer, group, saved_group, name)
+        indices = dict.fromkeys(saved_index[name] for name in group["param_names"])
+        counters = [saved_counters[index] for index in indices]
         for other_counters in counters[1:]:
             if other_counters != counters[0]:
                 raise ValueError(
                     f"the group of {group['param_names'][0]!r} joins saved groups that counted"
                     f" differently: {counters[0]} and {other_counters}."
                 )
-        out.append(counters[0] if counters else {})
-    return out
+        counters_of_groups.append(counters[0] if counters else {})
+    return counters_of_groups
 
 
-def _refuse_other_form(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
-    """Refuse state of another library's optimizer made with another value of an option.
+def _refuse_other_options(optimizer: Optimizer, group: Group, saved: Group, name: str) -> None:
+    """Refuse state of another library's optimizer that was saved with other options.
 
-    Only options that are no floats: switches, names and counts. Whether the state fits, only that
-    library could tell, and it does by a traceback at the next step or not at all.
+    Such an option may change which state there is, and only that library knows. Compared are
+    switches, names and counts: values that are int, str or None before and now. Does nothing for an
+    optimizer of optrun.
     """
     if isinstance(optimizer, NamedOptimizer):
         return
     for key in _options(optimizer, group):
-        before = saved.get(key)
+        if key not in saved:
+            continue
+        before = saved[key]
         now = _describe(group[key])
-        plain = isinstance(before, int | str | None) and isinstance(now, int | str | None)
-        if plain and key in saved and before != now:
+        if not isinstance(before, int | str | None) or not isinstance(now, int | str | None):
+            continue
+        if before != now:
             raise ValueError(
-                f"parameter {name!r}: {key} was {before}, is {now}; the state is that of"
-                f" {key}={before}."
+                f"parameter {name!r}: {key} was {before}, is {now}; the state was saved with"
+                f" {key}={before}. Give that value."
             )
 
 
 def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value for JSON; `_unpack` is the inverse.
+    """Convert a value for JSON, and put its tensors into `tensors`; `_unpack` is the inverse.
+
+    Numbers, strings and None stay. Other values become a dict of one entry: kind -> content.
 
     Args:
         value: A tensor, number, string, None, or a list, tuple, deque or dict of these.
-        where: Path of the value, for keys of tensors and for the message.
+        where: Path of the value, the key of its tensor, and for the message.
         tensors: Gets each tensor under its path.
 
     Raises:
@@ -337,10 +354,10 @@ def _pack(value: object, where: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _dimension_order(value: Tensor) -> list[list[int]]:
-    """Return the order of the dimensions in memory, in a list; an empty list if it is usual.
+    """Return a list with the order of dimensions in memory, outermost first; empty if contiguous.
 
-    A file holds contiguous tensors. Products over another order round otherwise, so it is restored.
-    Empty, too, for a tensor with gaps.
+    A file holds contiguous tensors. The order is saved because sums over another order round
+    differently. Empty, too, for a tensor with gaps.
     """
     strides = value.stride()
     order = sorted(range(value.dim()), key=lambda dim: -strides[dim])
@@ -364,12 +381,12 @@ def _describe(value: object) -> Any:
 
 
 def _unpack(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> Any:
-    """Convert a packed value back, see `_pack`.
+    """Convert a value back that `_pack` converted.
 
     Args:
-        value: What `_pack` returned.
+        value: Result of `_pack`.
         tensors: All saved tensors by path.
-        unused: The paths of its tensors are removed from it.
+        unused: Paths of tensors; those of the value are removed.
 
     Raises:
         ValueError: A tensor is missing or of another shape, or the kind of a value is unknown.
@@ -395,6 +412,6 @@ def _unpack(value: object, tensors: Mapping[str, Tensor], unused: set[str]) -> A
     if kind == "deque":
         return deque((_unpack(entry, tensors, unused) for entry in content[1]), maxlen=content[0])
     if kind not in ("list", "tuple"):
-        raise ValueError(f"the saved state holds a {kind!r}, which is no kind of value.")
+        raise ValueError(f"the saved state holds a {kind!r}, which this version does not know.")
     entries = [_unpack(entry, tensors, unused) for entry in content]
     return entries if kind == "list" else tuple(entries)

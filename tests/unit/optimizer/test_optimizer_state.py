@@ -271,7 +271,7 @@ def test_names_that_wrappers_alone_tell_apart_are_refused() -> None:
     same = Lamb(both.items())
     same.load_state_dict(optimizer.state_dict())
     wrapped = Lamb((f"_orig_mod.{name}", param) for name, param in both.items())
-    with pytest.raises(ValueError, match=r"'gain' and 'module\.gain' differ in the prefixes"):
+    with pytest.raises(ValueError, match=r"'gain' and 'module\.gain' differ only in the prefixes"):
         wrapped.load_state_dict(optimizer.state_dict())
 
 
