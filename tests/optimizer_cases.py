@@ -203,7 +203,7 @@ CASES = [
                 r"decay_form='once': expected one of 'documented'",
             ),
             ({"layerwise_decay": 0}, ValueError, r"layerwise_decay=0: expected a number above 0"),
-            ({"layerwise_decay": 0.8}, ValueError, r"layerwise_decay=0.8 moves no block"),
+            ({"layerwise_decay": 0.8}, ValueError, r"layerwise_decay=0.8 scales no block"),
             ({"n_layers": 1.5}, TypeError, r"n_layers=1.5: expected a whole number"),
             (
                 {"name_dict": {"nobody": "x"}},

@@ -9,23 +9,31 @@ from torch import Tensor
 
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
-from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, second_moment_
+from optrun.optimizer.numerics import (
+    add_coupled_decay,
+    add_coupled_decays,
+    bias_correction,
+    first_moment_,
+    moments_,
+    second_moment_,
+)
 
 
 def _single_tensor_adam(batch: Batch) -> None:
-    """Step one tensor after another, t counting from 1.
+    """Take Adam's step in place, one tensor after another.
 
         g = g / loss_scale + l2 w
         m = b1 m + (1 - b1) g
         v = b2 v + (1 - b2) g^2
         w = keep w
         w = w - lr / (1 - b1^t) n / (sqrt(v) / sqrt(1 - b2^t) + eps)
-        n = m, or b1 m + (1 - b1) g with nesterov (m already new)
+
+    n is m, or with nesterov b1 m + (1 - b1) g with the new m. t is the scalar `step`, from 1. With
+    `eps_form="mindspore"` eps is added to the uncorrected sqrt(v).
 
     Args:
-        batch: Options `betas`, `eps`, and where a class has them `nesterov` and `eps_form`, by
-            which eps is added to the raw sqrt(v) as in MindSpore; numbers `lr`, `keep`, and where a
-            class has them `l2` and `loss_scale`.
+        batch: Options `betas` and `eps`, and for some classes `nesterov` and `eps_form`. Scalars
+            `step`, `lr` and `keep`, and for some classes `l2` and `loss_scale`.
 
     Source: Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1.
     """
@@ -51,7 +59,7 @@ def _single_tensor_adam(batch: Batch) -> None:
 
 
 def unscale_and_decay(param: Tensor, grad: Tensor, *, l2: float, loss_scale: float) -> Tensor:
-    """Return a gradient divided by its scale and decayed: grad / loss_scale + l2 * param.
+    """Return a gradient without its loss scale and with L2 decay: grad / loss_scale + l2 * param.
 
     Example:
         >>> unscale_and_decay(torch.tensor([2.0]), torch.tensor([4.0]), l2=0.5, loss_scale=2.0)
@@ -59,13 +67,11 @@ def unscale_and_decay(param: Tensor, grad: Tensor, *, l2: float, loss_scale: flo
     """
     if loss_scale != 1.0:
         grad = grad / loss_scale
-    if l2:
-        return grad + param * l2
-    return grad
+    return add_coupled_decay(grad, param, l1=0.0, l2=l2)
 
 
 def _multi_tensor_adam(batch: Batch) -> None:
-    """Step as `_single_tensor_adam`."""
+    """Compute `_single_tensor_adam` by foreach operations, each over all tensors at once."""
     o = batch.options
     beta1, beta2 = o["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
@@ -73,8 +79,7 @@ def _multi_tensor_adam(batch: Batch) -> None:
     l2s = [x.get("l2", 0.0) for x in batch.scalars]
     if any(loss_scale != 1.0 for loss_scale in loss_scales):
         grads = list(torch._foreach_div(grads, loss_scales))
-    if any(l2s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
+    grads = add_coupled_decays(grads, params, l1s=(), l2s=l2s)
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
     batch.decay_params()
     directions = torch._foreach_lerp(exp_avgs, grads, 1 - beta1) if o.get("nesterov") else exp_avgs

@@ -15,28 +15,37 @@ from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
 from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula
-from optrun.optimizer.numerics import bias_correction, first_moment_
+from optrun.optimizer.numerics import (
+    add_coupled_decay,
+    add_coupled_decays,
+    bias_correction,
+    first_moment_,
+)
 
 
 def _single_tensor_adamax(batch: Batch) -> None:
-    """Compute the formula of `Adamax`, one tensor after another."""
+    """Take the step of `Adamax` in place, one tensor after another.
+
+        g = g + l2 w + l1 sign(w)
+        m = b1 m + (1 - b1) g
+        u = max(b2 u, |g|), with eps added by `eps_form`
+        w = keep w - lr / (1 - b1^t) m / u
+
+    l1, l2, keep, lr and t (`step`) are scalars of the batch.
+    """
     beta1, beta2 = batch.options["betas"]
     eps = batch.options["eps"]
     form = batch.options["eps_form"]
     for param, grad, exp_avg, exp_inf, x in batch.tensors():
-        if x["l2"]:
-            grad = grad + param * x["l2"]
-        if x["l1"]:
-            grad = grad + param.sign() * x["l1"]
+        grad = add_coupled_decay(grad, param, l1=x["l1"], l2=x["l2"])
         first_moment_(exp_avg, grad, beta1)
+        size = grad.abs()
+        exp_inf.mul_(beta2)
         if form == "decayed":
-            torch.maximum(exp_inf.mul_(beta2).add_(eps), grad.abs(), out=exp_inf)
-        else:
-            torch.maximum(
-                exp_inf.mul_(beta2),
-                grad.abs().add_(eps if form == "gradient" else 0.0),
-                out=exp_inf,
-            )
+            exp_inf.add_(eps)
+        elif form == "gradient":
+            size.add_(eps)
+        torch.maximum(exp_inf, size, out=exp_inf)
         denom = exp_inf.add(eps) if form == "denominator" else exp_inf
         if x["keep"] != 1.0:
             param.mul_(x["keep"])
@@ -44,19 +53,14 @@ def _single_tensor_adamax(batch: Batch) -> None:
 
 
 def _multi_tensor_adamax(batch: Batch) -> None:
-    """Step as `_single_tensor_adamax`."""
+    """Compute `_single_tensor_adamax` by foreach operations, each over all tensors at once."""
     beta1, beta2 = batch.options["betas"]
     eps = batch.options["eps"]
     form = batch.options["eps_form"]
     params, grads, exp_avgs, exp_infs = batch.lists
-    l1s = batch.scalar_list("l1")
-    l2s = batch.scalar_list("l2")
-    if any(l2s):
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
-    if any(l1s):
-        grads = list(
-            torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), l1s))
-        )
+    grads = add_coupled_decays(
+        grads, params, l1s=batch.scalar_list("l1"), l2s=batch.scalar_list("l2")
+    )
     torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
     torch._foreach_mul_(exp_infs, beta2)
     sizes = torch._foreach_abs(grads)
@@ -138,12 +142,14 @@ class Adamax(BatchOptimizer):
         )
 
     def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
-        """Add the coefficients of L1 and L2 decay; they exclude decoupled decay."""
+        """Return `lr`, and `weight_decay` as `keep`, `l1` or `l2` by the mode of the group.
+
+        The two others have no effect: 1 for `keep`, 0 for `l1` and `l2`.
+        """
         mode = group["weight_decay_mode"]
-        decay = group["weight_decay"]
-        numbers = super()._scalars(group, traits, counters)
+        scalars = super()._scalars(group, traits, counters)
         if mode != "decoupled":
-            numbers["keep"] = 1.0
-        numbers["l1"] = decay if mode == "l1" else 0.0
-        numbers["l2"] = decay if mode == "l2" else 0.0
-        return numbers
+            scalars["keep"] = 1.0
+        for coupled in ("l1", "l2"):
+            scalars[coupled] = group["weight_decay"] if mode == coupled else 0.0
+        return scalars

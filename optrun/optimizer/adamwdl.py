@@ -153,7 +153,11 @@ class AdamWDL(BatchOptimizer):
         return config
 
     def _resolve(self) -> None:
-        """Compute the lr ratio of each layer, and the names without decay."""
+        """Store the lr ratio of each parameter, and the names of those that do not decay.
+
+        Raises:
+            ValueError: `apply_decay_param_fun` is given and the parameters have no names.
+        """
         applies = self._apart["apply_decay_param_fun"]
         names = self.named_params()
         self._lr_ratios: dict[str, float] = self._layer_ratios(names)
@@ -171,9 +175,10 @@ class AdamWDL(BatchOptimizer):
         return all("param_names" in group for group in self.param_groups)
 
     def _layer_ratios(self, params: dict[str, Tensor]) -> dict[str, float]:
-        """Compute the ratio of each parameter by `set_param_lr_fun`, by name.
+        """Return the lr ratio of each parameter, by name, from `set_param_lr_fun`.
 
-        Empty if there is no function, or the default one with `layerwise_decay=1`.
+        Empty, meaning 1 for all, without a function or with the default one and
+        `layerwise_decay=1`.
 
         Raises:
             TypeError: The function returned no number.
@@ -184,10 +189,10 @@ class AdamWDL(BatchOptimizer):
         rate = self._apart["layerwise_decay"]
         name_dict = self._apart["name_dict"]
         has_names = self._named()
-        default = function is layerwise_lr_decay
+        is_default = function is layerwise_lr_decay
         if name_dict is not None and has_names:
             _refuse_other_names(name_dict, list(params))
-        if function is None or (default and rate == 1.0):
+        if function is None or (is_default and rate == 1.0):
             return {}
         if not has_names:
             raise ValueError(
@@ -201,21 +206,11 @@ class AdamWDL(BatchOptimizer):
             if ratio is None:
                 raise TypeError(
                     f"set_param_lr_fun returned None for {name!r}: it has to return the ratio. "
-                    "(Up to PaddleNLP 2.2 it set the rate on the parameter instead.)"
+                    "(Up to PaddleNLP 2.2 it set the learning rate of the parameter instead.)"
                 )
             ratios[name] = not_negative(f"set_param_lr_fun's ratio for {name}", ratio)
-        structured_names = [structured[name] for name in params]
-        has_blocks = any("encoder.layers." in name for name in structured_names)
-        has_numbers = any(re.search(r"(^|\.)\d+(\.|$)", name) for name in structured_names)
-        scales_nothing = all(ratio == 1.0 for ratio in ratios.values())
-        if default and not has_blocks and (has_numbers or scales_nothing):
-            # Embeddings are found by 'embedding': scaled while every block keeps its rate is worse
-            # than not at all.
-            raise ValueError(
-                f"layerwise_decay={rate!r} moves no block: no name contains"
-                f" 'encoder.layers.<number>' (such as {next(iter(params))}). Give name_dict, or use"
-                " param_groups=layerwise, which reads the model."
-            )
+        if is_default:
+            _refuse_unscaled_blocks(rate, [structured[name] for name in params], ratios)
         return ratios
 
     def _traits(self, group: Group, name: str, param: Tensor) -> tuple[float, bool]:
@@ -224,15 +219,20 @@ class AdamWDL(BatchOptimizer):
         return self._lr_ratios.get(name, 1.0), self.decays(name)
 
     def _scalars(self, group: Group, traits: tuple[float, bool], counters: Scalars) -> Scalars:
-        """Return `lr` times the ratio, and `keep`, the factor of `decay_form` on the weights."""
+        """Return `lr`, which is that of the group times the ratio, and `keep` by `decay_form`.
+
+        PaddleNLP multiplies the weights with 1 - lr weight_decay first, before the ratio, and with
+        the base lr unless a schedule drives it. This factor is left out if lr is 0.
+        """
         del counters
         ratio, decays = traits
         lr = group["lr"] * ratio
         weight_decay = group["weight_decay"] if decays else 0.0
         form = self._apart["decay_form"]
         keep = 1.0
-        if form != "documented" and group["lr"]:  # nothing moves in a step whose lr is 0
-            keep *= 1.0 - (group["lr"] if self.lr_driver() else self.get_lr()) * weight_decay
+        if form != "documented" and group["lr"]:
+            first_lr = group["lr"] if self.lr_driver() else self.get_lr()
+            keep *= 1.0 - first_lr * weight_decay
         if form != "paddlenlp-2.2":
             keep *= 1.0 - lr * weight_decay
         return {"lr": lr, "keep": keep}
@@ -242,6 +242,30 @@ class AdamWDL(BatchOptimizer):
         if group["lazy_mode"]:
             return "rows"
         return "refuse"
+
+
+def _refuse_unscaled_blocks(rate: float, names: list[str], ratios: Mapping[str, float]) -> None:
+    """Refuse ratios of `layerwise_lr_decay` that scale no block, because of the names.
+
+    It finds blocks by `encoder.layers.<number>` and embeddings by `embedding`. Without such blocks
+    it would scale embeddings alone, which is worse than nothing. Names without any number, of a
+    model without blocks, pass if some ratio is not 1.
+
+    Args:
+        rate: `layerwise_decay`.
+        names: Structured names of the parameters.
+        ratios: Their ratios, by the names of the parameters.
+    """
+    if any("encoder.layers." in name for name in names):
+        return
+    has_numbers = any(re.search(r"(^|\.)\d+(\.|$)", name) for name in names)
+    scales_nothing = all(ratio == 1.0 for ratio in ratios.values())
+    if has_numbers or scales_nothing:
+        raise ValueError(
+            f"layerwise_decay={rate!r} scales no block: no name contains"
+            f" 'encoder.layers.<number>' (such as {next(iter(ratios))}). Give name_dict, or use"
+            " param_groups=layerwise, which reads the model."
+        )
 
 
 def _refuse_other_names(name_dict: Mapping[str, str], names: list[str]) -> None:

@@ -17,7 +17,10 @@ from optrun.optimizer.numerics import bias_correction, first_moment_, moments_, 
 
 
 def _single_tensor_ademamix(batch: Batch) -> None:
-    """Compute the formula of `AdEMAMix`, one tensor after another."""
+    """Take the step of `AdEMAMix` in place, one tensor after another.
+
+    The scalars `beta3` and `alpha` are those of the step's warm-up, `keep` is 1 - lr weight_decay.
+    """
     beta1, beta2, _ = batch.options["betas"]
     eps = batch.options["eps"]
     for param, grad, exp_avg, exp_avg_slow, exp_avg_sq, x in batch.tensors():
@@ -32,7 +35,7 @@ def _single_tensor_ademamix(batch: Batch) -> None:
 
 
 def _multi_tensor_ademamix(batch: Batch) -> None:
-    """Step as `_single_tensor_ademamix`."""
+    """Compute `_single_tensor_ademamix` by foreach operations, each over all tensors at once."""
     beta1, beta2, _ = batch.options["betas"]
     eps = batch.options["eps"]
     params, grads, exp_avgs, exp_avg_slows, exp_avg_sqs = batch.lists
@@ -49,7 +52,7 @@ def _multi_tensor_ademamix(batch: Batch) -> None:
 
 
 def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
-    """Return the weight of the slow moment at a step: a straight line from 0 to `alpha`.
+    """Return the weight of the slow moment at a step, which grows linearly from 0 to `alpha`.
 
     Args:
         step: Number of the step, from 1.
@@ -66,15 +69,16 @@ def warm_alpha(step: int, *, alpha: float, warmup_steps: int | None) -> float:
 
 
 def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | None) -> float:
-    """Return the decay of the slow moment at a step; its half-life grows linearly.
+    """Return the decay of the slow moment at a step, which grows from `beta1` to `beta3`.
 
-    That is, 1 / log b moves in a straight line from b1 to b3.
+    The half-life of an average with decay b is log(1/2) / log(b) steps. It grows linearly, and so
+    does 1 / log(b).
 
     Args:
         step: Number of the step, from 1.
         beta1: Decay before the warm-up; 0 is a half-life of 0.
         beta3: Decay after the warm-up.
-        warmup_steps: Length of the warm-up; None or 0: none.
+        warmup_steps: Length of the warm-up; None or 0: none, `beta3` at once.
 
     Source: Pagliardini et al. 2024, arXiv:2409.03137, section 3: exp(log b1 log b3 / ((1 - s) log
     b3 + s log b1)), at most b3, with s = step / warmup_steps.
@@ -87,8 +91,10 @@ def warm_beta3(step: int, *, beta1: float, beta3: float, warmup_steps: int | Non
     if not warmup_steps or step >= warmup_steps or beta3 == 0:
         return beta3
     share = step / warmup_steps
-    begin = (1 - share) / math.log(beta1) if beta1 else 0.0
-    return min(math.exp(1 / (begin + share / math.log(beta3))), beta3)
+    inverse_log = share / math.log(beta3)
+    if beta1:
+        inverse_log = (1 - share) / math.log(beta1) + inverse_log
+    return min(math.exp(1 / inverse_log), beta3)
 
 
 class AdEMAMix(BatchOptimizer):
@@ -164,7 +170,7 @@ class AdEMAMix(BatchOptimizer):
         )
 
     def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
-        """Add alpha and beta3 as their warm-ups give them at this step."""
+        """Return `lr`, `keep`, and the values of `alpha` and `beta3` at this step."""
         step = counters["step"]
         beta1, _, beta3 = group["betas"]
         return {

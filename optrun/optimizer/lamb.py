@@ -21,14 +21,30 @@ from optrun.optimizer.batches import Batch
 from optrun.optimizer.decay import decay_scale, keep_base_lr
 from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.lamb_rule import corrections, trust_ratios
-from optrun.optimizer.numerics import first_moment_, moments_, norms, second_moment_
+from optrun.optimizer.numerics import (
+    add_coupled_decay,
+    add_coupled_decays,
+    first_moment_,
+    moments_,
+    norms,
+    second_moment_,
+)
 
 DecayMode = Literal["adapted", "decoupled", "fixed", "scheduled", "corrected"]
 """Where LAMB decays, see `Lamb`."""
 
 
 def _single_tensor_lamb(batch: Batch) -> Tensor:
-    """Compute the formula of `Lamb`, one tensor after another.
+    """Take the step of `Lamb` in place, one tensor after another.
+
+        g = g + l2 w + l1 sign(w)
+        m = b1 m + (1 - b1) g
+        v = b2 v + (1 - b2) g^2
+        r = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + decay w
+        w = keep w
+        w = w - lr k r    with the trust ratio k if the scalar `adapt` is true, else k = 1
+
+    `corrections` may replace both bias corrections by a factor on lr.
 
     Returns:
         k of each tensor, shape (n,), in the dtype of the parameters.
@@ -38,10 +54,7 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
     ratios = []
     for tensors, sharding in zip(batch.tensors(), batch.shardings, strict=True):
         param, grad, exp_avg, exp_avg_sq, x = tensors
-        if o["l2"]:
-            grad = grad + param * o["l2"]
-        if o["l1"]:
-            grad = grad + param.sign() * o["l1"]
+        grad = add_coupled_decay(grad, param, l1=o["l1"], l2=o["l2"])
         first_moment_(exp_avg, grad, beta1)
         second_moment_(exp_avg_sq, grad, beta2)
         correction1, correction2, lr_factor = corrections(o, x["step"])
@@ -60,25 +73,25 @@ def _single_tensor_lamb(batch: Batch) -> Tensor:
 
 
 def _multi_tensor_lamb(batch: Batch) -> Tensor:
-    """Step as `_single_tensor_lamb`; all norms of all tensors in one collective."""
+    """Compute `_single_tensor_lamb` by foreach operations, each over all tensors at once.
+
+    The norms of all tensors take one collective. Decay and trust ratios are computed only for the
+    tensors that have them.
+    """
     o = batch.options
     beta1, beta2 = o["betas"]
     params, grads, exp_avgs, exp_avg_sqs = batch.lists
-    if o["l2"]:
-        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, o["l2"])))
-    if o["l1"]:
-        grads = list(
-            torch._foreach_add(grads, torch._foreach_mul(torch._foreach_sign(params), o["l1"]))
-        )
+    count = len(params)
+    grads = add_coupled_decays(grads, params, l1s=[o["l1"]] * count, l2s=[o["l2"]] * count)
     moments_(exp_avgs, exp_avg_sqs, grads, beta1=beta1, beta2=beta2)
-    firsts, seconds, lr_factors = zip(
+    corrections1, corrections2, lr_factors = zip(
         *(corrections(o, step) for step in batch.scalar_list("step")), strict=True
     )
     denoms = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_div_(denoms, [math.sqrt(correction2) for correction2 in seconds])
+    torch._foreach_div_(denoms, [math.sqrt(correction2) for correction2 in corrections2])
     torch._foreach_add_(denoms, o["eps"])
     updates = torch._foreach_div(exp_avgs, denoms)
-    torch._foreach_div_(updates, firsts)
+    torch._foreach_div_(updates, corrections1)
     del denoms
     decays = batch.scalar_list("decay")
     decayed = [i for i, decay in enumerate(decays) if decay]
@@ -87,13 +100,14 @@ def _multi_tensor_lamb(batch: Batch) -> Tensor:
         torch._foreach_add_([updates[i] for i in decayed], decay)
         del decay
     batch.decay_params()
-    ratios = torch.ones(len(params), dtype=params[0].dtype, device=params[0].device)
+    ratios = torch.ones(count, dtype=params[0].dtype, device=params[0].device)
     adapted = [i for i, adapt in enumerate(batch.scalar_list("adapt")) if adapt]
     if adapted:
-        both = [params[i] for i in adapted] + [updates[i] for i in adapted]
+        params_then_updates = [params[i] for i in adapted] + [updates[i] for i in adapted]
         shardings = [batch.shardings[i] for i in adapted]
-        together = norms(both, shardings * 2, foreach=True)
-        ratios[torch.tensor(adapted, device=ratios.device)] = trust_ratios(o, *together.chunk(2))
+        param_norms, update_norms = norms(params_then_updates, shardings * 2, foreach=True).chunk(2)
+        indices = torch.tensor(adapted, device=ratios.device)
+        ratios[indices] = trust_ratios(o, param_norms, update_norms)
     rates = [
         lr * lr_factor for lr, lr_factor in zip(batch.scalar_list("lr"), lr_factors, strict=True)
     ]
@@ -226,7 +240,10 @@ class Lamb(BatchOptimizer):
         )
 
     def _resolve(self) -> None:
-        """Check the groups' bounds, and find the names without decay or adaptation."""
+        """Check the bounds of each group, and store the names excluded from decay and adaptation.
+
+        Also keeps the base lr in groups whose decay needs it, and forgets the last trust ratios.
+        """
         self._ratios = ()
         for group in self.param_groups:
             in_order(group, LambConfig.BOUNDS)
@@ -256,19 +273,20 @@ class Lamb(BatchOptimizer):
         return self.decays(name), name not in self._unadapted
 
     def _scalars(self, group: Group, traits: tuple[bool, bool], counters: Scalars) -> Scalars:
-        """Return lr, both kinds of decay, and whether a tensor is adapted.
+        """Return the scalars `lr`, `decay`, `keep` and `adapt`.
 
-        `decay` is added to the update before the trust ratio; `keep` multiplies the weights outside
-        of it.
+        In the mode "adapted" the decay times the weights is added to the update, within the trust
+        ratio. In all other modes `keep` multiplies the weights. `adapt` tells whether the trust
+        ratio applies; without decay it does so only under `always_adapt`.
         """
         del counters
         decays, may_adapt = traits
         decay = group["weight_decay"] if decays else 0.0
-        inside = group["weight_decay_mode"] == "adapted"
+        is_within_ratio = group["weight_decay_mode"] == "adapted"
         return {
             "lr": group["lr"],
-            "decay": decay if inside else 0.0,
-            "keep": 1.0 if inside else 1.0 - decay * decay_scale(group),
+            "decay": decay if is_within_ratio else 0.0,
+            "keep": 1.0 if is_within_ratio else 1.0 - decay * decay_scale(group),
             "adapt": may_adapt and (decay > 0 or group["always_adapt"]),
         }
 

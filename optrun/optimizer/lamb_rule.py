@@ -1,7 +1,4 @@
-"""What tells the dialects of LAMB apart, from the options of a group.
-
-Pure; numbers and norms in and out.
-"""
+"""Bias correction and trust ratio of LAMB, by the options in which packages differ."""
 
 from __future__ import annotations
 
@@ -15,7 +12,14 @@ from optrun.optimizer.numerics import bias_correction, trust_ratio
 
 
 def corrections(options: Options, step: int) -> tuple[float, float, float]:
-    """Return the divisors of both moments in a step, and the factor of the learning rate.
+    """Return the divisors of the first and second moment in a step, and the factor on lr.
+
+    | `bias_correction` | divisors | factor on lr |
+    | --- | --- | --- |
+    | "moments" | 1 - b1^t, 1 - b2^t | 1 |
+    | "lr" | 1, 1 | sqrt(1 - b2^t) / (1 - b1^t) |
+    | "lr_first" | 1, 1 | 1 / (1 - b1^t) |
+    | "none" | 1, 1 | 1 |
 
     Args:
         options: `betas` and `bias_correction` of `Lamb`.
@@ -35,7 +39,9 @@ def corrections(options: Options, step: int) -> tuple[float, float, float]:
     correction2 = bias_correction(beta2, step)
     if form == "moments":
         return correction1, correction2, 1.0
-    return 1.0, 1.0, (math.sqrt(correction2) if form == "lr" else 1.0) / correction1
+    if form == "lr":
+        return 1.0, 1.0, math.sqrt(correction2) / correction1
+    return 1.0, 1.0, 1.0 / correction1
 
 
 def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) -> Tensor:
@@ -68,8 +74,7 @@ def trust_ratios(options: Options, param_norms: Tensor, update_norms: Tensor) ->
         divisors = torch.where(update_norms > 0, update_norms + options["eps"], update_norms)
     ratios = trust_ratio(param_norms, divisors)
     if options["min_trust"] > 0 or options["max_trust"] is not None:
-        moved = (param_norms > 0) & (update_norms > 0)
-        ratios = torch.where(
-            moved, ratios.clamp(options["min_trust"], options["max_trust"]), ratios
-        )
+        both_positive = (param_norms > 0) & (update_norms > 0)
+        bounded = ratios.clamp(options["min_trust"], options["max_trust"])
+        ratios = torch.where(both_positive, bounded, ratios)
     return ratios

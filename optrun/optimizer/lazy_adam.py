@@ -117,21 +117,19 @@ class LazyAdam(BatchOptimizer):
         )
 
     def add_param_group(self, param_group: ParamGroup) -> None:
-        """Add a group as in `NamedOptimizer`.
+        """Add a group as in `NamedOptimizer`, but without the default name rule.
 
-        A group given as such does not take over the default name rule.
+        The default of `exclude_from_weight_decay` holds only for parameters that were passed to the
+        constructor without groups. A rule that the user has set holds for groups, too.
         """
-        grouped = self._built or self._grouped
-        if (
-            grouped
-            and isinstance(param_group, dict)
-            and self.defaults["exclude_from_weight_decay"] == list(NAME_RULE)
-        ):
+        is_users_group = self._built or self._grouped
+        has_default_rule = self.defaults["exclude_from_weight_decay"] == list(NAME_RULE)
+        if is_users_group and has_default_rule and isinstance(param_group, dict):
             param_group = {"exclude_from_weight_decay": None, **param_group}
         super().add_param_group(param_group)
 
     def _resolve(self) -> None:
-        """Find the names without decay; refuse flat pieces under grad_centralization."""
+        """Store the names excluded from decay; refuse FSDP1's pieces under grad_centralization."""
         if any(group["grad_centralization"] for group in self.param_groups):
             refuse_flat_pieces(list(self.named_params().items()), type(self).__name__)
         self._undecayed = self._excluded(
@@ -141,21 +139,23 @@ class LazyAdam(BatchOptimizer):
         )
 
     def _traits(self, group: Group, name: str, param: Tensor) -> tuple[bool, bool]:
-        """Tell whether a parameter decays, and whether its gradient is centralized."""
+        """Tell whether a parameter decays, and whether its gradient is centred.
+
+        Raises:
+            RuntimeError: It is to be centred and sharded over another dimension than the first.
+        """
         centre = group["grad_centralization"] and param.dim() >= 2
-        if (
-            centre
-            and isinstance(param, DTensor)
-            and any(p.is_shard() and not p.is_shard(0) for p in param.placements)
-        ):
+        placements = param.placements if isinstance(param, DTensor) else ()
+        has_cut_rows = any(p.is_shard() and not p.is_shard(0) for p in placements)
+        if centre and has_cut_rows:
             raise RuntimeError(
                 "grad_centralization needs whole rows, and a parameter is placed as"
-                f" {param.placements}: shard over dimension 0, or switch it off for that group."
+                f" {placements}: shard over dimension 0, or switch it off for that group."
             )
         return self.decays(name), centre
 
     def _scalars(self, group: Group, traits: tuple[bool, bool], counters: Scalars) -> Scalars:
-        """Return lr, L2 decay, gradient centralization and loss scale of a tensor."""
+        """Return `lr`, `l2`, `centre` and `loss_scale`; `keep` is 1, since decay is coupled."""
         del counters
         decays, centre = traits
         return {
@@ -178,7 +178,11 @@ class LazyAdam(BatchOptimizer):
 
 
 def _with_centred_grads(batch: Batch) -> Batch:
-    """Return a batch with the gradients of some tensors unscaled, decayed and centred."""
+    """Return a batch with new gradients for tensors to centre: unscaled, decayed and centred.
+
+    Their `l2` becomes 0 and their `loss_scale` 1, so that Adam's step does neither again. Addresses
+    of gradients and tables of kernels are dropped, since the gradients are other tensors.
+    """
     grads = []
     for param, grad, x in zip(batch.params, batch.grads, batch.scalars, strict=True):
         if x["centre"]:
@@ -186,15 +190,16 @@ def _with_centred_grads(batch: Batch) -> Batch:
                 unscale_and_decay(param, grad, l2=x["l2"], loss_scale=x["loss_scale"])
             )
         grads.append(grad)
-    done = {"l2": 0.0, "loss_scale": 1.0}
-    rows = [{**row, **done} if row["centre"] else row for row in batch.rows]
+    rows = []
+    for row in batch.rows:
+        rows.append({**row, "l2": 0.0, "loss_scale": 1.0} if row["centre"] else row)
     return replace(batch, grads=grads, rows=rows, grad_addresses=[], tables={})
 
 
 def centre_rows(grad: Tensor) -> Tensor:
-    """Return a gradient less its mean over all axes but the first.
+    """Return a gradient minus its mean over all axes but the first: each row gets mean 0.
 
-    Shape (n, ...) of two or more dimensions.
+    The gradient must have two or more dimensions.
 
     Example:
         >>> import torch

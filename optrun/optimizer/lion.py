@@ -15,7 +15,10 @@ from optrun.optimizer.numerics import first_moment_
 
 
 def _single_tensor_lion(batch: Batch) -> None:
-    """Compute the formula of `Lion`, one tensor after another."""
+    """Take the step of `Lion` in place, one tensor after another.
+
+    w = keep w - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g.
+    """
     beta1, beta2 = batch.options["betas"]
     for param, grad, exp_avg, x in batch.tensors():
         if x["keep"] != 1.0:
@@ -25,7 +28,7 @@ def _single_tensor_lion(batch: Batch) -> None:
 
 
 def _multi_tensor_lion(batch: Batch) -> None:
-    """Step as `_single_tensor_lion`."""
+    """Compute `_single_tensor_lion` by foreach operations, each over all tensors at once."""
     beta1, beta2 = batch.options["betas"]
     params, grads, exp_avgs = batch.lists
     batch.decay_params()

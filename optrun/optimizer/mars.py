@@ -21,57 +21,65 @@ from optrun.optimizer.batches import Batch
 from optrun.optimizer.kernels.choice import Formula, Update
 from optrun.optimizer.numerics import Sharding, norms
 
-WAVE = 2**20
-"""Elements of which the loop makes corrected gradients, which are new tensors, before Adam's step
-takes them."""
+PART_SIZE = 2**20
+"""Elements of the tensors that the loop steps at once: their corrected gradients are new tensors,
+which take memory."""
 
 
 def _single_tensor_mars(batch: Batch) -> None:
-    """Step tensors as AdamW, on corrected gradients or on their own, some at a time."""
+    """Take the step of `Mars` in place, by Adam's loop over parts of some `PART_SIZE` elements."""
     _step(batch, ADAM.loop, foreach=False)
 
 
 def _multi_tensor_mars(batch: Batch) -> None:
-    """Step as `_single_tensor_mars`, all corrected gradients at once."""
+    """Compute `_single_tensor_mars` by foreach operations, each over all tensors at once."""
     assert ADAM.foreach is not None
     _step(batch, ADAM.foreach, foreach=True)
 
 
 def _step(batch: Batch, adam: Update, *, foreach: bool) -> None:
-    """Correct gradients and step with them by a form of Adam."""
+    """Take Adam's step on corrected gradients, and on those of tensors that are not corrected.
+
+    Tensors that are not corrected take `betas_1d`. Each gradient is then copied into `last_grad`.
+    """
     for corrected in (True, False):
-        for wave in _waves(batch, corrected, together=foreach):
-            last_grads = wave.state.pop("last_grad")
-            grads = wave.grads
+        for part in _parts(batch, corrected=corrected, one_part=foreach):
+            last_grads = part.state.pop("last_grad")
+            grads = part.grads
             options = batch.options
             if corrected:
-                wave.grads = correct_grads(
+                part.grads = correct_grads(
                     grads,
                     last_grads,
                     foreach=foreach,
-                    shardings=wave.shardings,
-                    strengths=wave.scalar_list("strength"),
+                    shardings=part.shardings,
+                    strengths=part.scalar_list("strength"),
                 )
             else:
                 options = {**options, "betas": options["betas_1d"]}
-            adam(replace(wave, options=options))
+            adam(replace(part, options=options))
             torch._foreach_copy_(last_grads, grads)
 
 
-def _waves(batch: Batch, corrected: bool, *, together: bool) -> Iterator[Batch]:
-    """Yield parts of a batch to correct at once: all tensors together, or a few."""
-    wave: list[int] = []
-    total = 0
+def _parts(batch: Batch, *, corrected: bool, one_part: bool) -> Iterator[Batch]:
+    """Yield the tensors whose scalar `corrected` has this value, in one part or in several.
+
+    A part of several ends when it has `PART_SIZE` elements. Without such tensors nothing is
+    yielded.
+    """
+    indices: list[int] = []
+    elements = 0
     for i, x in enumerate(batch.scalars):
-        if x["corrected"] == corrected:
-            wave.append(i)
-            total += batch.params[i].numel()
-        if total >= WAVE and not together:
-            yield batch.subset(wave)
-            wave = []
-            total = 0
-    if wave:
-        yield batch.subset(wave)
+        if x["corrected"] != corrected:
+            continue
+        indices.append(i)
+        elements += batch.params[i].numel()
+        if elements >= PART_SIZE and not one_part:
+            yield batch.subset(indices)
+            indices = []
+            elements = 0
+    if indices:
+        yield batch.subset(indices)
 
 
 class Mars(BatchOptimizer):
@@ -159,7 +167,10 @@ class Mars(BatchOptimizer):
         return param.dim() >= 2
 
     def _scalars(self, group: Group, traits: bool, counters: Scalars) -> Scalars:
-        """Add the strength of the variance reduction; 0 in the first step."""
+        """Return `lr`, `keep`, the `strength` of the correction, and whether it is `corrected`.
+
+        The strength is gamma b1 / (1 - b1); 0 in the first step, which has no last gradient.
+        """
         beta1 = group["betas"][0]
         is_first = counters["step"] == 1
         return {
@@ -177,18 +188,16 @@ def correct_grads(
     shardings: list[Sharding],
     strengths: list[float],
 ) -> list[Tensor]:
-    """Correct gradients for less variance, to norm 1 at most.
+    """Return corrected gradients c = g + strength (g - g'), scaled down to norm 1 if it is larger.
+
+    A c whose norm is NaN is not scaled, so that a NaN spoils no other entry.
 
     Args:
-        grads: Local pieces, float32 or float64, one device.
-        last_grads: Of the step before; the same shapes and dtype.
-        foreach: By fused kernels, all norms of all tensors in one collective.
-        shardings: Where the rest of each tensor lies.
-        strengths: gamma b1 / (1 - b1), of each.
-
-    Returns:
-        New tensors: c = g + strength (g - g'), over |c| where that is more than 1: a NaN spoils no
-        other entry.
+        grads: g, the local shards of gradients on one device, float32 or float64.
+        last_grads: g', the gradients of the step before; the same shapes and dtype.
+        foreach: Use foreach operations, with one collective for the norms of all tensors.
+        shardings: The processes with the other shards of each tensor.
+        strengths: gamma b1 / (1 - b1) of each tensor.
 
     Example:
         >>> grads, last_grads = [torch.tensor([3.0, 0.0])], [torch.tensor([3.0, 4.0])]
@@ -197,18 +206,19 @@ def correct_grads(
         [tensor([ 0.6000, -0.8000])]
     """
     if not foreach:
-        corrected_ones = []
+        corrected_grads = []
         for grad, last_grad, sharding, strength in zip(
             grads, last_grads, shardings, strengths, strict=True
         ):
             corrected = last_grad.lerp(grad, 1 + strength)
-            corrected_ones.append(corrected.div_(_divisors(norms([corrected], [sharding]))[0]))
-        return corrected_ones
+            divisor = _divisors(norms([corrected], [sharding]))[0]
+            corrected_grads.append(corrected.div_(divisor))
+        return corrected_grads
     weights = [1 + strength for strength in strengths]
-    together = list(torch._foreach_lerp(last_grads, grads, weights))
-    divisors = _divisors(norms(together, shardings, foreach=True))
-    torch._foreach_div_(together, list(divisors.unbind()))
-    return together
+    corrected_grads = list(torch._foreach_lerp(last_grads, grads, weights))
+    divisors = _divisors(norms(corrected_grads, shardings, foreach=True))
+    torch._foreach_div_(corrected_grads, list(divisors.unbind()))
+    return corrected_grads
 
 
 def _divisors(grad_norms: Tensor) -> Tensor:

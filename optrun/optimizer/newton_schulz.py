@@ -17,14 +17,13 @@ rounding.
 def orthogonalize(
     update: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Bring the singular values of a matrix near to 1, as `torch.optim.Muon` does it (Jordan 2024).
+    """Bring the singular values of a matrix near to 1, as `torch.optim.Muon` does (Jordan 2024).
 
     With X_0 = update / |update|, in bfloat16, `steps` times: A = X X', X = a X + (b A + c A A) X.
 
-    A GPU does so with torch's own function, as does a CPU with vectors of 512 bits. On x86 with
-    AVX2 and no more, a product of bfloat16 takes 10 to 40 times as long as one of float32. There,
-    products of larger matrices are made in float32 and rounded to bfloat16, which is what torch's
-    are: sums in float32, rounded. Only the order of the sums is another one.
+    By torch's own function, except for matrices of 4096 or more entries on a CPU with AVX2 alone:
+    its bfloat16 products take 10 to 40 times as long as float32 ones. There, products are computed
+    in float32 and rounded to bfloat16. torch's are such sums, too, but in another order.
 
     Args:
         update: Shape (m, n), bfloat16; may be overwritten.
@@ -35,32 +34,34 @@ def orthogonalize(
     Returns:
         Shape (m, n), bfloat16.
     """
-    if not _without_bfloat16(update) or update.numel() < _SMALL:
-        return _zeropower_via_newtonschulz(update, coefficients, steps, eps)
-    return by_float32(update, coefficients, steps, eps)
+    if update.numel() >= _SMALL and _has_slow_bfloat16(update):
+        return by_float32(update, coefficients, steps, eps)
+    return _zeropower_via_newtonschulz(update, coefficients, steps, eps)
 
 
 def by_float32(
     update: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> Tensor:
-    """Orthogonalize as `orthogonalize`, each product in float32 and then rounded to bfloat16."""
+    """Compute `orthogonalize` with float32 products, each rounded to bfloat16.
+
+    A matrix with more rows than columns is transposed first, so that A = X X' is small.
+    """
     a, b, c = coefficients
-    tall = update.size(0) > update.size(1)
-    x = update.T if tall else update
+    is_tall = update.size(0) > update.size(1)
+    x = update.T if is_tall else update
     x = x.div(x.norm().clamp(min=eps)).float()
     for _ in range(steps):
         gram = _rounded(x @ x.T)
-        x = _rounded(
-            torch.addmm(x, _rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a)
-        )
+        polynomial = _rounded(torch.addmm(gram, gram, gram, beta=b, alpha=c))  # b A + c A A
+        x = _rounded(torch.addmm(x, polynomial, x, beta=a))
     x = x.to(torch.bfloat16)
-    if tall:
+    if is_tall:
         return x.T
     return x
 
 
-def _without_bfloat16(tensor: Tensor) -> bool:
-    """Tell whether a tensor is on a CPU whose vectors have no arithmetic for bfloat16."""
+def _has_slow_bfloat16(tensor: Tensor) -> bool:
+    """Tell whether a tensor is on a CPU with AVX2 alone, which multiplies bfloat16 slowly."""
     return tensor.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
 
 

@@ -156,6 +156,32 @@ def second_moment_(exp_avg_sq: Tensor, grad: Tensor, beta: float) -> Tensor:
     return exp_avg_sq.mul_(beta).addcmul_(grad, grad, value=1 - beta)
 
 
+def add_coupled_decay(grad: Tensor, param: Tensor, *, l1: float, l2: float) -> Tensor:
+    """Return grad + l2 * param + l1 * sign(param): coupled weight decay, part of the gradient.
+
+    Example:
+        >>> add_coupled_decay(torch.tensor([1.0]), torch.tensor([-4.0]), l1=0.25, l2=0.5)
+        tensor([-1.2500])
+    """
+    if l2:
+        grad = grad + param * l2
+    if l1:
+        grad = grad + param.sign() * l1
+    return grad
+
+
+def add_coupled_decays(
+    grads: list[Tensor], params: list[Tensor], *, l1s: Sequence[float], l2s: Sequence[float]
+) -> list[Tensor]:
+    """Do `add_coupled_decay` for many tensors by foreach operations; return new gradients."""
+    if any(l2s):
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(params, l2s)))
+    if any(l1s):
+        signs = torch._foreach_sign(params)
+        grads = list(torch._foreach_add(grads, torch._foreach_mul(signs, l1s)))
+    return grads
+
+
 def moments_(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],

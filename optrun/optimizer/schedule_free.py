@@ -18,15 +18,17 @@ from optrun.optimizer.numerics import bias_correction, local, second_moment_
 
 
 def _single_tensor_schedule_free(batch: Batch) -> None:
-    """Compute the formula of `ScheduleFreeAdamW`, one tensor after another.
+    """Take the step of `ScheduleFreeAdamW` in place, one tensor after another.
 
-    Its x is replaced by what y and z say of it.
+    Parameters hold y. The average x is not stored, so it is replaced in the formulas by
+    x = (y - (1 - b1') z) / b1', where b1' is the b1 of the step before. That gives
 
         y = (1 - mix) y + mix z - scale d
         z = z - lr d
-        mix = 1 - (1 - c) b1 / b1',    scale = lr (1 - b1 (1 - c))
+        mix = 1 - (1 - c) b1 / b1'
+        scale = lr (1 - b1 (1 - c))
 
-    with b1' the b1 by which y was made; where that is b1 itself, mix is c. The parameters are y.
+    where d is the direction of `ScheduleFreeAdamW`, and c the weight of this step in the average.
     """
     _, beta2 = batch.options["betas"]
     eps = batch.options["eps"]
@@ -40,7 +42,7 @@ def _single_tensor_schedule_free(batch: Batch) -> None:
 
 
 def _multi_tensor_schedule_free(batch: Batch) -> None:
-    """Step as `_single_tensor_schedule_free`."""
+    """Compute `_single_tensor_schedule_free` by foreach operations, each over all tensors."""
     _, beta2 = batch.options["betas"]
     params, grads, zs, exp_avg_sqs = batch.lists
     torch._foreach_mul_(exp_avg_sqs, beta2)
@@ -164,9 +166,9 @@ class ScheduleFreeAdamW(BatchOptimizer):
         self._exchange(train_mode=True)
 
     def _exchange(self, *, train_mode: bool) -> None:
-        """Replace the weights by y, to train, or by x, to evaluate.
+        """Put y into the parameters, to train, or x, to evaluate; skip groups that have it already.
 
-        Groups that are already in this mode stay as they are.
+        A parameter that was never stepped stays as it is: x and y are equal.
         """
         for group in self.param_groups:
             if group["train_mode"] == train_mode:
@@ -174,28 +176,20 @@ class ScheduleFreeAdamW(BatchOptimizer):
             group["train_mode"] = train_mode
             for param in group["params"]:
                 state = self.state.get(param)
-                if not state:
-                    continue
-                z = local(state["z"])
-                weights = local(param)
-                share_of_x = state["beta1"]
-                if "master_weight" not in state:
-                    share = share_of_x if train_mode else 1 / share_of_x
-                    weights.copy_(weights.to(z.dtype).lerp(z, 1 - share))
-                    continue
-                y = local(state["master_weight"])
-                weights.copy_(y if train_mode else y.lerp(z, 1 - 1 / share_of_x))
+                if state:
+                    _exchange_weights(param, state, train_mode=train_mode)
 
     def _new_state(self, group: Group, param: Tensor) -> State:
-        """Make the state with z equal to the parameter, and counters of the average."""
+        """Create the state: z as a copy of the parameter, and the counters of the average."""
         state = super()._new_state(group, param)
         state["z"].copy_(param)
         return {**state, "weight_sum": 0.0, "lr_max": 0.0, "beta1": group["betas"][0]}
 
     def _scalars(self, group: Group, traits: None, counters: Scalars) -> Scalars:
-        """Return the scalars of the update, and the counters after this step.
+        """Return the scalars of `_single_tensor_schedule_free`, and the counters after this step.
 
-        `mix` and `scale` are those of `_single_tensor_schedule_free`.
+        c = s_t / (s_1 + ... + s_t) with s_t = t^r (largest lr so far)^weight_lr_power; c is 0 if
+        s_t is 0.
         """
         del traits
         lr = group["lr"]
@@ -203,25 +197,42 @@ class ScheduleFreeAdamW(BatchOptimizer):
         lr_max = max(lr, counters["lr_max"])
         weight = counters["step"] ** group["r"] * lr_max ** group["weight_lr_power"]
         weight_sum = counters["weight_sum"] + weight
-        keep = 1.0 - (weight / weight_sum if weight else 0.0)
+        c = weight / weight_sum if weight else 0.0
         return {
             "weight_sum": weight_sum,
             "lr_max": lr_max,
             "beta1": beta1,
             "lr": lr,
             "decay": group["weight_decay"],
-            "mix": 1.0 - keep * beta1 / counters["beta1"],
-            "scale": lr * (1.0 - beta1 * keep),
+            "mix": 1.0 - (1.0 - c) * beta1 / counters["beta1"],
+            "scale": lr * (1.0 - beta1 * (1.0 - c)),
         }
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update as other classes do.
+        """Update every parameter with a gradient; return the result of `closure`, or None.
 
         Raises:
-            RuntimeError: The parameters hold the weights to evaluate.
+            RuntimeError: The parameters hold the weights to evaluate, see `eval`.
         """
         if not all(group["train_mode"] for group in self.param_groups):
             raise RuntimeError(
                 "the parameters hold the weights to evaluate: call optimizer.train() before step()."
             )
         return super().step(closure)
+
+
+def _exchange_weights(param: Tensor, state: State, *, train_mode: bool) -> None:
+    """Replace x by y in a parameter, to train, or y by x, to evaluate.
+
+    y = b1 x + (1 - b1) z and x = (1 / b1) y + (1 - 1 / b1) z. A master weight always holds y; then
+    nothing is computed back from the 16-bit parameter.
+    """
+    z = local(state["z"])
+    weights = local(param)
+    beta1 = state["beta1"]
+    if "master_weight" in state:
+        y = local(state["master_weight"])
+        weights.copy_(y if train_mode else y.lerp(z, 1 - 1 / beta1))
+        return
+    share = beta1 if train_mode else 1 / beta1
+    weights.copy_(weights.to(z.dtype).lerp(z, 1 - share))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from optrun.base.options import Group, Scalars
+from optrun.base.options import Group, Scalars, State
 from optrun.config.schema.optimizer import SoapConfig
 from optrun.optimizer.base import Numeric, Params
 from optrun.optimizer.batch_optimizer import BatchOptimizer
@@ -16,44 +16,50 @@ from optrun.optimizer.kernels.choice import Formula
 from optrun.optimizer.numerics import bias_correction, first_moment_, local, second_moment_
 
 Bases = dict[str, Tensor]
-"""Dimension of a tensor -> its matrix; one that is left as it is, is missing.
+"""Dimension of a tensor, as text -> its basis; a dimension without a preconditioner is missing.
 
-A mapping by words, since torch flattens only such states (`flatten_optimizer_state_dict`).
+Keys are texts, since torch flattens only such states (`flatten_optimizer_state_dict`).
 """
 
 
 def _single_tensor_soap(batch: Batch) -> None:
-    """Compute the formula of `Soap`, one whole tensor after another.
+    """Take the step of `Soap` in place, one full tensor after another.
 
-    First moments are in the space of the parameters, second ones in the eigenbases; steps count the
-    gradient that moves nothing, too. Preconditioners change in place, bases are exchanged.
+    exp_avg is in the coordinates of the parameter, exp_avg_sq in those of the eigenbases. The
+    scalars hold the `preconditioners` and `bases` of the tensor, dicts that are updated here. The
+    first gradient only fills them.
     """
     o = batch.options
     beta1, beta2 = o["betas"]
     for param, grad, exp_avg, exp_avg_sq, x in batch.tensors():
-        done = x["step"] - 1
-        sums = x["preconditioners"]
+        k = x["step"] - 1  # number of this update: the first gradient is not used for one
         bases = x["bases"]
-        if done:
+        # 1. Take Adam's step in the eigenbases.
+        if k:
             first_moment_(exp_avg, grad, beta1)
             second_moment_(exp_avg_sq, project(grad, bases), beta2)
             direction = project(exp_avg, bases).div_(exp_avg_sq.sqrt().add_(o["eps"]))
-            scale = bias_correction(beta2, done) ** 0.5 / bias_correction(beta1, done)
+            scale = bias_correction(beta2, k) ** 0.5 / bias_correction(beta1, k)
             param.sub_(project(direction, bases, back=True), alpha=x["lr"] * scale)
             if x["keep"] != 1.0:
                 param.mul_(x["keep"])
-        for dim, total in sums.items():
+        # 2. Update the preconditioner of each dimension, and now and then its eigenbasis.
+        for dim, preconditioner in x["preconditioners"].items():
+            matrix = local(preconditioner)
             rows = grad.movedim(int(dim), 0).reshape(grad.shape[int(dim)], -1)
-            local(total).lerp_(rows @ rows.T, 1 - x["shampoo_beta"])
-            if not done:
-                bases[dim] = eigenvectors(local(total))
-            elif done % o["precondition_frequency"] == 0:
-                bases[dim], order = next_basis(local(total), local(bases[dim]))
+            matrix.lerp_(rows @ rows.T, 1 - x["shampoo_beta"])
+            if not k:
+                bases[dim] = eigenvectors(matrix)
+            elif k % o["precondition_frequency"] == 0:
+                bases[dim], order = next_basis(matrix, local(bases[dim]))
+                # Columns of the basis changed places, and their second moments with them.
                 exp_avg_sq.copy_(exp_avg_sq.index_select(int(dim), order))
 
 
 def project(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
-    """Project a tensor to other coordinates, a new one: each dimension by its basis.
+    """Return a tensor in the coordinates of the bases: each dimension multiplied with its basis.
+
+    `back` multiplies with the transposed bases, which is the inverse.
 
     Example:
         >>> turn = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
@@ -64,18 +70,21 @@ def project(tensor: Tensor, bases: Bases, *, back: bool = False) -> Tensor:
         tensor([[1.],
                 [2.]])
     """
-    out = tensor.clone()
-    side = 1 if back else 0
-    for dim, basis in bases.items():
-        out = torch.tensordot(out, local(basis), dims=([int(dim)], [side])).movedim(-1, int(dim))
-    return out
+    projected = tensor.clone()
+    axis_of_basis = 1 if back else 0
+    for name, basis in bases.items():
+        dim = int(name)
+        product = torch.tensordot(projected, local(basis), dims=([dim], [axis_of_basis]))
+        projected = product.movedim(-1, dim)  # tensordot puts the new dimension last
+    return projected
 
 
 def eigenvectors(matrix: Tensor) -> Tensor:
-    """Compute the eigenvectors of a symmetric matrix, as columns, the largest eigenvalue's first.
+    """Compute the eigenvectors of a symmetric matrix, as columns, largest eigenvalue first.
 
-    LAPACK gives up on some float32 matrices that are nearly empty, as an embedding's after its
-    first gradient; float64 takes them, as in the authors' code.
+    LAPACK fails for some float32 matrices that are nearly zero, such as an embedding's after its
+    first gradient; they are decomposed in float64, as in the authors' code. The vectors of zero
+    eigenvalues are drawn, see `_replace_weightless_columns`.
     """
     try:
         values, vectors = torch.linalg.eigh(matrix)
@@ -83,53 +92,53 @@ def eigenvectors(matrix: Tensor) -> Tensor:
         in_float64 = torch.linalg.eigh(matrix.double())
         values = in_float64.eigenvalues.to(matrix.dtype)
         vectors = in_float64.eigenvectors.to(matrix.dtype)
-    return _completed(vectors.flip(1), values.flip(0))
+    # eigh sorts eigenvalues from the smallest.
+    return _replace_weightless_columns(vectors.flip(1), values.flip(0))
 
 
 def next_basis(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Iterate once from the basis before, and make the result orthogonal.
+    """Improve a basis of eigenvectors by one power iteration, and make it orthogonal by QR.
 
     Args:
         matrix: Symmetric, (n, n).
-        basis: Its eigenvectors some steps ago, (n, n).
+        basis: Eigenvectors of this matrix some steps ago, as columns, (n, n).
 
     Returns:
-        The new basis, largest eigenvalue first, and the order in which it takes the columns of the
-        one before.
+        The new basis, largest estimated eigenvalue first; and for each of its columns the index of
+        the column of `basis` that it comes from.
 
     Source: Vyas et al. 2024, arXiv:2409.11321, Algorithm 4.
     """
     product = matrix @ basis
     order = (basis * product).sum(dim=0).argsort(descending=True)
-    orthogonal, rest = torch.linalg.qr(product.index_select(1, order))
-    return _completed(orthogonal, rest.diagonal().abs()), order
+    q, r = torch.linalg.qr(product.index_select(1, order))
+    return _replace_weightless_columns(q, r.diagonal().abs()), order
 
 
-def _completed(basis: Tensor, weights: Tensor) -> Tensor:
-    """Complete a basis: columns without weight are made anew from the others.
+def _replace_weightless_columns(basis: Tensor, weights: Tensor) -> Tensor:
+    """Replace basis vectors of weight 0, up to rounding, by drawn ones orthogonal to the others.
 
-    Few gradients leave most of a preconditioner empty. Which vectors a factorisation names there
-    hangs on the last bit
-    of the gradients, and the steps to come hang on these vectors: one process and two ranks would
-    go apart.
+    After few gradients a preconditioner has a low rank. The vectors that a factorisation returns
+    for its null space depend on the last bits of the gradients, and later steps depend on these
+    vectors: one process and two ranks would diverge. The drawn vectors depend on the size alone.
 
     Args:
-        basis: Orthogonal, (n, n); columns with weight first.
-        weights: What each column is worth, (n,).
+        basis: Orthogonal, (n, n); columns with a weight first.
+        weights: Eigenvalue of each column, or its estimate, (n,).
     """
     side = len(weights)
-    least = 8 * side**0.5 * torch.finfo(weights.dtype).eps * weights.max()
-    rank = side if weights.is_meta else int((weights > least).cumprod(0).sum())
+    rounding = 8 * side**0.5 * torch.finfo(weights.dtype).eps * weights.max()
+    rank = side if weights.is_meta else int((weights > rounding).cumprod(0).sum())
     if rank == side:
         return basis
-    weighted = basis[:, :rank]
+    with_weight = basis[:, :rank]
     drawn = torch.randn(
         side, side - rank, generator=torch.Generator().manual_seed(side), dtype=torch.float64
     )
-    rest = drawn.to(basis)
-    for _ in range(2):  # once is not orthogonal to the last bits
-        rest = torch.linalg.qr(rest - weighted @ (weighted.T @ rest)).Q
-    return torch.cat([weighted, rest], dim=1)
+    replaced = drawn.to(basis)
+    for _ in range(2):  # after one pass they are not orthogonal to the last bits
+        replaced = torch.linalg.qr(replaced - with_weight @ (with_weight.T @ replaced)).Q
+    return torch.cat([with_weight, replaced], dim=1)
 
 
 class Soap(BatchOptimizer):
@@ -216,17 +225,27 @@ class Soap(BatchOptimizer):
         del group, name
         return param
 
-    def _scalars(self, group: Group, traits: Tensor, counters: Scalars) -> Scalars:
-        """Add the preconditioners, created as zeros in the first step, and their eigenbases."""
-        state = self.state[traits]
-        dims = self._preconditioned(traits, group)
-        if counters["step"] == 1 and dims:
+    def _new_state(self, group: Group, param: Tensor) -> State:
+        """Create the state: zero moments and preconditioners, and an empty dict of bases.
+
+        A tensor without a preconditioner has neither `preconditioners` nor `bases`.
+        """
+        state = super()._new_state(group, param)
+        dims = self._preconditioned(param, group)
+        if dims:
             like = local(state["exp_avg"])
-            sides = {str(dim): like.shape[dim] for dim in dims}
             state["preconditioners"] = {
-                dim: like.new_zeros(side, side) for dim, side in sides.items()
+                str(dim): like.new_zeros(like.shape[dim], like.shape[dim]) for dim in dims
             }
             state["bases"] = {}
+        return state
+
+    def _scalars(self, group: Group, traits: Tensor, counters: Scalars) -> Scalars:
+        """Return `lr`, `keep`, `shampoo_beta`, and the preconditioners and bases of the parameter.
+
+        The two are the dicts of its state; `traits` is the parameter.
+        """
+        state = self.state[traits]
         shampoo_beta = group["shampoo_beta"]
         return {
             **super()._scalars(group, traits, counters),
@@ -236,7 +255,11 @@ class Soap(BatchOptimizer):
         }
 
     def _preconditioned(self, param: Tensor, group: Group) -> list[int]:
-        """List the dimensions of a parameter with a preconditioner."""
+        """List the dimensions of a parameter with a preconditioner.
+
+        These are all that are not longer than `max_precondition_dim`; none of a vector unless
+        `precondition_1d` is set.
+        """
         if param.numel() == 0 or (param.dim() < 2 and not group["precondition_1d"]):
             return []
         return [

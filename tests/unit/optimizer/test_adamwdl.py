@@ -128,7 +128,7 @@ def test_embeddings_alone_are_no_layers() -> None:
     ]
     params = {name: torch.nn.Parameter(torch.ones(2)) for name in names}
     with pytest.raises(
-        ValueError, match=r"layerwise_decay=0.8 moves no block: .*param_groups=layerwise"
+        ValueError, match=r"layerwise_decay=0.8 scales no block: .*param_groups=layerwise"
     ):
         AdamWDL(params.items(), layerwise_decay=0.8, n_layers=1)
     structured = {name: name.replace("encoder.layer.", "encoder.layers.") for name in names}

@@ -69,7 +69,7 @@ def test_mars_a_tensor_at_a_time_is_all_at_once(
     use("loop")
     case = next(case for case in CASES if case.name == "mars")
     once = ends(case, {"optimize_1d": True}, torch.float32)
-    monkeypatch.setattr("optrun.optimizer.mars.WAVE", 1)
+    monkeypatch.setattr("optrun.optimizer.mars.PART_SIZE", 1)
     for name, value in ends(case, {"optimize_1d": True}, torch.float32).items():
         assert torch.equal(value, once[name]), name
 
