@@ -51,10 +51,10 @@ class BatchOptimizer(NamedOptimizer):
         super()._refresh_groups()
 
     def _traits(self, group: Group, name: str, param: Tensor) -> Hashable:
-        """Return what tells a tensor of a group from the others; None if they are all alike.
+        """Return what `_scalars` must know of a tensor besides its group; None by default.
 
-        A hook for subclasses. Tensors of a group with equal traits and counters share one call of
-        `_scalars`, which gets the traits: `(decays, adapted)` of LAMB, for instance. Computed when
+        A hook for subclasses: LAMB's traits are `(decays, may_adapt)`, for example. Tensors of a
+        group with equal traits and counters share one call of `_scalars`. Traits are computed when
         batches are planned, and again only if groups, names or `RULES` change.
         """
         del group, name, param
@@ -81,10 +81,10 @@ class BatchOptimizer(NamedOptimizer):
         return "refuse"
 
     def _new_state(self, group: Group, param: Tensor) -> State:
-        """Make the state of a parameter before its first step.
+        """Create the state of a parameter before its first step: `step` 0, and zero moments.
 
-        `step` is 0. The tensors of `MOMENTS`, or of `STATE` if that is empty, are zeros in the
-        shape, layout and sharding of the parameter, float32 for 16-bit parameters.
+        The moments are `MOMENTS`, or `STATE` if that is empty. They have the shape, strides and
+        sharding of the parameter, and its dtype, but float32 for 16-bit parameters.
         """
         del group
         dtype = working_dtype(param.dtype)
@@ -106,16 +106,18 @@ class BatchOptimizer(NamedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter with a gradient; return the result of `closure`, or None.
 
-        If `found_inf` is set (see `step_unless`), nothing but counters changes.
+        If the flag `found_inf` is set (see `step_unless`), only counters change. Triton's kernels
+        read the flag themselves; for any other kernel the host waits for it.
         """
         loss = evaluate_closure(closure)
         ratios_of_batches = []
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         for batch in self.gather():
-            if found_inf is not None and self._reads_flag(batch):
-                batch.found_inf = found_inf
-            elif found_inf is not None and found_inf.item():
-                continue
+            if found_inf is not None:
+                if self._reads_flag(batch):
+                    batch.found_inf = found_inf
+                elif found_inf.item():
+                    continue
             ratios_of_batches.append((batch.names, self._update(batch)))
             batch.write_back()
         self._ratios = [
@@ -129,10 +131,10 @@ class BatchOptimizer(NamedOptimizer):
         return bool(batch.grad_addresses) and self.kernel(batch.options, device) == "triton"
 
     def skips_on_device(self) -> bool:
-        """Tell whether Triton's kernels, which read the `found_inf` flag, step all groups.
+        """Tell whether Triton's kernels step all groups; they read the flag `found_inf`.
 
-        False with a DTensor. A step that these kernels cannot take, such as one over a sparse
-        gradient, waits for the flag.
+        False with a DTensor. A single step that these kernels cannot take, such as one over a
+        sparse gradient, makes the host wait for the flag.
         """
         return all(
             self.kernel(group, param.device.type) == "triton" and not isinstance(param, DTensor)
@@ -141,28 +143,32 @@ class BatchOptimizer(NamedOptimizer):
         )
 
     def counters(self) -> Any:
-        """Return step counts of groups, ratios, and `COUNTERS` of states, for `set_counters`."""
-        of_params: dict[Tensor, Scalars] = {}
+        """Return what `set_counters` restores.
+
+        These are the step counts of the groups, the trust ratios of the last step, and the values
+        of `COUNTERS` by parameter, for parameters with state.
+        """
+        counters_by_param: dict[Tensor, Scalars] = {}
         for param, state in self.state.items():
             if state:
-                of_params[param] = {key: state[key] for key in self.COUNTERS}
-        return super().counters(), self._ratios, of_params
+                counters_by_param[param] = {key: state[key] for key in self.COUNTERS}
+        return super().counters(), self._ratios, counters_by_param
 
     def set_counters(self, counters: Any) -> None:
-        """Restore counters; a parameter without state in them has none again."""
-        of_groups, self._ratios, of_params = counters
-        super().set_counters(of_groups)
+        """Restore the result of `counters`; state that was created since then is cleared."""
+        group_steps, self._ratios, counters_by_param = counters
+        super().set_counters(group_steps)
         for param, state in self.state.items():
-            if param in of_params:
-                state.update(of_params[param])
+            if param in counters_by_param:
+                state.update(counters_by_param[param])
             else:
                 state.clear()
 
     def gather(self) -> list[Batch]:
-        """Gather all parameters with a gradient into batches, and count the step.
+        """Gather all parameters with a gradient into batches, and count the step in their state.
 
-        Makes the state of a parameter before its first step. The `step` in a parameter's state is
-        counted here, before the update.
+        Creates the state of a parameter before its first step. The division into batches is kept as
+        a plan from step to step, and made again when it is no longer valid.
 
         Raises:
             RuntimeError: For complex parameters, and for gradients that `usable_gradient` refuses.
@@ -182,10 +188,11 @@ class BatchOptimizer(NamedOptimizer):
         return batches
 
     def _plan_batches(self, grads: list[Any], options: list[list[Any]]) -> list[PlannedBatch]:
-        """Divide the parameters with a gradient into batches, and make missing state.
+        """Divide the parameters with a gradient into batches, and create missing state.
 
-        A batch has parameters of one device and working dtype, of equal shared options, and either
-        all or none of them can be read by their addresses (`is_plain`).
+        Parameters of a batch have one device, one working dtype and equal shared options. Kernels
+        can read either all or none of its tensors by their addresses (`is_plain`); the addresses
+        are stored in its `memory`.
 
         Args:
             grads: Gradient of each parameter of all groups, or None.
@@ -225,10 +232,10 @@ class BatchOptimizer(NamedOptimizer):
         return list(batches.values())
 
     def _gather_by_plan(self, plan: Plan, grads: list[Any]) -> list[Batch] | None:
-        """Gather one batch for each batch of the plan, and count the step.
+        """Gather one batch for each batch of the plan, and count the step in the state.
 
-        Returns None, with nothing counted, if state is missing or tensors have moved in memory: the
-        plan has to be made again.
+        Returns None, and counts nothing, if state is missing or tensors have moved in memory. Then
+        the plan has to be made again.
         """
         gathered = []
         for planned in plan.batches:
@@ -275,12 +282,13 @@ class BatchOptimizer(NamedOptimizer):
     def _count(self, planned: PlannedBatch, states: list[State]) -> tuple[list[Scalars], list[int]]:
         """Count the step in the state of each tensor, and compute the scalars of the step.
 
-        Tensors of one kind (group and traits) with equal counters share one call of `_scalars`.
+        Tensors of one kind (group and traits) with equal counters share a row of scalars, from one
+        call of `_scalars`. The counters of a row go back into the states of its tensors.
 
         Returns:
-            `rows` and `row_of` of a `Batch`.
+            `rows` and `row_of` of a `Batch`: the rows, and the index of the row of each tensor.
         """
-        # A map in C: this runs over all tensors at every step.
+        # 1. Number the rows. A map in C: this runs over all tensors at every step.
         counters = [list(map(operator.itemgetter(key), states)) for key in self.COUNTERS]
         if all(values.count(values[0]) == len(values) for values in counters):
             row_of = planned.kind_of
@@ -291,6 +299,7 @@ class BatchOptimizer(NamedOptimizer):
             row_of_key = {key: row for row, key in enumerate(dict.fromkeys(key_of))}
             row_of = [row_of_key[key] for key in key_of]
             keys = list(row_of_key)
+        # 2. Count the step in each row, and compute its scalars.
         kinds = list(planned.kinds)
         rows = []
         new_counters = []
@@ -304,6 +313,7 @@ class BatchOptimizer(NamedOptimizer):
             row.update(self._scalars(group, traits, row))
             rows.append(row)
             new_counters.append({key: row[key] for key in self.COUNTERS})
+        # 3. Store the counters.
         for state, row_index in zip(states, row_of, strict=True):
             state.update(new_counters[row_index])
         return rows, row_of

@@ -59,13 +59,15 @@ def choice_of(config: OptimizerConfig) -> str:
 def options_of(config: OptimizerConfig) -> PlainDict:
     """Return the fields of a configuration as keywords of the optimizer's class.
 
-    Enums become their values. Left out are `name`, `default_lr` and `dialect`, whose meaning is in
-    the other fields already. There is no `lr`, which is a top-level key.
+    Enums become their values. `name`, `default_lr` and `dialect` are left out: a dialect has
+    already set the other fields. There is no `lr`, which is a top-level key.
     """
-    options = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_KEYWORDS}
-    return {
-        key: value.value if isinstance(value, Enum) else value for key, value in options.items()
-    }
+    options: PlainDict = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name not in NO_KEYWORDS:
+            options[field.name] = value.value if isinstance(value, Enum) else value
+    return options
 
 
 def require_optimizer(config: OptimizerConfig) -> None:
@@ -83,10 +85,10 @@ def require_optimizer(config: OptimizerConfig) -> None:
 def refuse_unshardable(
     config: OptimizerConfig, distributed: str, rules: Sequence[Group] = ()
 ) -> None:
-    """Refuse an optimizer without support for shards, before ranks are started.
+    """Refuse optimizers that cannot step shards under `distributed=fsdp`, before ranks start.
 
-    A class of a plugin must set `TAKES_SHARDS = True` itself: one that it inherits does not count.
-    Does nothing unless `distributed` is `fsdp`.
+    The class of a plugin must set `TAKES_SHARDS = True` itself; an inherited one does not count.
+    Does nothing for other values of `distributed`.
 
     Args:
         config: Configuration of the run's optimizer.
@@ -162,10 +164,12 @@ def build_optimizer(
                 weight_decay=config.weight_decay,
                 **config.kwargs,
             )
+        # An optimizer of a plugin that is no NamedOptimizer.
         cls = class_of(choice)
         labels = {"key": f"optimizer={choice}", "owner": cls.__name__, "hint": _HINT}
         if not issubclass(cls, NamedOptimizer):
             return build_foreign(cls, param_groups, keywords, lr=lr, **labels)
+        # A composite if groups are stepped by several optimizers, else the class itself.
         groups, members = divide_groups(choice, keywords, param_groups)
         build: Build = partial(Composite, lr=lr, members=members)
         if len(members) == 1 and all(group["optimizer"] == choice for group in groups):
@@ -175,7 +179,7 @@ def build_optimizer(
             build = partial(constructor, lr=lr, **keywords)
         names = {*members, *(group.get("optimizer", choice) for group in groups)}
         for name in names:
-            class_of(name)  # refuses an unknown one
+            class_of(name)  # refuses an unknown name
         if all(map(is_builtin, names)):
             return build(groups)
         return build_checked(build, groups, **labels)
@@ -188,7 +192,7 @@ def build_optimizer(
 def divide_groups(
     choice: str, options: Options, param_groups: Sequence[Group]
 ) -> tuple[list[ParamGroup], dict[str, dict[str, Any]]]:
-    """Assign an optimizer to every group, and divide the groups of Muon.
+    """Set the optimizer of every group, and divide the groups of Muon with its companion AdamW.
 
     Args:
         choice: The optimizer of the run.
@@ -196,8 +200,9 @@ def divide_groups(
         param_groups: Group dicts, which are not changed.
 
     Returns:
-        Groups, each with a key `optimizer`; and the keywords of the run's optimizers by name. For
-        Muon these are two, and groups with hidden and other parameters are divided.
+        Copies of the groups with a key `optimizer`, and the keywords of the run's optimizers by
+        name. For `muon` these are `muon` and `adamw`: a group of both hidden matrices and other
+        parameters becomes two. `betas` and `eps` go to `adamw` alone.
 
     Raises:
         ConfigError: See `_split_for_muon`.
@@ -207,19 +212,17 @@ def divide_groups(
         return groups, {choice: dict(options)}
     muon = {k: v for k, v in options.items() if k not in ("betas", "eps", "companion_lr_scale")}
     companion = {k: v for k, v in options.items() if k in ("betas", "eps", "weight_decay")}
-    scale = options.get("companion_lr_scale", 1.0)
-    by_name = [group.get("optimizer") == "muon" for group in param_groups]
-    return _split_for_muon(groups, by_name, scale), {"muon": muon, COMPANION: companion}
+    lr_scale = options.get("companion_lr_scale", 1.0)
+    names_muon = [group.get("optimizer") == "muon" for group in param_groups]
+    return _split_for_muon(groups, names_muon, lr_scale), {"muon": muon, COMPANION: companion}
 
 
 def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
     """Tell whether a parameter is a hidden matrix, to be stepped by Muon.
 
-    It must be 2-D, and its role `matrix`. If the role is None, its shorter side must be at least 8,
-    and the longer one at most 8 times as long.
-
-    By shape alone a matrix is hidden where its longer side is at most 8 times the shorter and both
-    are at least 8: tables of a vocabulary and heads of a few classes are longer.
+    It must be 2-D, and its role must be `matrix`. Without a role its shape decides: both sides are
+    at least 8, and the longer one is at most 8 times the shorter. Embeddings of a vocabulary and
+    heads of a few classes are longer.
 
     Example:
         >>> import torch
@@ -239,10 +242,12 @@ def is_hidden_matrix(param: Tensor, role: str | None) -> bool:
 
 
 def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[Any], list[Any]]:
-    """Divide the entries of a group's `params` between Muon and its companion.
+    """Divide the entries of a group's `params` into those for Muon and those for its companion.
+
+    For Muon are hidden matrices (`is_hidden_matrix`), unless the group's `layer` is `head`.
 
     Args:
-        group: A group dict; the matrix of a `head` layer is not for Muon.
+        group: A group dict.
         factors: Whether 2-D factors of a LoRA are for Muon, too.
     """
     hidden: list[Any] = []
@@ -260,52 +265,53 @@ def split_hidden_matrices(group: Group, *, factors: bool = False) -> tuple[list[
 
 
 def _role(group: Group, name: str) -> str | None:
-    """Return the role in a group, else `lora` for a name of a LoRA factor, else None."""
+    """Return the `role` of a group; without one, `lora` for a LoRA factor's name, else None."""
     return group.get("role") or (LORA if is_lora(name) else None)
 
 
 def _split_for_muon(
-    groups: Sequence[Group], by_name: Sequence[bool], scale: float
+    groups: Sequence[Group], named_by_rule: Sequence[bool], lr_scale: float
 ) -> list[ParamGroup]:
-    """Divide the groups of Muon into hidden matrices and the rest, for its companion.
+    """Divide each group of Muon into hidden matrices, and the rest for its companion.
 
     Args:
-        groups: Groups with a key `optimizer`; those of other optimizers are copied as they are.
-        by_name: For each group, whether a rule names Muon for it: then LoRA's factors are for Muon,
-            too.
-        scale: Factor on the lr of the companion's groups; one with an absolute lr keeps it.
+        groups: Groups with a key `optimizer`; those of other optimizers are only copied.
+        named_by_rule: For each group, whether a rule names Muon for it. Then the factors of a LoRA
+            are for Muon, too.
+        lr_scale: Factor on the lr of the companion's groups. A group with an absolute lr, which has
+            `lr` without `lr_scale`, keeps it.
 
     Raises:
-        ConfigError: Nothing is left for Muon but LoRA's factors, which no rule gives to it.
+        ConfigError: Nothing is left for Muon, because only factors of a LoRA train.
         ValueError: A parameter is a flat piece of FSDP1.
     """
     split: list[ParamGroup] = []
-    factors: list[str] = []
-    for group, names_muon in zip(groups, by_name, strict=True):
+    left_factors: list[str] = []
+    for group, is_named in zip(groups, named_by_rule, strict=True):
         if group["optimizer"] != "muon":
             split.append(dict(group))
             continue
         pairs = name_param_pairs(group["params"], 0)
         refuse_flat_pieces(pairs, "Muon")  # which are 1-D: the companion would step them all
-        hidden, rest = split_hidden_matrices(group, factors=names_muon)
-        if not names_muon:
-            factors += [name for name, _ in pairs if _role(group, name) == LORA]
+        hidden, rest = split_hidden_matrices(group, factors=is_named)
+        if not is_named:
+            left_factors += [name for name, _ in pairs if _role(group, name) == LORA]
         if hidden:
             split.append({**group, "params": hidden})
         if rest:
-            scaled = {**group, "params": rest, "optimizer": COMPANION}
-            # Otherwise lr is absolute, and no scale is meant for it.
-            if "lr_scale" in group or "lr" not in group:
-                scaled["lr_scale"] = group.get("lr_scale", 1.0) * scale
+            companion_group = {**group, "params": rest, "optimizer": COMPANION}
+            has_absolute_lr = "lr" in group and "lr_scale" not in group
+            if not has_absolute_lr:
+                companion_group["lr_scale"] = group.get("lr_scale", 1.0) * lr_scale
                 if "lr" in group:
-                    scaled["lr"] = group["lr"] * scale
-            split.append(scaled)
-    # Else the run would be one of the companion, under Muon's name.
-    if factors and all(group["optimizer"] != "muon" for group in split):
+                    companion_group["lr"] = group["lr"] * lr_scale
+            split.append(companion_group)
+    # Otherwise the companion would train the whole model under Muon's name.
+    if left_factors and all(group["optimizer"] != "muon" for group in split):
         raise ConfigError(
-            f"optimizer=muon: the matrices that train are the factors of a LoRA, {factors[0]} and"
-            f" {len(factors) - 1} more, which it leaves to {COMPANION}; so nothing is left for it."
-            f" Take optimizer={COMPANION}, or let it orthogonalise each factor with"
+            f"optimizer=muon: all matrices that train are factors of a LoRA ({left_factors[0]}"
+            f" and {len(left_factors) - 1} more), which are left to {COMPANION}. So Muon has"
+            f" nothing to step. Take optimizer={COMPANION}, or let Muon orthogonalise each factor:"
             " param_groups.rules=[{pattern: lora_, optimizer: muon}]."
         )
     return split

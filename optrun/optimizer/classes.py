@@ -17,8 +17,8 @@ def class_of(name: str) -> type[Optimizer]:
     """Find the class behind `optimizer=NAME`.
 
     Raises:
-        ConfigError: No such optimizer is registered, `pytorch_optimizer` is meant, which is no
-            class, or what was registered is no torch optimizer.
+        ConfigError: No optimizer of this name is registered; it is `pytorch_optimizer`, a choice of
+            many classes; or what was registered is no torch optimizer.
 
     Example:
         >>> class_of("lamb").__name__
@@ -48,8 +48,8 @@ def class_of_member(name: str) -> type[NamedOptimizer]:
     cls = class_of(name)
     if not issubclass(cls, NamedOptimizer):
         raise ConfigError(
-            f"optimizer={name}: {cls.__name__} goes with no other optimizer in one run. Expected a"
-            " class that builds on optrun.optimizer.base.NamedOptimizer; or choose it for all"
+            f"optimizer={name}: {cls.__name__} cannot share a run with other optimizers. Expected a"
+            " class derived from optrun.optimizer.base.NamedOptimizer; or choose it for all"
             " parameters."
         )
     return cls

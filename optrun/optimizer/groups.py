@@ -34,14 +34,15 @@ DESCRIPTIVE_KEYS = frozenset(
 
 
 def refuse_unknown_keys(keys: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Refuse the first unknown key, with the nearest valid one.
+    """Refuse the first unknown key, and suggest a valid one.
 
-    A name that another package has for an option is answered with ours.
+    If another package uses this name for one of our options, our name is suggested, else the
+    nearest valid one.
 
     Args:
         keys: Keywords or keys of a group that a user passed.
         allowed: The valid ones.
-        where: Begin of the message, such as "Lamb" or "a parameter group of Lamb".
+        where: Subject of the message, such as "Lamb" or "a parameter group of Lamb".
 
     Raises:
         TypeError: A key is unknown.
@@ -134,7 +135,7 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
     names: dict[int, str] = {}
     for name, tensor in named:
         if name in tensors and tensors[name] is not tensor:
-            raise ValueError(f"two parameters are called {name!r}: names must tell them apart.")
+            raise ValueError(f"two parameters are called {name!r}: give each its own name.")
         if name in tensors:
             raise ValueError(
                 f"parameter {name!r} appears twice: it would be stepped twice. Give it once."
@@ -150,14 +151,14 @@ def refuse_repeats(named: Iterable[tuple[str, Any]]) -> None:
 
 
 def list_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
-    """List the `params` argument of an optimizer or of a group, whatever iterable it is.
+    """Convert the `params` argument of an optimizer or of a group to a list.
 
     Args:
         params: Any iterable of parameters, (name, parameter) pairs or group dicts.
         may_be_empty: Whether no entry is allowed: peft and transformers make such groups.
 
     Raises:
-        TypeError: For None, one bare tensor, a mapping, a set, or anything that cannot be walked.
+        TypeError: For one tensor, a mapping, a set, a string, or anything that is no iterable.
         ValueError: For an empty list.
     """
     if isinstance(params, (Tensor, Mapping, set, str)) or not isinstance(params, Iterable):
@@ -166,10 +167,10 @@ def list_params(params: object, *, may_be_empty: bool = False) -> list[Any]:
             f" {type(params).__name__}. Pass model.named_parameters(), model.parameters() or a list"
             " of groups."
         )
-    out = list(params)
-    if not out and not may_be_empty:
+    entries = list(params)
+    if not entries and not may_be_empty:
         raise ValueError("params: expected at least one parameter, got none.")
-    return out
+    return entries
 
 
 def has_names(listed: Iterable[object]) -> bool:
@@ -187,10 +188,10 @@ def has_names(listed: Iterable[object]) -> bool:
 
 
 def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
-    """Refuse the parameters of FSDP1: flat slices of a buffer, without their shape.
+    """Refuse the parameters of FSDP1, which are flat slices of a buffer and have lost their shape.
 
-    They are recognised by type or name; within a process group also by their layout: all are 1-D,
-    and one is empty or lies in a larger buffer.
+    They are recognised by type or name. If a process group exists, also by their layout: all
+    parameters are 1-D, and one is empty or lies in a larger buffer.
 
     Args:
         named: (name, parameter) pairs.
@@ -209,8 +210,8 @@ def refuse_flat_pieces(named: Sequence[tuple[str, Any]], owner: str) -> None:
     if wrapped:
         raise ValueError(
             f"parameter {wrapped[0]!r} is a flat piece of FSDP1 (FullyShardedDataParallel), and"
-            f" {owner} goes by whole tensors. Shard with fully_shard (FSDP2), or use an optimizer"
-            " that goes entry by entry, such as adamw."
+            f" {owner} needs whole tensors. Shard with fully_shard (FSDP2), or use an elementwise"
+            " optimizer, such as adamw."
         )
 
 
@@ -226,7 +227,7 @@ def _all_in_buffers(named: Sequence[tuple[str, Any]]) -> bool:
 def fold_lr_scale(
     group: Group, *, base_lr: float, allowed: Iterable[str], owner: str
 ) -> dict[str, Any]:
-    """Return a copy of a group with its `lr`, and with its `lr_scale` renamed to `lr_ratio`.
+    """Return a copy of a group with its `lr` filled in, and with `lr_scale` renamed to `lr_ratio`.
 
     | keys of the group | lr | lr_ratio | follows `set_lr` |
     | --- | --- | --- | --- |
@@ -262,11 +263,11 @@ def fold_lr_scale(
         {*allowed, *DESCRIPTIVE_KEYS, "params", "functions", "step"},
         f"a parameter group of {owner}",
     )
-    out = dict(group)
-    if "lr_scale" in out:
-        out["lr_ratio"] = not_negative("lr_scale", out.pop("lr_scale"))
-        out.setdefault("lr", base_lr * out["lr_ratio"])
-    elif "lr" not in out:
-        out["lr_ratio"] = out.get("lr_ratio", 1.0)
-        out["lr"] = base_lr * out["lr_ratio"]
-    return out
+    folded = dict(group)
+    if "lr_scale" in folded:
+        folded["lr_ratio"] = not_negative("lr_scale", folded.pop("lr_scale"))
+        folded.setdefault("lr", base_lr * folded["lr_ratio"])
+    elif "lr" not in folded:
+        folded["lr_ratio"] = folded.get("lr_ratio", 1.0)
+        folded["lr"] = base_lr * folded["lr_ratio"]
+    return folded

@@ -39,9 +39,9 @@ class Guard:
 
     @classmethod
     def of(cls, optimizer: Optimizer, device: torch.device) -> Self | None:
-        """Guard an optimizer on a device; None if its kernels there read no flag.
+        """Return the guard of an optimizer on a device; None if its kernels there read no flag.
 
-        Then the caller has to read the values before each step.
+        Without a guard the caller has to read the values before each step.
         """
         if device.type == "cpu":
             return cls(optimizer)
@@ -49,21 +49,24 @@ class Guard:
             return cls(optimizer)
         return None
 
-    def step(self, numbers: torch.Tensor) -> None:
-        """Take a step; it changes nothing if one of the values is not finite.
+    def step(self, values: torch.Tensor) -> None:
+        """Take a step, which changes nothing if one of the values is not finite.
+
+        On a CPU the optimizer is not stepped then. On another device its kernels read the flag
+        `found_inf`, and nothing is copied to the host.
 
         Args:
-            numbers: Values such as loss and gradient norm, on the device of the parameters. Values
-                on a device other than the CPU are not copied to the host.
+            values: Numbers such as loss and gradient norm, on the device of the parameters.
         """
-        if numbers.device.type == "cpu":
-            if all(map(math.isfinite, numbers.detach().numpy().flat)):
+        if values.device.type == "cpu":
+            if all(map(math.isfinite, values.detach().numpy().flat)):
                 self.optimizer.step()
             return
-        self.step_on_device(torch.isfinite(numbers).all().logical_not().float())
+        found_inf = torch.isfinite(values).all().logical_not().float()
+        self.step_on_device(found_inf)
 
     def step_on_device(self, found_inf: torch.Tensor) -> None:
-        """Take a step; its kernels change nothing if a flag is set.
+        """Take a step whose kernels change nothing if a flag is set; remember the counters before.
 
         Args:
             found_inf: 1.0 if nothing may change, else 0.0; shape (), float32.
@@ -74,9 +77,9 @@ class Guard:
         optimizer.step_unless(found_inf)
 
     def take_back(self) -> None:
-        """Restore the counters on the host to before the last step, after a skipped one.
+        """Restore the counters from before the last step, after it was skipped on the device.
 
-        Does nothing on a CPU.
+        Does nothing on a CPU, where a skipped step is not counted.
         """
         if self._counters_before is not None:
             assert isinstance(self.optimizer, NamedOptimizer)

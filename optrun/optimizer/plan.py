@@ -83,8 +83,9 @@ class Memory:
     def accepts_grads(self, grads: list[Tensor]) -> bool:
         """Tell whether kernels can read gradients by address; stores their `grad_addresses`.
 
-        They must be contiguous tensors of the parameters' sizes and device, and share no memory
-        with a parameter.
+        The gradients must be plain contiguous tensors of the parameters' sizes and device, with
+        their values in memory, and must not overlap a parameter. If all addresses are those of the
+        last accepted gradients, the overlap is not checked again.
         """
         if (
             set(map(type, grads)) != _PLAIN_TYPES
@@ -105,6 +106,8 @@ class Memory:
         begins = torch.tensor(addresses, device="cpu")
         if bool(((begins == 0) & (self._grad_sizes > 0)).any()):  # torch's lazy zeros
             return False
+        # A gradient overlaps a parameter if the first parameter that ends after its begin also
+        # begins before its end. Parameters are sorted and do not overlap each other.
         ends = begins + self._grad_sizes
         next_params = torch.searchsorted(self._param_ends, begins, right=True)
         return not bool((self._param_begins[next_params] < ends).any())
@@ -140,7 +143,15 @@ class PlannedBatch:
         return self.is_plain and self.memory is None
 
     def append(self, position: int, name: str, param: Tensor, group: int, traits: Hashable) -> None:
-        """Append a parameter; `traits` as from `BatchOptimizer._traits`."""
+        """Append a parameter, and number its kind; tensors of equal group and traits share one.
+
+        Args:
+            position: Index of the parameter among those of all groups.
+            name: Its name.
+            param: The parameter.
+            group: Index of its group.
+            traits: See `BatchOptimizer._traits`.
+        """
         self.positions.append(position)
         self.names.append(name)
         self.params.append(param)
@@ -199,11 +210,11 @@ class Plan:
     def is_valid_for(
         self, params: list[Tensor], have_gradient: list[bool], options: list[list[Any]]
     ) -> bool:
-        """Tell whether the plan is still valid for a step.
+        """Tell whether the plan is still valid for a step; stores changed options.
 
-        It needs the same parameter objects, and gradients on the same ones. Options may change, as
-        a cycled momentum does, if groups of one batch still have equal ones; the plan then stores
-        the new values. Never valid if tensors of a batch share memory.
+        It is if the parameters are the same objects, and the same ones of them have gradients.
+        Options may change, as a cycled momentum does, as long as all groups of a batch have equal
+        ones. A plan is never valid if tensors of a batch share memory.
         """
         if not are_same_objects(params, self.params):
             return False
@@ -211,12 +222,13 @@ class Plan:
             return False
         if any(batch.shares_memory for batch in self.batches):
             return False
-        if options != self.options:
-            self.options = options
-            for batch in self.batches:
-                groups = sorted(set(batch.group_of))
-                if any(options[index] != options[groups[0]] for index in groups):
-                    return False
+        if options == self.options:
+            return True
+        self.options = options
+        for batch in self.batches:
+            first_group = batch.group_of[0]
+            if any(options[index] != options[first_group] for index in set(batch.group_of)):
+                return False
         return True
 
 
