@@ -117,7 +117,7 @@ def check_transfer(
         return SizedModel(model, lambda: model(inputs), train)
 
     failures = coordinate_check(sized_model, (1, 2, 4, 8), seeds).failures
-    assert not failures, f"{name}: {failures[0].in_words()}"
+    assert not failures, f"{name}: {failures[0].describe_failure()}"
 
 
 def _network(width: int) -> nn.Sequential:

@@ -65,7 +65,7 @@ def run(arguments: VerbArguments, desk: Desk) -> int:
     for check in checks:
         _show(desk.console, check)
     lines = [line for check in checks for line in check.failures]
-    failures = [line.in_words() for line in lines]
+    failures = [line.describe_failure() for line in lines]
     facts = {
         "argv": list(command_line.argv),
         "steps": steps,

@@ -98,14 +98,16 @@ class SlopeLine:
     def fails(self) -> bool:
         """Whether the deviation is above `TOLERANCE`, and its noise does not explain that.
 
-        The deviation less twice the noise must be above half of `TOLERANCE`, too. NaN fails.
+        It is not explained if the deviation minus twice the noise is above half of `TOLERANCE`. NaN
+        fails.
         """
-        off = self.deviation
-        return not off <= TOLERANCE and not off - 2 * self.noise <= TOLERANCE / 2
+        is_small = self.deviation <= TOLERANCE
+        is_noise = self.deviation - 2 * self.noise <= TOLERANCE / 2
+        return not is_small and not is_noise
 
     @property
     def deviation(self) -> float:
-        """How far the slope lies outside the range of right slopes; 0 if it is not judged."""
+        """How far the slope lies outside the range of expected slopes; 0 if there is none."""
         if self.expected is None:
             return 0.0
         return max(self.slope - self.expected, self.expected - self.below - self.slope)
@@ -119,14 +121,17 @@ class SlopeLine:
 
     @property
     def right(self) -> str:
-        """The right slope as text, such as `+0.0`, or a range of slopes."""
+        """The expected slope as text, such as `+0.0`, or a range of slopes."""
         highest = self.expected or 0.0
         if self.below:
             return f"{highest - self.below:+.1f} to {highest:+.1f}"
         return f"{highest:+.1f}"
 
-    def in_words(self) -> str:
-        """Describe the failure of a line, and its likely cause; it must have an `expected`."""
+    def describe_failure(self) -> str:
+        """Describe in one sentence how the line fails, and the likely cause.
+
+        The line must have an `expected` slope.
+        """
         measured, cause = {
             "initial": ("the initial output of its module", "initial standard deviation"),
             "change": ("the change of its module's output", "inputs"),
@@ -190,7 +195,7 @@ class CoordinateCheck:
 
 
 def coordinate_check(
-    trial: Callable[[float, int], SizedModel],
+    build: Callable[[float, int], SizedModel],
     sizes: Sequence[float],
     seeds: Sequence[int],
     along: str = "width",
@@ -199,57 +204,70 @@ def coordinate_check(
 ) -> CoordinateCheck:
     """Train models of several sizes for a few steps, and measure how outputs grow with size.
 
+    The result has one line per parameter and measure. Lines without a positive value for every size
+    and seed are left out.
+
     Args:
-        trial: Builds the model of a size, as a factor of the base, and a seed.
+        build: Builds the model of a size, as a factor of the base, and a seed.
         sizes: Two or more, rising.
         seeds: Seeds of the initial weights.
         along: `width` or `depth`.
-        by_gradient: Whether updates are proportional to gradients, as those of SGD are.
+        by_gradient: Whether updates are proportional to gradients, as those of SGD are. Then, along
+            the width, updates of parameters that units share may have a slope 0.5 lower.
 
     Raises:
         ConfigError: The models cannot be compared, see `growth_of`.
     """
-    largest, smallest = (trial(size, seeds[0]) for size in (sizes[-1], sizes[0]))
-    grown = _add_tied_names(
+    # 1. Find how each parameter grows from the smallest to the largest model.
+    largest = build(sizes[-1], seeds[0])
+    smallest = build(sizes[0], seeds[0])
+    growths = _add_tied_names(
         largest.model, largest.sizes or growth_of(largest.model, smallest.model)
     )
+    shared: set[str] = set()
     if by_gradient and along == "width":
-        shared = _params_shared_by_units(largest, smallest, grown)
-    else:
-        shared = set()
+        shared = _params_shared_by_units(largest, smallest, growths)
+    # 2. Measure each model.
     lines: dict[tuple[str, str], SlopeLine] = {}
     for size in sizes:
         for seed in seeds:
-            for key, value in _average_blocks(measure(trial(size, seed)), along).items():
-                below = 0.5 if key[0] in shared and key[1] == "update" else 0.0
-                line = lines.setdefault(
-                    key, SlopeLine(*key, expected=_expected(*key, grown, along), below=below)
-                )
-                line.values.setdefault(size, []).append(value)
+            for key, value in _average_blocks(measure(build(size, seed)), along).items():
+                name, measure_name = key
+                if key not in lines:
+                    expected = _expected_slope(name, measure_name, growths, along)
+                    below = 0.5 if name in shared and measure_name == "update" else 0.0
+                    lines[key] = SlopeLine(name, measure_name, expected, below)
+                lines[key].values.setdefault(size, []).append(value)
     complete = [line for line in lines.values() if _is_complete(line, sizes, seeds)]
     return CoordinateCheck(along, complete)
 
 
 def _params_shared_by_units(
-    larger: SizedModel, smaller: SizedModel, grown: Mapping[str, Growth]
+    larger: SizedModel, smaller: SizedModel, growths: Mapping[str, Growth]
 ) -> set[str]:
     """Find the names of parameters of constant size, shared by a growing number of units.
 
-    An example is a query norm, which acts on every head. The gradient of such a parameter is a sum
-    over n units. At first the summands are noise, and the sum grows with sqrt(n); once the units
-    learn alike, it grows with n.
+    Such a parameter belongs to a module with more outputs in the larger model. An example is a
+    query norm, which acts on every head. Its gradient is a sum over n units. At first the summands
+    are noise, and the sum grows with sqrt(n); later, when all units learn the same, with n.
     """
-    counts = []
-    for trial in (larger, smaller):
-        with _recorded_calls(trial.model) as calls:
-            trial.forward()
-        counts.append({path: _total_numel(call.outputs) for path, call in calls.items()})
-    grow = {path for path, count in counts[0].items() if count > counts[1].get(path, count)}
-    return {
-        name
-        for name, size in grown.items()
-        if size.kind == "of one size" and name.rpartition(".")[0] in grow
-    }
+    larger_counts = _output_counts(larger)
+    smaller_counts = _output_counts(smaller)
+    shared = set()
+    for name, growth in growths.items():
+        path = name.rpartition(".")[0]
+        if growth.kind != "of one size" or path not in larger_counts:
+            continue
+        if path in smaller_counts and larger_counts[path] > smaller_counts[path]:
+            shared.add(name)
+    return shared
+
+
+def _output_counts(sized: SizedModel) -> dict[str, int]:
+    """Run a model, and count the output elements of each module with parameters, by its path."""
+    with _recorded_calls(sized.model) as calls:
+        sized.forward()
+    return {path: _total_numel(call.outputs) for path, call in calls.items()}
 
 
 def _total_numel(tensors: Sequence[Tensor]) -> int:
@@ -257,24 +275,25 @@ def _total_numel(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors)
 
 
-def _add_tied_names(model: nn.Module, grown: Mapping[str, Growth]) -> dict[str, Growth]:
-    """Copy the growth by name, with entries for the further names of tied tensors.
+def _add_tied_names(model: nn.Module, growths: Mapping[str, Growth]) -> dict[str, Growth]:
+    """Copy the growths by name, and add entries for the second names of tied tensors.
 
-    The name of a tied head gets the growth of an untied head if some parameter has a `logits`
-    factor, else no entry.
+    The weight of a linear layer that is tied, such as an output head, gets the growth of an untied
+    head (its fan_in grows) if some parameter scales logits, else no entry: then the check has no
+    expected slope for it.
     """
-    names = {id(param): name for name, param in model.named_parameters()}
-    out = dict(grown)
+    first_names = {id(param): name for name, param in model.named_parameters()}
+    scales_logits = any(growth.logits != 1 for growth in growths.values())
+    with_tied = dict(growths)
     for name, param in model.named_parameters(remove_duplicate=False):
-        size = grown[names[id(param)]]
-        is_head = (
-            isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear) and param.dim() > 1
-        )
-        if not is_head:
-            out[name] = size
-        elif any(growth.logits != 1 for growth in grown.values()):
-            out.setdefault(name, replace(size, fan_in=size.fan_out, fan_out=1.0, is_head=True))
-    return out
+        growth = growths[first_names[id(param)]]
+        module = model.get_submodule(name.rpartition(".")[0])
+        is_linear_weight = isinstance(module, nn.Linear) and param.dim() > 1
+        if not is_linear_weight:
+            with_tied[name] = growth
+        elif name not in with_tied and scales_logits:
+            with_tied[name] = replace(growth, fan_in=growth.fan_out, fan_out=1.0, is_head=True)
+    return with_tied
 
 
 def _is_complete(line: SlopeLine, sizes: Sequence[float], seeds: Sequence[int]) -> bool:
@@ -286,79 +305,91 @@ def _is_complete(line: SlopeLine, sizes: Sequence[float], seeds: Sequence[int]) 
 def _average_blocks(
     values: Mapping[tuple[str, str], float], along: str
 ) -> dict[tuple[str, str], float]:
-    """Average each (parameter, measure) over the blocks if depth varies; names get `*` for a block.
+    """Average each (parameter, measure) over the blocks, whose number in the name becomes `*`.
 
-    Along the width the values stay as they are.
+    Only along the depth; along the width the values are returned unchanged.
     """
     if along == "width":
         return dict(values)
     block_values: dict[tuple[str, str], list[float]] = {}
-    for (name, quantity), value in values.items():
-        block_values.setdefault((_any_block(name), quantity), []).append(value)
+    for (name, measure_name), value in values.items():
+        key = (_replace_block_number(name), measure_name)
+        block_values.setdefault(key, []).append(value)
     return {key: math.fsum(group) / len(group) for key, group in block_values.items()}
 
 
-def _any_block(name: str) -> str:
+def _replace_block_number(name: str) -> str:
     """Replace the first block number in a name by `*`."""
     return re.sub(r"\.\d+\.", ".*.", name, count=1)
 
 
-def _expected(name: str, measure: str, grown: Mapping[str, Growth], along: str) -> float | None:
+def _expected_slope(
+    name: str, measure: str, growths: Mapping[str, Growth], along: str
+) -> float | None:
     """Return the expected slope of a measure; None if the theory expects none.
+
+    muP keeps outputs and their changes at one size: slope 0. Exceptions are the initial output of
+    an output matrix, which shrinks with 1/sqrt(width), and parameters that scale logits, whose
+    slope follows from that factor. Along the depth see `_expected_along_depth`.
 
     Args:
         name: Name of the parameter, see `SlopeLine.parameter`.
         measure: See `SlopeLine.measure`.
-        grown: How each parameter grew.
+        growths: How each parameter grew.
         along: `width` or `depth`.
     """
-    by_name: dict[str, Growth] = {}
-    for param_name, growth in grown.items():
-        by_name.setdefault(param_name if along == "width" else _any_block(param_name), growth)
-    size = by_name.get(name)
-    if size is None:  # a tied head, whose logits are scaled by a key of the architecture
-        return None
     if along == "depth":
-        return _expected_along_depth(name, measure, size)
-    if size.logits != 1:
-        return math.log(size.logits) / math.log(size.fan_out)
-    if size.kind == "output matrix" and measure == "initial":
+        return _expected_along_depth(name, measure, growths)
+    growth = growths.get(name)
+    if growth is None:  # a tied head, whose logits are scaled by a key of the architecture
+        return None
+    if growth.logits != 1:
+        return math.log(growth.logits) / math.log(growth.fan_out)
+    if growth.kind == "output matrix" and measure == "initial":
         return -0.5
-    if size.kind == "output matrix" and measure == "change":
-        return None  # its initial part falls, and the change with it
+    if growth.kind == "output matrix" and measure == "change":
+        return None  # the initial output shrinks, and the change with it
     return 0.0
 
 
-def _expected_along_depth(name: str, measure: str, size: Growth) -> float | None:
-    """Return the expected slope over the number of blocks; None if the theory expects none."""
+def _expected_along_depth(name: str, measure: str, growths: Mapping[str, Growth]) -> float | None:
+    """Return the expected slope over the number of blocks; None if the theory expects none.
+
+    -1 for the matrix at the end of a residual branch, whose output is scaled with 1/blocks; 0 for
+    all others. No slope is expected of the `change` within a block. Arguments as in
+    `_expected_slope`; parameters of several blocks with one name grow alike.
+    """
+    growth = next(
+        (size for key, size in growths.items() if _replace_block_number(key) == name), None
+    )
+    if growth is None:
+        return None
     if measure == "change":
         is_in_block = "*" in name
-        if is_in_block:
-            return None
-        return 0.0
-    if size.ends_branch:
+        return None if is_in_block else 0.0
+    if growth.ends_branch:
         return -1.0
     return 0.0
 
 
-def measure(trial: SizedModel) -> dict[tuple[str, str], float]:
+def measure(sized: SizedModel) -> dict[tuple[str, str], float]:
     """Train a model, and measure the outputs of its modules before and after.
 
     Returns:
-        Mean absolute value by (parameter, measure), in the order of the forward pass. `initial` and
-        `change` stand under the first parameter of a module without submodules. An `update` that is
-        rounding is missing.
+        Value by (parameter name, measure), in the order of the forward pass; for the measures see
+        `SlopeLine.measure`. The key of `initial` and `change` has the first parameter of the
+        module; modules with submodules have neither. An `update` is missing if it is only rounding.
     """
-    model = trial.model
+    model = sized.model
     with _recorded_calls(model) as before:
-        trial.forward()
+        sized.forward()
     initial = {
         name: param.detach().clone()
         for name, param in model.named_parameters(remove_duplicate=False)
     }
-    trial.train()
+    sized.train()
     with _recorded_calls(model) as after:
-        trial.forward()
+        sized.forward()
     measured: dict[tuple[str, str], float] = {}
     for path, call in after.items():
         if path not in before:
@@ -391,7 +422,7 @@ class _Call:
 
 @contextmanager
 def _recorded_calls(model: nn.Module) -> Iterator[dict[str, _Call]]:
-    """Record the last call of each module with direct parameters, by its path.
+    """Record the last call of each module with parameters of its own, by its path, in a block.
 
     The block runs in evaluation mode and without gradients.
     """
@@ -432,8 +463,8 @@ def _effect_of_change(module: nn.Module, leaf: str, before: Tensor, call: _Call)
         call: The recorded call after training.
 
     Returns:
-        Mean absolute change of the output; None if the module cannot be called again, such as one
-        that writes into a cache.
+        Mean absolute change of the output; None if the call raises an error, as that of a module
+        that writes into a cache may do.
     """
     training = module.training
     module.eval()

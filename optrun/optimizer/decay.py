@@ -1,7 +1,4 @@
-"""Weight decay outside the update.
-
-Which part of itself a weight loses in a step, by whose paper.
-"""
+"""Decoupled weight decay: the share of a weight that is lost in a step, by whose definition."""
 
 from __future__ import annotations
 
@@ -9,24 +6,23 @@ from collections.abc import Collection
 
 from optrun.base.options import Group, ParamGroup
 
-_OF_PEAK = ("scheduled", "corrected")
-
 
 def decay_scale(group: Group) -> float:
-    """Return the factor of a group's weight decay in a step.
+    """Return the factor on a group's weight decay in a step, by its `weight_decay_mode`.
+
+    | mode | factor | source |
+    | --- | --- | --- |
+    | "decoupled" | lr | torch, Keras, optax |
+    | "fixed" | 1 | pytorch_optimizer's `fixed_decay` |
+    | "scheduled" | lr / peak | Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2 |
+    | "corrected" | lr^2 / base | timm's `corrected_weight_decay`, Defazio 2025, arXiv:2506.02285 |
+
+    peak is the `initial_lr` of the group, its lr if no schedule has set one. base is the lr of the
+    optimizer (`base_lr`), even for a group with another lr. If lr is 0, so is the factor in every
+    mode: torch's distributed checkpoint creates state by such a step.
 
     Args:
-        group: With `lr`, `weight_decay_mode`, `initial_lr` if a schedule drives it, and `base_lr`
-            for "corrected".
-
-    Returns:
-        0 where lr is 0: torch's distributed checkpoint makes state by such a step. Else lr for
-        "decoupled" (torch, Keras, optax), 1 for "fixed" (pytorch_optimizer's `fixed_decay`),
-        lr / peak for "scheduled" (Loshchilov & Hutter 2019, arXiv:1711.05101, Algorithm 2: the
-        schedule's multiplier, not the rate; the peak is the group's own, and without a schedule its
-        rate), lr^2 / base for "corrected" (timm's
-        `corrected_weight_decay`, after Defazio 2025, arXiv:2506.02285; the base is the optimizer's
-        own rate, for groups with another rate too).
+        group: With `lr`, `weight_decay_mode`, and `initial_lr` and `base_lr` as above.
 
     Example:
         >>> group = {"lr": 0.1, "initial_lr": 0.4, "base_lr": 0.8}
@@ -42,29 +38,30 @@ def decay_scale(group: Group) -> float:
         return 1.0
     if mode == "decoupled":
         return lr
-    peak = float(group["base_lr"] if mode == "corrected" else group.get("initial_lr", lr))
-    of_peak = lr / peak if peak else 1.0
+    reference_lr = float(group["base_lr"] if mode == "corrected" else group.get("initial_lr", lr))
+    multiplier = lr / reference_lr if reference_lr else 1.0
     if mode == "scheduled":
-        return of_peak
-    return lr * of_peak
+        return multiplier
+    return lr * multiplier
 
 
 def keep_base_lr(group: ParamGroup, functions: Collection[str], base_lr: float) -> None:
-    """Note the base rate in a group if its decay needs it; refuse a rate without a known peak.
+    """Store the optimizer's lr in a group under `base_lr`, if its "corrected" decay needs it.
 
     Args:
-        group: A parameter group; a `base_lr` that it has, of a loaded state, stays.
+        group: A parameter group; a `base_lr` from a loaded state stays.
         functions: Its options that are functions of the step.
-        base_lr: The optimizer's own rate.
+        base_lr: The lr of the optimizer.
 
     Raises:
-        ValueError: Naming the mode and what to do.
+        ValueError: The mode is "scheduled" or "corrected" and lr is a function of the step, whose
+            highest value is not known.
     """
     mode = group["weight_decay_mode"]
-    if mode in _OF_PEAK and "lr" in functions:
+    if mode in ("scheduled", "corrected") and "lr" in functions:
         raise ValueError(
-            f"weight_decay_mode={mode!r}: goes by the rate's peak, which a function of the step"
-            " does not tell. Give lr as a number and drive it with build_scheduler."
+            f"weight_decay_mode={mode!r}: needs the highest lr, which is not known of a function of"
+            " the step. Give lr as a number and drive it with build_scheduler."
         )
     if mode == "corrected":
         group.setdefault("base_lr", base_lr)

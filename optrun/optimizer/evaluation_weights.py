@@ -21,20 +21,20 @@ def has_evaluation_weights(optimizer: Optimizer) -> bool:
         >>> has_evaluation_weights(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))]))
         False
     """
-    return bool(_averaging(optimizer))
+    return bool(_members_with_eval(optimizer))
 
 
 def averaged_params(optimizer: Optimizer) -> set[Tensor]:
-    """Collect the parameters whose weights `eval()` changes; of a `Composite`, of such members."""
+    """Collect the parameters whose weights `eval()` changes; none for most optimizers."""
     params: set[Tensor] = set()
-    for averaging in _averaging(optimizer):
-        for group in averaging.param_groups:
+    for member in _members_with_eval(optimizer):
+        for group in member.param_groups:
             params.update(group["params"])
     return params
 
 
-def _averaging(optimizer: Optimizer) -> list[Any]:
-    """List the optimizer, or the members of a `Composite`, with `eval()` and `train()`."""
+def _members_with_eval(optimizer: Optimizer) -> list[Any]:
+    """List the members of a `Composite`, else the optimizer, with methods `eval` and `train`."""
     members = getattr(optimizer, "members", {"": optimizer}).values()
     return [
         member
@@ -45,14 +45,14 @@ def _averaging(optimizer: Optimizer) -> list[Any]:
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
-    """Put the evaluation weights of an optimizer into the model for the time of a block.
+    """Put the evaluation weights of an optimizer into the model during a block.
 
-    Afterwards the training weights and the state are restored from a copy, bit for bit. `train()`
-    alone would compute them back with rounding errors, and training would depend on how often the
-    model is evaluated. Does nothing for an optimizer without evaluation weights.
+    After the block the training weights and the state are restored from a copy, bit for bit.
+    `train()` alone would compute them back with rounding errors, so that training would depend on
+    how often the model is evaluated. Does nothing for an optimizer without evaluation weights.
     """
-    averaging = _averaging(optimizer)
-    if not averaging:
+    members = _members_with_eval(optimizer)
+    if not members:
         yield
         return
     weights = [(param, param.detach().clone()) for param in averaged_params(optimizer)]
@@ -60,13 +60,13 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
         key: dict(value) if isinstance(value, dict) else value
         for key, value in optimizer.state.items()
     }
-    for member in averaging:
-        _switch(member, member.eval)
+    for member in members:
+        _call_over_stepped(member, member.eval)
     try:
         yield
     finally:
-        for member in averaging:
-            _switch(member, member.train)
+        for member in members:
+            _call_over_stepped(member, member.train)
         with torch.no_grad():
             for param, before in weights:
                 param.copy_(before)
@@ -74,16 +74,16 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
         optimizer.state.update(state)
 
 
-def _switch(optimizer: Optimizer, change: Any) -> None:
-    """Call `change`, which is `eval()` or `train()`, over groups without stateless parameters.
+def _call_over_stepped(optimizer: Optimizer, method: Any) -> None:
+    """Call `eval` or `train` while the groups hold only parameters with state.
 
-    SPlus of pytorch_optimizer fails at a parameter without state.
+    SPlus of pytorch_optimizer fails at a parameter without state. The groups are restored.
     """
     params_of_groups = [group["params"] for group in optimizer.param_groups]
     try:
         for group, params in zip(optimizer.param_groups, params_of_groups, strict=True):
             group["params"] = [param for param in params if optimizer.state.get(param)]
-        change()
+        method()
     finally:
         for group, params in zip(optimizer.param_groups, params_of_groups, strict=True):
             group["params"] = params

@@ -30,9 +30,13 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         optimizer: Built with named parameters, on any device, meta included; not changed.
 
     Returns:
-        Bytes by parameter name, for the full tensor and not for a shard. A value is None if a side
-        of its state belongs to no dimension of the parameter; all are None if a step over the meta
-        device and one over small parameters fail.
+        Bytes by parameter name, for the full tensor and not for a shard. None for a parameter if
+        its bytes cannot be inferred from a small one; None for all if the copy of the optimizer
+        fails to step.
+
+    A copy of the optimizer is stepped over parameters on the meta device. If that fails, it is
+    stepped over small parameters, and the sizes of their state are scaled. Parameters of one group,
+    shape and dtype are measured once.
 
     Example:
         >>> from optrun.optimizer import Lamb
@@ -45,25 +49,25 @@ def state_bytes(optimizer: Optimizer) -> dict[str, int | None]:
         for name, param in zip(group["param_names"], group["params"], strict=True):
             kinds[name] = (index, param.shape, param.dtype)
             param_of_kind.setdefault(kinds[name], param)
-    for stand_in, size in ((_shape_alone, _nbytes), (_small, _nbytes_of_small)):
+    for replace, nbytes in ((_on_meta, _nbytes), (_small, _nbytes_of_small)):
         try:
             with preserved_random_states():
-                twin, params = _twin(optimizer, stand_in)
+                copied, params = _copy_over(optimizer, replace)
                 for param in param_of_kind.values():
                     params[param].grad = torch.ones_like(params[param])
-                twin.step()
+                copied.step()
         except Exception:
-            # It reads values, of which the meta device has none, or needs something not copied.
+            # It reads values, which the meta device does not have, or needs something not copied.
             continue
         sizes = {
-            kind: _sum_sizes(twin.state.get(params[param], {}), param, size)
+            kind: _sum_nbytes(copied.state.get(params[param], {}), param, nbytes)
             for kind, param in param_of_kind.items()
         }
         return {name: sizes[kind] for name, kind in kinds.items()}
     return dict.fromkeys(kinds)
 
 
-def _shape_alone(param: Tensor) -> Tensor:
+def _on_meta(param: Tensor) -> Tensor:
     """Make a tensor of the same shape and dtype on the meta device."""
     return torch.empty(param.shape, dtype=param.dtype, device="meta")
 
@@ -73,44 +77,44 @@ def _small(param: Tensor) -> Tensor:
     return torch.ones([_SIDE + dim for dim in range(param.dim())], dtype=param.dtype)
 
 
-def _twin(
-    optimizer: Optimizer, stand_in: Callable[[Tensor], Tensor]
+def _copy_over(
+    optimizer: Optimizer, replace: Callable[[Tensor], Tensor]
 ) -> tuple[Optimizer, dict[Tensor, Tensor]]:
-    """Copy an optimizer, without state and without hooks of others, over other parameters.
+    """Copy an optimizer over other parameters, with empty state and without hooks.
 
     Args:
         optimizer: The optimizer to copy.
-        stand_in: Makes the tensor that replaces a parameter.
+        replace: Makes the tensor that replaces a parameter.
 
     Returns:
-        The copy; and the parameter of the copy by the one that it replaces.
+        The copy; and for each parameter of the optimizer, its replacement in the copy.
     """
     params: dict[Tensor, Tensor] = {}
-    twin: Optimizer = object.__new__(type(optimizer))
+    copied: Optimizer = object.__new__(type(optimizer))
     state: defaultdict[Tensor, object] = defaultdict(dict)
-    memo: dict[int, object] = {id(optimizer): twin, id(optimizer.state): state}
+    # deepcopy puts the values of `memo` in place of the objects with these ids.
+    memo: dict[int, object] = {id(optimizer): copied, id(optimizer.state): state}
     for group in optimizer.param_groups:
         for param in group["params"]:
-            params[param] = Parameter(stand_in(param))
+            params[param] = Parameter(replace(param))
             memo[id(param)] = params[param]
-    # Schedulers of torch patch `step` on the instance, and hooks are functions of others: the copy
-    # has neither.
+    # Not copied: hooks, which are functions of others, and a `step` patched by torch's schedulers.
     attributes = {
         key: value for key, value in vars(optimizer).items() if "hooks" not in key and key != "step"
     }
-    vars(twin).update(copy.deepcopy(attributes, memo))
-    # torch's `__setstate__` makes the dicts of hooks, empty, and patches `step` of the class.
-    twin.__setstate__({"state": state, "param_groups": twin.param_groups})
-    return twin, params
+    vars(copied).update(copy.deepcopy(attributes, memo))
+    # torch's `__setstate__` creates empty dicts of hooks, and patches `step` of the class.
+    copied.__setstate__({"state": state, "param_groups": copied.param_groups})
+    return copied, params
 
 
-def _sum_sizes(
-    state: State, param: Tensor, size: Callable[[Tensor, Tensor], int | None]
+def _sum_nbytes(
+    state: State, param: Tensor, nbytes: Callable[[Tensor, Tensor], int | None]
 ) -> int | None:
-    """Sum a size over the tensors of a state; None if the size of one is unknown."""
+    """Sum `nbytes(tensor, param)` over the tensors of a state; None if one of them is None."""
     total = 0
-    for value in _tensors_in(state):
-        count = size(value, param)
+    for tensor in _tensors_in(state):
+        count = nbytes(tensor, param)
         if count is None:
             return None
         total += count
@@ -134,9 +138,10 @@ def _nbytes(value: Tensor, _param: Tensor) -> int:
 
 
 def _nbytes_of_small(value: Tensor, param: Tensor) -> int | None:
-    """Scale the bytes of a small parameter's state tensor to the real parameter.
+    """Return the bytes that a state tensor will have, from that of a small parameter.
 
-    Returns None if a side of it is neither 1 nor a side of the small parameter.
+    Each side of `value` but 1 is one of the small parameter's, and is replaced by the side of the
+    same dimension of `param`. Returns None if a side is none of these.
     """
     count = value.itemsize
     for side in value.shape:

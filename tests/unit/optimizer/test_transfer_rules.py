@@ -449,13 +449,13 @@ def test_a_tied_head_is_checked_and_a_wrong_power_of_its_norm_found(
             lambda size, options, power=power: right(size, options) * size.logits**power,
         )
         found = tied_check(name, lambda width: 1 / width).failures
-        assert "norm.weight: what its update does" in found[0].in_words()
+        assert "norm.weight: what its update does" in found[0].describe_failure()
 
 
 @pytest.mark.parametrize("power", [-1.5, -0.5])
 def test_a_wrong_power_of_logits_is_found_before_any_step(power: float) -> None:
     found = tied_check("adamw", lambda width: width**power).failures
-    assert "head.weight: the initial output" in found[0].in_words()
+    assert "head.weight: the initial output" in found[0].describe_failure()
 
 
 class SharedGain(nn.Module):
@@ -565,7 +565,7 @@ def test_heads_of_keys_that_do_not_grow_keep_the_size_of_their_output(
 ) -> None:
     initial = [line for line in shared_heads_check(name).lines if line.measure == "initial"]
     assert "model.layers.1.self_attn.k_proj.weight" in {line.parameter for line in initial}
-    assert not [line.in_words() for line in initial if line.fails]
+    assert not [line.describe_failure() for line in initial if line.fails]
     by_shape = property(lambda size: size.fan_in ** (-0.5 if size.fan_out != 1 else -1.0))
     monkeypatch.setattr(Growth, "width_init", by_shape)  # as if it were an output head
     found = shared_heads_check(name).failures[0]
