@@ -18,7 +18,7 @@
 /* Elements. A block is short so that the processor loads the next one while it roots, divides and sums this one. */
 enum { CHUNK = 16384, BLOCK = 64, LANES = 16, MOST_THREADS = 64 };
 enum { AHEAD = 2048 };   /* bytes: what is read so much later is asked for now, across the ends of pages, too */
-enum { WAVE = 1 << 20 }; /* elements between two passes at least: what was read is still in the cache */
+enum { WAVE = 1 << 18 }; /* elements between two passes at least: what was read is still in the cache */
 
 #ifndef DIGEST
 #define DIGEST ""
