@@ -11,7 +11,7 @@ from optrun.base import shell
 from optrun.base.errors import ConfigError, did_you_mean, nearest
 from optrun.cli.parser import GivenOnce
 from optrun.cli.verbs import VERBS
-from optrun.config import keys
+from optrun.config import foreign_names, keys
 from optrun.config.groups import GROUPS
 from optrun.config.hydra_internals import get_args_parser
 
@@ -97,24 +97,6 @@ def _refuse_blanks(tokens: list[str], at: int) -> None:
         )
 
 
-_MEANT = {
-    **dict.fromkeys(
-        ("train", "fit", "run"),
-        "optrun trains without a verb. Leave it out. `optrun start FILE` suggests a command.",
-    ),
-    **dict.fromkeys(
-        ("sweep", "multirun"), "a sweep is optrun -m with several values, such as lr=1e-3,2e-3."
-    ),
-    **dict.fromkeys(("help", "list"), "optrun --help lists every choice."),
-    "version": "it is optrun --version.",
-    "test": "optrun evaluate RUN_DIR gives the metrics of a run, optrun predict its predictions.",
-    "compare": "optrun report DIR compares runs.",
-    "resume": "resume=RUN_DIR continues a run, resume=latest the last one.",
-    "optrun": "write the program's name only once, at the beginning.",
-}
-"""Words that people begin a line with, and what to type."""
-
-
 def _refuse_bare(token: str, after: str) -> None:
     """Refuse a bare word, such as a misspelt verb.
 
@@ -140,8 +122,9 @@ def _refuse_bare(token: str, after: str) -> None:
         and (token in GROUPS or token in ("lr", "seed", "resume", "run_name", "branch_from"))
     ):
         raise ConfigError(f"{token!r}: expected key=value. Did you mean {token}={after}?")
-    if token in _MEANT:
-        raise ConfigError(f"{token!r}: {_MEANT[token]}")
+    words = foreign_names.table()["first_words"]
+    if token in words:
+        raise ConfigError(f"{token!r}: {words[token]}")
     if os.path.exists(token):  # noqa: PTH110 - Path raises where a word is too long for a name
         meant = "resume=" if RunDir(Path(token)).is_run() else "start "
         meant += shell.quote(token)

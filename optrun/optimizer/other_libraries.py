@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 
 from optrun.base.errors import ConfigError, did_you_mean
 from optrun.base.options import Group, Options, ParamGroup
+from optrun.config.foreign_names import table
 from optrun.config.schema.optimizer import SCHEMAS
 from optrun.config.schema.optimizer_base import refuse_few_bits
 from optrun.optimizer.evaluation_weights import has_evaluation_weights
@@ -19,54 +20,6 @@ from optrun.optimizer.groups import DESCRIPTIVE_KEYS, refuse_unknown_keys
 from optrun.optimizer.round_trip import build_checked
 
 LIBRARY = "pytorch_optimizer"
-
-_SECOND_DERIVATIVES = (
-    "needs second derivatives of the loss, which a step here does not compute",
-    "optimizer=soap",
-)
-_OWN_LR = "has a learning rate of its own: lr and the schedule of this run would be ignored"
-_NEEDS_MATRICES = "needs groups that say which parameters are hidden matrices"
-_NEEDS_LOSS = (
-    "follows the loss of each step, which it is not given here",
-    "optimizer.class_name=adabelief",
-)
-_PROJECTS = ("projects no matrix unless each group names its projection", "optimizer=adamw")
-
-NOT_OFFERED: Mapping[str, tuple[str, str]] = {
-    "a2grad": (_OWN_LR, "optimizer=adamw"),
-    "adafactor": (_OWN_LR, "optimizer=adafactor"),
-    "adago": (_NEEDS_MATRICES, "optimizer=muon"),
-    "adahessian": _SECOND_DERIVATIVES,
-    "adamc": (
-        "is AdamW unless the weights before a normalisation are marked",
-        "optimizer=adamw",
-    ),
-    "adamuon": (_NEEDS_MATRICES, "optimizer=muon"),
-    "adamwsn": (_NEEDS_MATRICES, "optimizer=adamw"),
-    "apollo": _PROJECTS,
-    "apollodqn": (_OWN_LR, "optimizer=adamw"),
-    "asgd": (_OWN_LR, "optimizer=sgd"),
-    "bsam": (
-        "needs the loss again at weights it has moved, and a step here computes it once",
-        "optimizer.class_name=adabelief",
-    ),
-    "demo": ("exchanges momenta between processes itself", "optimizer=lion"),
-    "distributedmuon": ("divides the matrices between processes itself", "optimizer=muon"),
-    "emofact": _NEEDS_LOSS,
-    "emolynx": _NEEDS_LOSS,
-    "emonavi": _NEEDS_LOSS,
-    "fira": _PROJECTS,
-    "galore": _PROJECTS,
-    "lorarite": ("needs the two factors of each LoRA layer as a pair", "optimizer=lamb"),
-    "muon": (_NEEDS_MATRICES, "optimizer=muon"),
-    "muonclip": ("clips by attention logits, which it is not given here", "optimizer=muon"),
-    "normuon": (_NEEDS_MATRICES, "optimizer=muon"),
-    "pid": ("is SGD without momentum, integral or derivative by default", "optimizer=sgd"),
-    "ranger21": ("runs a schedule of its own", "optimizer.class_name=ranger"),
-    "sophiah": _SECOND_DERIVATIVES,
-    "spectralsphere": ("takes only 2-D parameters", "optimizer=muon"),
-}
-"""Class in lower case -> why it would not do what its name says, and what to take instead."""
 
 _READ_BY_OPTRUN = DESCRIPTIVE_KEYS | {"params", "lr", "weight_decay"}
 """Keys of a group that optrun reads itself, so that an optimizer need not know them."""
@@ -103,8 +56,9 @@ def library_class(name: str) -> type[Optimizer]:
     if not cls.__module__.startswith(LIBRARY):
         instead = name.lower() if name.lower() in SCHEMAS else "adamw"
         raise ConfigError(f"{where}: that is torch's own. Take optimizer={instead}.")
-    if name.lower() in NOT_OFFERED:
-        why, instead = NOT_OFFERED[name.lower()]
+    not_offered = table()["pytorch_optimizer"]
+    if name.lower() in not_offered:
+        why, instead = not_offered[name.lower()]
         raise ConfigError(
             f"{where}: not offered: pytorch_optimizer's {cls.__name__} {why}. Take {instead}."
         )
