@@ -133,15 +133,17 @@ class Eta:
         self.begun = self.clock()
 
     def __call__(self, job_table: JobTable) -> float | None:
-        """Estimate the seconds left; None while nothing is known."""
+        """Estimate the seconds left; None until a job has ended or one is half done.
+
+        Before that, most of the time went into starting the jobs.
+        """
         states = [row.state for row in job_table.running]
-        partial = sum(min(1.0, state.step / state.total) for state in states if state.total)
-        done = self.ended + partial
-        if done <= 0.2:
+        shares = [min(1.0, state.step / state.total) for state in states if state.total]
+        if not self.ended and max(shares, default=0) < 0.5:
             return None
-        return (
-            (self.clock() - self.begun) / done * (job_table.left + len(job_table.running) - partial)
-        )
+        partial = sum(shares)
+        seconds_per_job = (self.clock() - self.begun) / (self.ended + partial)
+        return seconds_per_job * (job_table.left + len(job_table.running) - partial)
 
 
 class View:

@@ -74,6 +74,10 @@ def test_time_left() -> None:
     now = [0.0]
     eta = Eta(clock=lambda: now[0])
     assert eta(job_table()) is None or now[0] == 0.0
+    now[0] = 5.0
+    early = job_table()
+    early.rows["job2"].state.step = 4
+    assert eta(early) is None, "no job has ended or is half done"
     now[0], eta.ended = 25.0, 2
     assert eta(job_table()) == 15.0
 
