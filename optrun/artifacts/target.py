@@ -89,13 +89,15 @@ class Target:
         return self.path
 
     def whole_checkpoint(self) -> Path:
-        """Return the named checkpoint, or the run's newest complete one; report skipped ones.
+        """Return the named checkpoint, or the run's newest complete one.
+
+        Prints which ones were skipped as damaged, and where the best one is if it is another.
 
         Raises:
             ConfigError: The path is neither a run nor a checkpoint.
             CheckpointError: The checkpoint is damaged, or the run has no complete one.
         """
-        from optrun.artifacts.retention import latest_complete
+        from optrun.artifacts.retention import latest_complete, pointed
 
         if self.checkpoint is not None:
             wrong = problems(self.checkpoint, run_id_of(self.run))
@@ -108,6 +110,12 @@ class Target:
             raise CheckpointError(f"{self.path}: no checkpoint that is whole. {faults}".strip())
         for reasons in damaged.values():
             sys.stderr.write(f"optrun: warning: {printable(reasons[0])} Passed over.\n")
+        best = pointed(self.run.best)
+        if best is not None and best.name != newest.name:
+            note = (
+                f"{newest.name} is the newest checkpoint; the best is {self.run.best} ({best.name})"
+            )
+            sys.stderr.write(f"optrun: {printable(note)}\n")
         return newest
 
     @contextmanager

@@ -161,7 +161,7 @@ def _show(checkpoint: Path, evaluated: Evaluated) -> None:
 
     from optrun.base.formatting import number
     from optrun.report.table import to_rich
-    from optrun.runner.class_tables import confusion_table, figures_table
+    from optrun.runner.class_tables import F1_MEANING, confusion_table, figures_table
 
     sys.stdout.write(
         printable(f"{checkpoint} · step {evaluated.step:,} · {evaluated.examples:,} examples")
@@ -179,3 +179,5 @@ def _show(checkpoint: Path, evaluated: Evaluated) -> None:
         confusion = confusion_table(classes)
         if confusion is not None:
             console.print(to_rich(confusion))
+    if "eval/f1" in evaluated.metrics:
+        console.print(F1_MEANING, highlight=False)

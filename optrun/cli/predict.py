@@ -42,9 +42,10 @@ def run(arguments: VerbArguments) -> int:
     """
     typed = [f"{key}={value}" for key, value in arguments.key_values.items()]
     checkpoint, predicted = predict(arguments.positional[0], [*typed, *arguments.overrides])
+    for note in predicted.notes:
+        sys.stderr.write(f"optrun: {printable(note)}\n")
     written = f"{checkpoint} -> {predicted.out}: {predicted.rows:,} rows"
-    for line in (*predicted.notes, written):
-        sys.stderr.write(f"optrun: {printable(line)}\n")
+    sys.stderr.write(f"{printable(written)}\n")
     return EXIT_DONE
 
 

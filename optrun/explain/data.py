@@ -106,7 +106,7 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
     except ConfigError as error:
         if is_complete:
             raise
-        notes.append(f"In a sample of the data: {error}")
+        notes.append(f"In {sum(looked_at):,} rows drawn at random: {error}")
         return unread
     notes += [*sampled_source.notes[notes_of_loading:], *task.notes]
     spec = _spec(config, task, tokenizer)
@@ -115,7 +115,8 @@ def look_at(config: RunConfig, notes: list[str]) -> Sampled | None:
         examples = _estimate_examples(rows, len(task.train) / min(looked_at[0], most), notes)
         if config.task.COUNTED_FROM_DATA:
             notes.append(
-                f"The number of {config.task.COUNTED_FROM_DATA} comes from a sample of the data."
+                f"The number of {config.task.COUNTED_FROM_DATA} comes from {looked_at[0]:,} rows,"
+                " drawn at random."
             )
         if isinstance(config.model, FromConfigConfig) and config.model.tokenizer is None:
             # A tokenizer that is trained on all rows may have as many entries as configured.

@@ -17,6 +17,11 @@ _MOST_SHOWN = 12
 """More classes do not fit into the end of a training or into a confusion matrix on a terminal;
 `optrun evaluate` shows the figures of all of them."""
 
+F1_MEANING = (
+    "eval/f1: the f1 of the second class of two, the macro mean of more, the micro mean of spans"
+)
+"""Which figure of a table the metric f1 is."""
+
 
 def tables_of(summary: Mapping[str, object]) -> Iterator[tuple[str, Table]]:
     """Yield the table of metrics by class of each evaluation set with at most 12 classes.

@@ -17,6 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from optrun.artifacts.generalisation import sentence_of
+from optrun.artifacts.retention import pointed, step_of
 from optrun.artifacts.run_dir import RunDir
 from optrun.base import shell
 from optrun.base.errors import StorageError, printable
@@ -27,7 +28,7 @@ from optrun.config.schema.data import DataConfig
 from optrun.config.schema.run import RunConfig
 from optrun.report.table import to_rich
 from optrun.runner.best_checkpoint import describe_best
-from optrun.runner.class_tables import tables_of
+from optrun.runner.class_tables import F1_MEANING, tables_of
 from optrun.runner.outcome import Outcome, SummaryValues
 from optrun.training.display import Display
 
@@ -152,7 +153,8 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
             )
             console.print(escape("\n".join(parts)), highlight=False, soft_wrap=True)
     path = shown_path(outcome.run.path)
-    chosen = "best" if (outcome.run.checkpoints / "best").exists() else "last"
+    best = pointed(outcome.run.best)
+    chosen = "best" if best is not None else "last"
     optrun = shell.join(["optrun", *options(summary.get("plugins", ()))])
     if stopped:
         longer = f"{stopped['by']}=..."
@@ -168,6 +170,8 @@ def show(console: Console, outcome: Outcome, data: DataConfig) -> None:
         rows.append(("evaluate", f"{optrun} evaluate {shell.quote(path)} {rows_of}".rstrip()))
     checkpoint = shell.quote(str(Path(path) / "checkpoints" / chosen))
     rows.append(("export", f"optrun export {checkpoint} DEST"))
+    if best is not None and step_of(best) != summary["global_step"]:
+        rows.append(("best", f"{checkpoint}; {path} alone means its newest checkpoint"))
     if not outcome.run.checkpoints.is_dir():
         rows = rows[:1]
     for label, text in rows:
@@ -211,3 +215,5 @@ def _results(console: Console, summary: SummaryValues) -> None:
     console.print(table)
     for name, classes in tables_of(summary):
         console.print(to_rich(classes, title=name or None))
+    if "eval/f1" in names:
+        console.print(F1_MEANING, highlight=False)

@@ -68,7 +68,7 @@ def test_harmless_keys_change_no_number_and_are_recorded(
     assert sorted(path.name for path in run.checkpoints.glob("step-*"))[-1] == "step-00000006"
 
 
-COMPUTED, EXAMPLES = "changes training", "changes which examples come next"
+COMPUTED, EXAMPLES = "changes the weights from here on", "changes which examples come next"
 GROUPS = {
     "lr=5e-4": COMPUTED,
     "clip.max_norm=0.01": COMPUTED,

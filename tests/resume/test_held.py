@@ -14,7 +14,7 @@ from tests.running import TINY_GPT, optrun, write_text
 
 
 def test_a_checkpoint_that_goes_between_being_chosen_and_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The newest of those that are left is taken, and the retention leaves it while it is read."""
     run = RunDir(tmp_path / "run")
@@ -41,9 +41,16 @@ def test_a_checkpoint_that_goes_between_being_chosen_and_held(
     monkeypatch.setattr(Target, "whole_checkpoint", chosen)
     with locate(str(run.path)).held_checkpoint() as folder:
         assert folder == run.checkpoint(1)
+        capsys.readouterr()
         (tmp_path / "aside-1").rename(run.checkpoint(3))
         assert Retention(run, keep_last=1)(keep=[]) == []
     assert Retention(run, keep_last=1)(keep=[]) == [folder]
+    (run.path / "checkpoints" / "best").write_text(f"{run.checkpoint(1).name}\n")
+    with locate(str(run.path)).held_checkpoint() as folder:
+        said = capsys.readouterr().err
+    assert f"{folder.name} is the newest checkpoint; the best is {run.best} (" in said
+    with locate(str(run.best)).held_checkpoint() as folder:
+        assert (folder, capsys.readouterr().err) == (run.checkpoint(1), "")
     run.checkpoint(3).joinpath("model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError), locate(str(run.path)).held_checkpoint():
         pass

@@ -127,7 +127,9 @@ def test_the_same_metric_by_its_name_is_no_other(
         )
         == 0
     )
-    assert "from here on" not in capsys.readouterr().out.replace("changes training", "")
+    assert "from here on" not in capsys.readouterr().out.replace(
+        "changes the weights from here on", ""
+    )
     assert there() == ([1, 5], "step-00000001")
 
 

@@ -55,7 +55,7 @@ MEANINGS = {
     "nonfinite": "changes what follows a step that is not finite, and where a rollback returns to",
     "length": "changes the length",
     "data": "changes which examples come next",
-    "mathematics": "changes training",
+    "mathematics": "changes the weights from here on",
 }
 
 
@@ -178,7 +178,7 @@ def table(
     Example:
         >>> print(table({"lr": (0.1, 0.2)}))
         changed since this checkpoint was saved, and what each key affects:
-          lr  0.1 -> 0.2  changes training
+          lr  0.1 -> 0.2  changes the weights from here on
     """
     if not changes:
         return ""
