@@ -1,10 +1,8 @@
-"""A configuration from Python.
-
-A choice by its name, with the values of its YAML, and keywords on top.
+"""Build the configuration of a choice in Python: its name, the values of its YAML, and keywords.
 
 The command line goes through Hydra. Python callers of `build_scheduler`, `build_clip` and
 `build_param_groups` come here, so that a default is written down once, in `conf/`, and a misspelt
-keyword is refused in both worlds.
+keyword is refused by both.
 """
 
 import dataclasses
@@ -33,74 +31,88 @@ def choice(
     Args:
         group: Configuration group, for messages and as the folder below `conf/`.
         schemas: Choice name -> dataclass.
-        config_or_name: A ready configuration, or the name of a choice.
+        config_or_name: A ready configuration, which is returned, or the name of a choice.
         options: Values that differ from the YAML; none beside a ready configuration.
 
     Returns:
         An instance of one of `schemas`, its ranges checked.
 
     Raises:
-        TypeError: `config_or_name` is neither, options stand beside a ready configuration, or a
-            value is of another type than its field.
+        TypeError: `config_or_name` is neither, options are given with a ready configuration, or a
+            value has another type than its field.
         ConfigError: Unknown choice, unknown or missing key, value out of range.
     """
-    if not isinstance(config_or_name, str):
-        if not isinstance(config_or_name, tuple(schemas.values())):
-            raise TypeError(
-                f"{group}: expected the name of a choice or its configuration, got"
-                f" {type(config_or_name).__name__}."
-            )
-        if options:
-            raise TypeError(
-                f"{group}: {sorted(options)} stand beside a ready configuration; set them there."
-            )
-        return config_or_name
-    if config_or_name not in schemas:
-        raise ConfigError(
-            f"{group}={config_or_name}: no such choice. {did_you_mean(config_or_name, schemas)}"
+    if isinstance(config_or_name, str):
+        return _build_choice(group, schemas, config_or_name, options)
+    if not isinstance(config_or_name, tuple(schemas.values())):
+        raise TypeError(
+            f"{group}: expected the name of a choice or its configuration, got"
+            f" {type(config_or_name).__name__}."
         )
-    schema = schemas[config_or_name]
-    names = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
+    if options:
+        raise TypeError(
+            f"{group}: {sorted(options)} are given with a ready configuration; set them there."
+        )
+    return config_or_name
+
+
+def _build_choice(
+    group: str, schemas: Mapping[str, type[ConfigT]], name: str, options: Mapping[str, object]
+) -> ConfigT:
+    """Build the configuration of a choice from the values of its YAML and some options.
+
+    Raises:
+        TypeError: An option has another type than its field.
+        ConfigError: Unknown choice, unknown or missing key, value out of range.
+    """
+    if name not in schemas:
+        raise ConfigError(f"{group}={name}: no such choice. {did_you_mean(name, schemas)}")
+    schema = schemas[name]
+    keys = [field.name for field in dataclasses.fields(schema)]  # type: ignore[arg-type]
+    valid = [key for key in keys if key != "name"]
     for key in options:
-        if key not in names or key == "name":
-            valid = [name for name in names if name != "name"]
+        if key not in valid:
             raise ConfigError(
-                f"{group}.{key}: {group}={config_or_name} has no such key."
-                f" {did_you_mean(key, valid)}"
+                f"{group}.{key}: {group}={name} has no such key. {did_you_mean(key, valid)}"
             )
-    values = default_values(group, config_or_name) | dict(options)
-    missing = [name for name in names if values.get(name) == "???" or name not in values]
-    if missing:
-        raise ConfigError(f"{group}.{missing[0]}: {group}={config_or_name} needs a value for it.")
+    values = default_values(group, name) | dict(options)
+    for key in keys:
+        if values.get(key, "???") == "???":
+            raise ConfigError(f"{group}.{key} is missing: {group}={name} needs a value for it.")
     hints = get_type_hints(schema)
     for key, value in values.items():
         values[key] = _enum_member(f"{group}.{key}", hints[key], value)
         if key in options:
-            values[key] = _of_its_type(f"{group}.{key}", schema, key, values[key])
+            values[key] = _convert_to_type_of_field(f"{group}.{key}", schema, key, values[key])
     return schema(**values)
 
 
-def _of_its_type(key: str, schema: type[object], name: str, value: object) -> object:
-    """Check the type of a value, as Hydra does for the command line; a text is converted.
+def _convert_to_type_of_field(key: str, schema: type[object], name: str, value: object) -> object:
+    """Check the type of a value, and convert a text to it, as Hydra does on the command line.
 
-    Numbers of NumPy, functions and tensors pass unchanged. Of a list or mapping only the kind is
-    checked; the schema checks the items.
+    Numbers of NumPy, functions and tensors pass unchanged. A list or mapping is only checked to be
+    one; the schema checks the items.
+
+    Args:
+        key: Dotted key, for messages.
+        schema: The dataclass.
+        name: Name of the field.
+        value: What was given for it.
 
     Raises:
         TypeError: The value has another type.
     """
-    if hasattr(value, "item"):  # a number of numpy's, which OmegaConf does not know
+    if hasattr(value, "item"):  # a number of NumPy's, which OmegaConf does not know
         return value
-    fields = OmegaConf.structured(schema)
-    # The schema itself checks the items of a list or a mapping, and names the wrong one.
-    container: object = value
+    checked: object = value
     if isinstance(value, list | tuple):
-        container = []
+        checked = []
     elif isinstance(value, Mapping):
-        container = {}
+        checked = {}
+    fields = OmegaConf.structured(schema)
     try:
-        fields[name] = container
-    except UnsupportedValueType:  # a function, a tensor: whoever takes it says so
+        fields[name] = checked
+    except UnsupportedValueType:  # a function or a tensor, which the schema refuses
         return value
     except OmegaConfBaseException as error:
         raise TypeError(
@@ -112,23 +124,22 @@ def _of_its_type(key: str, schema: type[object], name: str, value: object) -> ob
 
 
 def _enum_member(key: str, hint: object, value: object) -> object:
-    """Look up the member of an Enum by its name, as Hydra does.
+    """Return the member of the field's Enum with this name, as Hydra does.
 
-    Anything but a text, or a text for a field without an Enum, is returned unchanged.
+    A value that is no text, or that is for a field without an Enum, is returned unchanged.
 
     Raises:
         ConfigError: The Enum has no such member; the message lists all.
     """
-    kinds = [
-        kind
-        for kind in (hint, *get_args(hint))
-        if isinstance(kind, type) and issubclass(kind, Enum)
-    ]
-    if not kinds or not isinstance(value, str):
+    if not isinstance(value, str):
         return value
-    members = kinds[0].__members__
-    if value not in members:
-        raise ConfigError(
-            f"{key}={value}: expected one of {', '.join(members)}. {did_you_mean(value, members)}"
-        )
-    return members[value]
+    for kind in (hint, *get_args(hint)):  # `Shape`, or `Shape | None`
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            names = kind.__members__
+            if value not in names:
+                raise ConfigError(
+                    f"{key}={value}: expected one of {', '.join(names)}."
+                    f" {did_you_mean(value, names)}"
+                )
+            return names[value]
+    return value

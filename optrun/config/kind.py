@@ -1,9 +1,7 @@
-"""The choice of a group behind a configuration.
+"""The kind of a configuration: the choice of optrun that it is or builds on.
 
-Told by its dataclass, and saved beside its values where the name does not say it.
-
-A name is free: in a choice of the user's own, built on one of ours, it is the user's. So code never
-goes by it; it goes by the kind, and a run directory holds that.
+A name is free: a choice of the user's, built on one of ours, has its own. So code never asks for
+the name, but for the kind, which a run directory saves beside the name.
 """
 
 from collections.abc import Mapping
@@ -21,28 +19,29 @@ Schemas = Mapping[str, type[Any]]
 
 
 def kind_of(group: str, schemas: Schemas, config: Any) -> str:
-    """Name the choice of a configuration by its class.
+    """Name the choice of ours that a configuration is or builds on, by its class.
+
+    If several choices share the class, and so their behaviour, its name decides, else the first.
 
     Args:
         group: For messages.
         schemas: The group's choices.
-        config: An instance of one of them, or its node in a composed configuration.
-
-    Returns:
-        A key of `schemas`. Where choices share a class, and so what is done with them, the one of
-        its name.
+        config: An instance of one of the classes, or its node in a composed configuration.
 
     Raises:
-        ConfigError: No choice of that class, as for a file that is built on none; or it has the
-            name of another one.
+        ConfigError: No choice has the class, since a file builds on none; or the configuration has
+            the name of another choice.
     """
-    composed = isinstance(config, DictConfig)
-    schema = OmegaConf.get_type(config) if composed else type(config)
-    name = str(OmegaConf.select(config, "name") if composed else config.name)
+    if isinstance(config, DictConfig):
+        schema = OmegaConf.get_type(config)
+        name = str(OmegaConf.select(config, "name"))
+    else:
+        schema = type(config)
+        name = str(config.name)
     kinds = [choice for choice, choice_schema in schemas.items() if choice_schema is schema]
     if not kinds:
         raise ConfigError(
-            f"{group}={name}: built on no choice of {group}. Begin its file with the one it"
+            f"{group}={name}: builds on no choice of {group}. Begin its file with the one that it"
             f" changes, such as `defaults: [{next(iter(schemas))}, _self_]`; expected one of"
             f" {', '.join(schemas)}."
         )
@@ -51,7 +50,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
     if name in schemas:
         raise ConfigError(
             f"{group}.name={name}: that is the name of another {group}, and this one is {kinds[0]}."
-            f" {group}={name} chooses it; a name of your own is one that no other has."
+            f" Write {group}={name} to choose it, or give yours a name that no choice has."
         )
     return kinds[0]
 
@@ -59,7 +58,7 @@ def kind_of(group: str, schemas: Schemas, config: Any) -> str:
 def with_kind(
     group: str, schemas: Schemas, node: DictConfig, values: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the plain values of a group as they are saved: with its kind, if the name is another.
+    """Return the plain values of a group as they are saved: with `kind`, if its name is another.
 
     Raises:
         ConfigError: As `kind_of`.
@@ -71,10 +70,10 @@ def with_kind(
 
 
 def saved_kind(group: str, schemas: Schemas, values: Mapping[str, object]) -> str:
-    """Name the choice of saved values: their kind, or else their name.
+    """Name the choice of ours behind saved values: their `kind`, or else their `name`.
 
     Raises:
-        ConfigError: There is no such choice.
+        ConfigError: The group has no such choice.
     """
     key = KIND if KIND in values else "name"
     kind = str(values[key])

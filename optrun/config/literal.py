@@ -1,4 +1,4 @@
-"""Tokens of the command line as Hydra reads them, with paths and texts taken as they stand."""
+"""Parse overrides as Hydra does, but take paths and texts literally."""
 
 import functools
 import os
@@ -19,23 +19,24 @@ from optrun.config.original_cwd import PATHS
 from optrun.config.schema.run import RunConfig
 
 _PLAIN = re.compile(r"[^\s,'\"\[\](){}$\\\\]+")
-"""A word without signs of Hydra's grammar."""
+"""A word without special characters of Hydra's grammar."""
 _NAME = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.IGNORECASE | re.ASCII)
 """A text that Hydra's grammar reads as that text."""
 _MAYBE_NUMBER = re.compile(r"[-+.\d]|(true|false|inf|nan)$", re.IGNORECASE)
-"""What Hydra may read as another value than a text."""
+"""The begin of what Hydra may read as a number or boolean."""
 _TEXTS_OF_HYDRA = ("hydra.job.name",)
 _PLACES = ("resume", "branch_from", "hydra.run.dir", "hydra.sweep.dir", "out")
+"""Keys that hold the path of a run, a sweep or an output."""
 
 
 def parse_token(token: str) -> Override:
-    """Parse one override.
+    """Parse one override; paths and texts are taken literally.
 
-    The value of a key that takes a text is what was typed, also if it reads as a number. That of a
-    key that holds a path is taken literally if it can be nothing else.
+    The value of a text key is what was typed, even if Hydra would read a number. The value of a
+    path key is taken literally if it can be nothing else.
 
     Raises:
-        HydraException: It is none.
+        HydraException: The token is no override.
     """
     return _parse_cached(_with_literal_text(_with_literal_path(token)))
 
@@ -43,7 +44,7 @@ def parse_token(token: str) -> Override:
 def _with_literal_text(token: str) -> str:
     """Quote the value of a text key if Hydra would read a number or boolean.
 
-    Of several values of a sweep, and of a list, each is looked at by itself.
+    A list, and several values of a sweep, are quoted one by one; other tokens stay as they are.
 
     Example:
         >>> _with_literal_text("data.text_column=1_0"), _with_literal_text("seed=10")
@@ -53,29 +54,31 @@ def _with_literal_text(token: str) -> str:
     """
     key, equals, value = token.partition("=")
     is_list = value.startswith("[") and value.endswith("]")
-    pieces = [piece.strip() for piece in (value[1:-1] if is_list else value).split(",")]
-    if not equals or not all(map(_PLAIN.fullmatch, pieces)) or not any(map(changes_text, pieces)):
+    if is_list:
+        value = value[1:-1]
+    items = [item.strip() for item in value.split(",")]
+    if not equals or not all(map(_PLAIN.fullmatch, items)):  # such as a quoted value, or a function
         return token
-    if not takes_text(key.lstrip("+")):
+    if not any(map(changes_text, items)) or not takes_text(key.lstrip("+")):
         return token
-    texts = ",".join(quote_path(piece) if changes_text(piece) else piece for piece in pieces)
+    texts = ",".join(quote_path(item) if changes_text(item) else item for item in items)
     if is_list:
         return f"{key}=[{texts}]"
     return f"{key}={texts}"
 
 
-def changes_text(piece: str) -> bool:
-    """Tell whether Hydra reads a word as a number or a truth value with another text.
+def changes_text(word: str) -> bool:
+    """Tell whether Hydra reads a word as a number or boolean that is written otherwise.
 
-    `1` stays the text 1 where a text is meant; `1_0`, `1e5` and `true` would become others.
+    `1` would stay 1 as a text; `1_0`, `1e5` and `true` would become 10, 100000.0 and True.
     """
-    if not _MAYBE_NUMBER.match(piece):
+    if not _MAYBE_NUMBER.match(word):
         return False
     try:
-        value = _parse_cached(f"key={piece}").value()
+        value = _parse_cached(f"key={word}").value()
     except HydraException:
         return False
-    return isinstance(value, bool | int | float) and str(value) != piece
+    return isinstance(value, bool | int | float) and str(value) != word
 
 
 def takes_text(key: str) -> bool:
@@ -86,13 +89,14 @@ def takes_text(key: str) -> bool:
     if key in _TEXTS_OF_HYDRA or _holds_path(key):
         return True
     group, _, name = key.rpartition(".")
-    schemas: list[type] = [RunConfig]
-    if group in ("hydra.sweeper", *GROUPS):
+    if not group:
+        schemas: list[type] = [RunConfig]
+    elif group in ("hydra.sweeper", *GROUPS):
         schemas = list(CHOICES[group.replace(".", "/")].values())
     elif group.startswith("callbacks."):
         row = registry.find("callback", group.removeprefix("callbacks."))
         schemas = [] if row is None else [row.schema]
-    elif group:
+    else:
         return False
     hints = [_hints(schema)[name] for schema in schemas if name in _hints(schema)]
     return bool(hints) and all(map(_is_text, hints))
@@ -104,11 +108,12 @@ def _hints(schema: type) -> dict[str, Any]:
 
 
 def _is_text(hint: Any) -> bool:
-    """Tell whether a type is text, a list of texts, or one of these or None."""
+    """Tell whether a type is `str`, a list of `str`, or one of these or None."""
+    arguments = get_args(hint)
     if get_origin(hint) in (list, tuple, Sequence):
-        return all(item in (str, Ellipsis) for item in get_args(hint))
-    members = [member for member in get_args(hint) if member is not type(None)]
-    return hint is str or (bool(members) and all(map(_is_text, members)))
+        return all(item in (str, Ellipsis) for item in arguments)
+    union_members = [member for member in arguments if member is not type(None)]
+    return hint is str or (bool(union_members) and all(map(_is_text, union_members)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -124,11 +129,11 @@ def _parse_cached(token: str) -> Override:
 
 
 def _with_literal_path(token: str) -> str:
-    """Quote a path if Hydra would misread it or reject it.
+    """Quote the value of a path key if Hydra would misread it or reject it.
 
-    A value that names a file or folder means it. Any other may be a list, a glob or several values
-    of a sweep; what Hydra cannot read is a path as well, which the key's reader then misses by
-    name.
+    A value that is an existing file or folder means it. Any other may be a list, a glob or several
+    values of a sweep. What Hydra cannot read is a path too, unless it begins like a list, a
+    mapping, a function or a quoted text; whoever opens it reports it missing.
     """
     key, _, value = token.partition("=")
     if not value or not _holds_path(key.lstrip("+")):
@@ -136,10 +141,12 @@ def _with_literal_path(token: str) -> str:
     exists = "${" not in value and _path_exists(value)
     try:
         override = _parse_cached(token)
-        literal = exists and (override.is_sweep_override() or override.value() != value)
     except HydraException:
-        literal = exists or value[0] not in "[{('\""
-    if literal:
+        is_path = exists or value[0] not in "[{('\""
+    else:
+        is_misread = override.is_sweep_override() or override.value() != value
+        is_path = exists and is_misread
+    if is_path:
         return f"{key}={quote_path(value)}"
     return token
 
@@ -147,35 +154,36 @@ def _with_literal_path(token: str) -> str:
 def _path_exists(value: str) -> bool:
     try:
         return os.path.lexists(Path(value).expanduser())
-    except RuntimeError:  # of `~name`, where nobody has this name
+    except RuntimeError:  # from `~name`, if there is no such user
         return False
 
 
 def _holds_path(key: str) -> bool:
+    """Tell whether a key, or the key of the mapping around it, holds a path.
+
+    These are `_PLACES`, `PATHS` and the `PATHS` of the schemas of its group; `*` stands for a name.
+    """
     group = key.partition(".")[0]
-    schema_paths = {
-        f"{group}.{path}"
-        for schema in GROUPS.get(group, {}).values()
-        for path in getattr(schema, "PATHS", ())
-    }
-    return any(
-        fnmatchcase(key, form)
-        for path in (*_PLACES, *PATHS, *schema_paths)
-        for form in (path, f"{path}.*")
-    )
+    path_keys = [*_PLACES, *PATHS]
+    for schema in GROUPS.get(group, {}).values():
+        path_keys += [f"{group}.{path}" for path in getattr(schema, "PATHS", ())]
+    return any(fnmatchcase(key, path) or fnmatchcase(key, f"{path}.*") for path in path_keys)
 
 
 def quote_path(path: Path | str, mark: str = "'") -> str:
     r"""Quote a path, or any text, as a value of Hydra's grammar.
 
-    There a backslash means itself unless a quote follows.
+    In that grammar backslashes before a quote, also before the last one, must be doubled, and a
+    quote inside gets one before it; any other backslash means itself.
 
     Example:
         >>> print(quote_path("a\\b"), quote_path("it's"), quote_path("end\\", '"'))
         'a\b' 'it\'s' "end\\"
     """
-    pieces = str(path).split(mark)
-    escaped = [piece + "\\" * (len(piece) - len(piece.rstrip("\\"))) for piece in pieces]
+    escaped = []
+    for text in str(path).split(mark):
+        backslashes_at_end = len(text) - len(text.rstrip("\\"))
+        escaped.append(text + "\\" * backslashes_at_end)
     return mark + f"\\{mark}".join(escaped) + mark
 
 

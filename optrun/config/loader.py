@@ -1,7 +1,4 @@
-"""Hydra's loader.
-
-Composes the choices of a command line once, and puts values into copies of that.
-"""
+"""A loader for Hydra that composes choices once and puts values into copies of the composition."""
 
 import copy
 from dataclasses import fields
@@ -23,8 +20,8 @@ from optrun.config.yaml_files import Repository
 
 _AT_TOP = {field.name for field in fields(RunConfig)} - set(GROUPS)
 _VALUES_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.mode")
-"""Keys below `hydra.` that are values like any other; others may say where choices are found, or
-what is recorded."""
+"""Keys below `hydra.` that are plain values; others may decide which files are read or what is
+recorded."""
 
 
 class Loader(ConfigLoaderImpl):
@@ -49,8 +46,8 @@ class Loader(ConfigLoaderImpl):
     ) -> DictConfig:
         """Compose a configuration; see `ConfigLoaderImpl`.
 
-        The choices of groups are composed once and cached; values are put into a copy. Sweeps are
-        composed by Hydra as a whole.
+        The choices of groups are composed once and cached; values are put into a copy. Hydra
+        composes sweeps.
         """
         parsed = [parse_token(token) for token in overrides]
         if run_mode is not RunMode.RUN or any(override.is_sweep_override() for override in parsed):
@@ -58,7 +55,7 @@ class Loader(ConfigLoaderImpl):
                 config_name, overrides, run_mode, from_shell, validate_sweep_overrides
             )
         values = [override for override in parsed if is_value(override)]
-        choices = [str(override.input_line) for override in parsed if override not in values]
+        choices = [str(override.input_line) for override in parsed if not is_value(override)]
         cache_key = (config_name, tuple(choices))
         if cache_key not in self._composed:
             self._composed[cache_key] = super().load_configuration(
@@ -76,38 +73,36 @@ class Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """List the choices of a group, without the schemas."""
+        """List the choices of a group with registered ones, without schemas and Hydra's dummy."""
         options = super().get_group_options(group_name, results_filter, config_name, overrides)
         if group_name in registry.GROUPS and results_filter in (None, ObjectType.CONFIG):
             options = sorted({*options, *registry.names(registry.GROUPS[group_name])})
-        return [
-            option for option in options if not option.endswith(("_schema", "_config_"))
-        ]  # and Hydra's dummy
+        return [option for option in options if not option.endswith(("_schema", "_config_"))]
 
 
 def is_value(override: Override) -> bool:
-    """Tell whether an override sets a value only.
+    """Tell whether an override only sets a value.
 
-    False if it decides which files are read, or what Hydra records: choices of groups, packages,
-    and most keys below `hydra.`.
+    Others decide which files are read, or what Hydra records: choices of groups, packages, and most
+    keys below `hydra.`.
     """
     key = override.key_or_group
     if override.package is not None or "/" in key:
         return False
-    return (
-        key in _VALUES_OF_HYDRA or key in _AT_TOP or ("." in key and not key.startswith("hydra."))
-    )
+    if key.startswith("hydra."):
+        return key in _VALUES_OF_HYDRA
+    return "." in key or key in _AT_TOP
 
 
 def assign_values(cfg: DictConfig, values: list[Override], parsed: list[Override]) -> None:
-    """Put values into a composition of the choices.
+    """Put values into a composition of the choices, and record all overrides below `hydra`.
 
-    As the end of `ConfigLoaderImpl._load_configuration_impl` does.
+    Does what the end of `ConfigLoaderImpl._load_configuration_impl` does.
 
     Args:
-        cfg: Changed in place.
-        values: Overrides of values.
-        parsed: All overrides, in their order, for the record below `hydra`.
+        cfg: Composed from the choices; changed in place.
+        values: The overrides that set values.
+        parsed: All overrides, in their order, for the record.
 
     Raises:
         ConfigCompositionException: Hydra's, for a value that does not fit.
@@ -115,13 +110,16 @@ def assign_values(cfg: DictConfig, values: list[Override], parsed: list[Override
     try:
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
         job = cfg.hydra.job.config.override_dirname
-        tasks = [override for override in parsed if not override.is_hydra_override()]
-        cfg.hydra.overrides.task = [override.input_line for override in tasks]
+        run_overrides = [override for override in parsed if not override.is_hydra_override()]
+        cfg.hydra.overrides.task = [override.input_line for override in run_overrides]
         cfg.hydra.overrides.hydra = [
             override.input_line for override in parsed if override.is_hydra_override()
         ]
         cfg.hydra.job.override_dirname = get_overrides_dirname(
-            overrides=tasks, kv_sep=job.kv_sep, item_sep=job.item_sep, exclude_keys=job.exclude_keys
+            overrides=run_overrides,
+            kv_sep=job.kv_sep,
+            item_sep=job.item_sep,
+            exclude_keys=job.exclude_keys,
         )
     except OmegaConfBaseException as error:
         raise ConfigCompositionException() from error

@@ -5,14 +5,16 @@ from collections.abc import Iterable
 from optrun.base.errors import did_you_mean
 
 SHOWN = 6
-"""Names shown as examples where none is near."""
+"""Number of example names if none is near."""
 
 
 def near_names(pattern: str, names: Iterable[str]) -> str:
-    """Suggest names close to a pattern, or show examples spread over the model.
+    """Suggest names close to a pattern, or show at most 6 examples spread over the model.
+
+    Names of modules, such as `bert.pooler`, are suggested too.
 
     Args:
-        pattern: A regular expression that was found in no name.
+        pattern: A regular expression that matches no name.
         names: Dotted parameter names.
 
     Example:
@@ -21,16 +23,14 @@ def near_names(pattern: str, names: Iterable[str]) -> str:
         >>> near_names("zzz", ["bert.pooler.weight", "classifier.weight"])
         'Names are such as bert.pooler.weight, classifier.weight.'
     """
-    plain = pattern.replace("\\", "").strip("^$")
-    every = list(names)
-    stems: set[str] = set()
-    for name in every:
-        pieces = name.split(".")
-        stems.update(".".join(pieces[:end]) for end in range(1, len(pieces) + 1))
+    prefixes: set[str] = set()
     first_of_module: dict[str, str] = {}
-    for name in every:
-        first_of_module.setdefault(name.rsplit(".", 1)[0], name)
+    for name in names:
+        parts = name.split(".")
+        prefixes.update(".".join(parts[:end]) for end in range(1, len(parts) + 1))
+        first_of_module.setdefault(".".join(parts[:-1]), name)
     examples = list(first_of_module.values())
     step = max(1, len(examples) // SHOWN)
     shown = ", ".join(examples[::step][:SHOWN])
-    return did_you_mean(plain, stems, f"Names are such as {shown}.")
+    plain_pattern = pattern.replace("\\", "").strip("^$")
+    return did_you_mean(plain_pattern, prefixes, f"Names are such as {shown}.")

@@ -1,4 +1,4 @@
-"""Relative paths of a run, read from its starting folder."""
+"""Resolve relative paths of a run from the folder in which it was started."""
 
 import glob
 import os
@@ -12,15 +12,14 @@ from optrun.base.bounded_yaml import yaml_mapping
 from optrun.config import registry
 
 PATHS = ("data.train", "data.eval", "data.path", "model.path", "model.tokenizer")
-"""Keys that may hold a path, or a glob, or a list of them; those that a registered schema names
-come to them."""
+"""Keys that may hold a path, a glob, or a list of them; schemas name more in their `PATHS`."""
 
 
 def original_cwd(hydra_folder: Path) -> Path | None:
-    """Find the starting folder of a run; None if it is not known.
+    """Read the folder in which a run was started; None if unknown.
 
     Args:
-        hydra_folder: `.hydra` of its run directory.
+        hydra_folder: `.hydra` of the run directory.
     """
     folder = _read_hydra_record(hydra_folder, "runtime", "cwd")
     if not isinstance(folder, str) or not folder or "${" in folder:
@@ -29,10 +28,10 @@ def original_cwd(hydra_folder: Path) -> Path | None:
 
 
 def original_command(hydra_folder: Path) -> tuple[str, list[str]] | None:
-    """Read the recipe and the overrides at the start of a run; None if unknown.
+    """Read the recipe and the overrides with which a run was started; None if unknown.
 
     Args:
-        hydra_folder: `.hydra` of its run directory.
+        hydra_folder: `.hydra` of the run directory.
     """
     name = _read_hydra_record(hydra_folder, "job", "config_name")
     tokens = _read_hydra_record(hydra_folder, "overrides", "task")
@@ -52,11 +51,11 @@ def _read_hydra_record(hydra_folder: Path, section: str, key: str) -> object:
 def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
     """Put `folder` before each relative path of a configuration that exists there.
 
-    Other names stay as they are: a hub name, or a file that moved with the run.
+    Other texts stay as they are: a hub name, or a file that moved with the run.
 
     Args:
         cfg: A run's configuration; changed in place.
-        folder: Where the run was started from; None: nothing is changed.
+        folder: Where the run was started; None: nothing is changed.
     """
     if folder is None or not folder.is_dir() or folder.resolve() == Path.cwd().resolve():
         return
@@ -69,7 +68,7 @@ def rebase_paths(cfg: DictConfig, folder: Path | None) -> None:
 
 
 def _rebase(value: Any, folder: Path) -> Any:
-    """Rewrite a path, or a list or mapping of them, as seen from a folder."""
+    """Put a folder before each existing relative path in a value, also in lists and mappings."""
     if isinstance(value, dict):
         return {name: _rebase(item, folder) for name, item in value.items()}
     if isinstance(value, list):
@@ -80,40 +79,46 @@ def _rebase(value: Any, folder: Path) -> Any:
 def path_keys(config: Mapping[Any, Any] | DictConfig) -> list[str]:
     """List the dotted keys of a configuration that may hold paths.
 
-    They are `PATHS` of this module, and those that the schemas of its choices and callbacks name.
+    They are `PATHS` of this module, and the `PATHS` of the schemas of its choices and callbacks.
 
     Example:
         >>> "data.train" in path_keys({"data": {"name": "files"}})
         True
     """
-    chosen = [
-        (group, kind, (config.get(group) or {}).get("name"))
-        for group, kind in registry.GROUPS.items()
-    ]
-    chosen += [(f"callbacks.{name}", "callback", name) for name in config.get("callbacks") or {}]
-    rows = [
-        (prefix, registry.find(kind, name)) for prefix, kind, name in chosen if name is not None
-    ]
-    schema_keys = [
-        f"{prefix}.{name}"
-        for prefix, row in rows
-        if row is not None
-        for key in getattr(row.schema, "PATHS", ())
-        for name in _expand_star(key, config.get(prefix))
-    ]
-    return list(dict.fromkeys((*PATHS, *schema_keys)))
+    keys = list(PATHS)
+    for group, kind in registry.GROUPS.items():
+        section = config.get(group) or {}
+        keys += _schema_paths(group, kind, section.get("name"), section)
+    for name, options in (config.get("callbacks") or {}).items():
+        keys += _schema_paths(f"callbacks.{name}", "callback", name, options)
+    return list(dict.fromkeys(keys))
 
 
-def _expand_star(key: str, values: Any) -> list[str]:
-    """Expand a key of a mapping's items, such as `mixture.*.train`, for each of them."""
-    mapping, star, rest = key.partition(".*.")
-    if not star:
-        return [key]
-    return [f"{mapping}.{name}.{rest}" for name in (values or {}).get(mapping) or {}]
+def _schema_paths(prefix: str, kind: str, name: str | None, values: Any) -> list[str]:
+    """List the dotted keys that may hold paths, by the schema of one choice or callback.
+
+    Args:
+        prefix: Put before each key, such as `data`.
+        kind: Such as `tracker`, see `registry.KINDS`.
+        name: The registered name; no keys for None and for an unknown one.
+        values: The values of the choice.
+    """
+    row = None if name is None else registry.find(kind, name)
+    if row is None:
+        return []
+    keys: list[str] = []
+    for key in getattr(row.schema, "PATHS", ()):
+        mapping, has_star, rest = key.partition(".*.")
+        if not has_star:
+            keys.append(f"{prefix}.{key}")
+            continue
+        items = (values or {}).get(mapping) or {}  # such as `mixture.*.train`
+        keys += [f"{prefix}.{mapping}.{item}.{rest}" for item in items]
+    return keys
 
 
-def is_path(key: str, keys: Iterable[str]) -> bool:
-    """Tell whether a dotted key is one of these, or below one.
+def is_path(key: str, path_keys: Iterable[str]) -> bool:
+    """Tell whether a dotted key is one of the keys of paths, or below one.
 
     `data.eval.dev` is one of several evaluation sets.
 
@@ -121,29 +126,35 @@ def is_path(key: str, keys: Iterable[str]) -> bool:
         >>> is_path("data.eval.dev", ["data.eval"]), is_path("data.eval_fraction", ["data.eval"])
         (True, False)
     """
-    return any(key == path_key or key.startswith(f"{path_key}.") for path_key in keys)
+    return any(key == path_key or key.startswith(f"{path_key}.") for path_key in path_keys)
 
 
 def same_files(before: object, after: object, folder: Path | None) -> bool:
-    """Tell whether two values of such a key lead to the same files.
+    """Tell whether the saved and the new value of a path key lead to the same files.
 
     Args:
-        before: As a checkpoint of the run has it.
-        after: As it is in force, seen from here.
-        folder: Where the run was started from; None: it is not known, and taken to be here.
+        before: The value in a checkpoint of the run.
+        after: The new value, relative to the current folder.
+        folder: Where the run was started; None, if unknown: the current folder.
     """
-    return bool(_resolve_paths(before, folder or Path.cwd()) == _resolve_paths(after, Path.cwd()))
+    saved_paths = _resolve_paths(before, folder or Path.cwd())
+    return bool(saved_paths == _resolve_paths(after, Path.cwd()))
 
 
 def _resolve_paths(value: object, folder: Path) -> Any:
-    """Make each path of a value absolute if it exists below the folder."""
+    """Put a folder before each existing relative path of a value, and normalize all paths."""
     if isinstance(value, list):
         return [_resolve_paths(item, folder) for item in value]
-    return os.path.normpath(_rebase_if_exists(folder, value)) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return os.path.normpath(_rebase_if_exists(folder, value))
+    return value
 
 
 def _rebase_if_exists(folder: Path, value: object) -> Any:
+    """Put a folder before a relative path or glob if that exists; return other values as is."""
     if not isinstance(value, str) or Path(value).expanduser().is_absolute():
         return value
     path = str(folder / value)
-    return path if Path(path).exists() or glob.glob(path, recursive=True) else value  # noqa: PTH207
+    if Path(path).exists() or glob.glob(path, recursive=True):  # noqa: PTH207
+        return path
+    return value

@@ -1,7 +1,4 @@
-"""The reference of keys: default, type and meaning of each, from its YAML.
-
-Else from its schema.
-"""
+"""The reference of keys: default, type and meaning of each, from its YAML, else its schema."""
 
 import ast
 import dataclasses
@@ -36,7 +33,7 @@ _KEY = re.compile(r"([a-z_]\w*):(?: (.*?))?(?:(?:^|\s+)# (.*))?$")
 
 
 class _Row(typing.NamedTuple):
-    """One key as a YAML or a schema writes it."""
+    """A key as a YAML or a schema writes it."""
 
     key: str
     default: str
@@ -45,7 +42,7 @@ class _Row(typing.NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One key for people."""
+    """A key as the help shows it."""
 
     key: str
     default: str
@@ -57,55 +54,60 @@ class Entry:
 def top_level() -> list[Entry]:
     """List the keys of the top level, such as `lr`."""
     hints = typing.get_type_hints(RunConfig)
-    rows = _commented(_text("config"))
+    rows = _commented_keys(_text("config"))
     return [_entry("", row, hints) for row in rows if row.key in hints and row.key not in CHOICES]
 
 
 def defaults() -> dict[str, tuple[str, str]]:
-    """Return the default choice and the purpose of each group."""
+    """Return the default choice and the purpose of each group, from the defaults list."""
     matches = re.findall(r"^ *- (?:override )?([\w/]+): (\w+)(?: *# (.*))?$", _text("config"), re.M)
     return {group: (choice, meaning) for group, choice, meaning in matches}
 
 
 def head(group: str, choice: str) -> str:
-    """Describe a choice in a sentence or two."""
+    """Describe a choice in a sentence or two: the comment at the begin of its YAML.
+
+    For a registered choice: the first paragraph of its class's docstring.
+    """
     row = foreign_choices(group).get(choice)
     if row is not None:
-        text = inspect.cleandoc(row.target.__doc__ or "")  # its own, and not of its base
+        text = inspect.cleandoc(row.target.__doc__ or "")  # not `getdoc`, which reads base classes
         return " ".join(text.partition("\n\n")[0].split())
-    lines = _text(f"{group}/{choice}").splitlines()
-    end = next(n for n, line in enumerate(lines) if not line.startswith("#"))
-    return " ".join(line.removeprefix("#").strip() for line in lines[:end])
+    comment: list[str] = []
+    for line in _text(f"{group}/{choice}").splitlines():
+        if not line.startswith("#"):
+            break
+        comment.append(line.removeprefix("#").strip())
+    return " ".join(comment)
 
 
 def entries(group: str, choice: str) -> list[Entry]:
-    """List the keys of a choice: those of its YAML in its order, then those of its schema alone.
+    """List the keys of a choice: those of its YAML in their order, then those of its schema alone.
 
     Meaning and default of a key come from the YAML, else from the docstring and the default of the
-    field. A choice in `foreign_choices` is read from its schema alone, since it has no YAML of its
-    own. A key with the name of the choice as its value, `name: lamb`, is left out.
+    field. A registered choice has no YAML. The key `name` is left out if it is that of the choice.
     """
     schema = CHOICES[group][choice]
     hints = typing.get_type_hints(schema)
-    text = "" if choice in foreign_choices(group) else _text(f"{group}/{choice}")
-    rows = {row.key: row for row in _commented(text) if row.key in hints}
+    rows = {}
+    if choice not in foreign_choices(group):
+        for row in _commented_keys(_text(f"{group}/{choice}")):
+            if row.key in hints:
+                rows[row.key] = row
     for key, value in schema_defaults(schema).items():
         if key not in rows and key != "name":
             default = value if isinstance(value, str) else json.dumps(value)  # as YAML writes it
-            rows[key] = _Row(key, default, _docstring(schema, key))
-    return [
-        _entry(f"{group.replace('/', '.')}.", row, hints)
-        for row in rows.values()
-        if row.default != choice
-    ]
+            rows[key] = _Row(key, default, _field_docstring(schema, key))
+    prefix = f"{group.replace('/', '.')}."
+    return [_entry(prefix, row, hints) for row in rows.values() if row.default != choice]
 
 
 def type_name(hint: Any) -> str:
-    """Name a type for people: `int | None` is a whole number or null, an Enum is its values."""
+    """Name a type for people: `int | None` is "whole number or null", an Enum its values."""
     origin = typing.get_origin(hint)
-    arguments = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(type_name(argument) for argument in arguments))
+        names = [type_name(member) for member in typing.get_args(hint)]
+        return " or ".join(dict.fromkeys(names))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return ", ".join(f"`{member.value}`" for member in hint)
     if origin in (tuple, list, Sequence):
@@ -116,24 +118,32 @@ def type_name(hint: Any) -> str:
 
 
 def _entry(prefix: str, row: _Row, hints: Mapping[str, object]) -> Entry:
-    """Complete a row by the type of its key, which gets a prefix such as `optimizer.`."""
+    """Add type and prefix, such as `optimizer.`, to a row.
+
+    `${dialect:DEFAULT}` and `${default_warmup:RATIO}` are shown as their argument, any other
+    interpolation as `computed`.
+    """
     default = _RESOLVER.sub(r"\1", row.default)
     if default.startswith("${"):
         default = "computed"
     return Entry(f"{prefix}{row.key}", default, type_name(hints[row.key]), row.meaning)
 
 
-def _docstring(schema: type[object], key: str) -> str:
-    """Return the docstring below a field of a dataclass or its bases; empty if it has none."""
+def _field_docstring(schema: type[object], key: str) -> str:
+    """Return the docstring below a field of a dataclass; empty if it has none.
+
+    Python does not keep docstrings of fields, so the source of the class is parsed: the string
+    expression right after the field. The first class of the MRO with the field decides.
+    """
     for owner in schema.__mro__:
         if key not in inspect.get_annotations(owner):
             continue
-        source = ast.parse(textwrap.dedent(inspect.getsource(owner)))
-        body = source.body[0].body  # type: ignore[attr-defined]
-        for field, below in itertools.pairwise(body):
-            name = getattr(getattr(field, "target", None), "id", "")
-            if name == key and isinstance(below, ast.Expr):
-                return " ".join(ast.literal_eval(below.value).split())
+        module = ast.parse(textwrap.dedent(inspect.getsource(owner)))
+        statements = module.body[0].body  # type: ignore[attr-defined]
+        for statement, next_statement in itertools.pairwise(statements):
+            name = getattr(getattr(statement, "target", None), "id", "")
+            if name == key and isinstance(next_statement, ast.Expr):
+                return " ".join(ast.literal_eval(next_statement.value).split())
     return ""
 
 
@@ -142,26 +152,29 @@ def _text(name: str) -> str:
     return read_text(config_dir() / f"{name}.yaml")
 
 
-def _commented(text: str) -> Iterator[_Row]:
-    """Yield the top-level keys of a file, each with its default as written and its comment.
+def _commented_keys(text: str) -> Iterator[_Row]:
+    """Yield the top-level keys of a YAML text, each with its default as written and its comment.
 
-    The comment stands beside, below or above the key.
+    The comment stands beside the key, or in the lines above it; indented comment lines below the
+    key continue it. An empty line ends a comment above.
     """
-    key = ""
+    key = ""  # the key that is being read; it is complete when the next one begins
     default = ""
     comment = ""
-    above = ""
-    for line in [*text.splitlines(), "end: 0"]:
+    comment_above = ""
+    for line in text.splitlines():
         if match := _KEY.match(line):
             if key:
                 yield _Row(key, default, comment.strip())
             key = match[1]
             default = (match[2] or "").strip()
-            comment = match[3] or above
-            above = ""
+            comment = match[3] or comment_above
+            comment_above = ""
         elif match := re.match(r"\s+#(.*)", line):
             comment += " " + match[1].strip()
         elif line.startswith("# "):
-            above = f"{above} {line[2:]}".strip()
+            comment_above = f"{comment_above} {line[2:]}".strip()
         elif not line.strip():
-            above = ""
+            comment_above = ""
+    if key:
+        yield _Row(key, default, comment.strip())

@@ -1,4 +1,4 @@
-"""Registered choices as Hydra knows them: in its store, under the name of their group."""
+"""Put registered choices into Hydra's store, under the name of their group."""
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
@@ -10,16 +10,15 @@ _PROVIDER = "optrun registry"
 
 
 def publish(group: str) -> None:
-    """Replace the registered choices of a group in Hydra's store.
+    """Replace the registered choices of a group in Hydra's store, with their schemas.
 
     Their values are their schemas' defaults.
     """
     store = ConfigStore.instance()
     stored = store.repo.get(group, {})
-    for file in [
-        file for file, node in stored.items() if getattr(node, "provider", None) == _PROVIDER
-    ]:
-        del stored[file]
+    for file, node in list(stored.items()):
+        if getattr(node, "provider", None) == _PROVIDER:
+            del stored[file]
     for name, row in foreign_choices(group).items():
         schema = OmegaConf.structured(row.schema)
         store.store(group=group, name=f"{name}_schema", node=schema, provider=_PROVIDER)
@@ -29,15 +28,13 @@ def publish(group: str) -> None:
 
 
 def publish_chosen(config_path: str) -> bool:
-    """Import and publish the choice of an entry point.
-
-    A defaults list or the command line named it.
+    """Import a choice of an installed package, and put it into Hydra's store.
 
     Args:
-        config_path: Such as `optimizer/my_lion`.
+        config_path: The choice, or its schema, for Hydra, such as `optimizer/my_lion`.
 
     Returns:
-        Whether there is one.
+        Whether a package has such a choice.
 
     Raises:
         ConfigError: It cannot be imported.

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 DEFAULT_CONFIG = "config"
-"""The primary configuration where no recipe is named."""
+"""The configuration that is composed if no recipe is named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A command line in its parts, not composed yet."""
+    """A command line, split into its parts and not composed yet."""
 
     argv: Sequence[str] = ()
     """Command-line arguments after `optrun`."""
     config_name: str = DEFAULT_CONFIG
-    """Of the primary configuration: `config`, or a recipe."""
+    """The configuration to compose: `config`, or a recipe."""
     names_config: bool = False
-    """Whether it was named, with `-cn`."""
+    """Whether `-cn` names a recipe. False for `-cn` with a file of values, which are overrides."""
     config_dir: str | None = None
-    """`--config-dir`: a folder of choices and recipes of the user's own."""
+    """`--config-dir`: a folder with the user's choices and recipes."""
     overrides: Sequence[str] = ()
     """The `key=value` arguments among them."""
 
@@ -43,7 +43,10 @@ class CommandLine:
         config_name: str | None = None,
         config_dir: str | None = None,
     ) -> Self:
-        """Build a command line, including the values of a YAML file after `-cn`.
+        """Build a command line, and read the YAML file after `-cn` if there is one.
+
+        A file without a defaults list becomes overrides before the typed ones. A file with one is a
+        recipe, found in its own folder unless `--config-dir` is given.
 
         Args:
             argv: Arguments after `optrun`.
@@ -55,30 +58,30 @@ class CommandLine:
             ConfigError: There is no such file, or it cannot be read.
         """
         VALUES_FILES.clear()
-        if config_name is None:
-            return cls(argv=argv, config_dir=config_dir, overrides=overrides)
-        from optrun.config import values_file  # needs Hydra
+        path = None
+        if config_name is not None:
+            from optrun.config import values_file  # needs Hydra
 
-        path = values_file.find_values_file(config_name)
+            path = values_file.find_values_file(config_name)
         if path is not None:
             values = values_file.read_values_file(path)
             if "defaults" not in values:
-                lines = values_file.file_overrides(path, values, overrides)
-                return cls(argv=argv, config_dir=config_dir, overrides=[*lines, *overrides])
-            if config_dir is None:  # a recipe with a defaults list, found in its own folder
+                of_file = values_file.file_overrides(path, values, overrides)
+                return cls(argv=argv, config_dir=config_dir, overrides=[*of_file, *overrides])
+            if config_dir is None:
                 config_name = path.stem
                 config_dir = str(path.parent)
         return cls(
             argv=argv,
-            config_name=config_name,
-            names_config=True,
+            config_name=config_name or DEFAULT_CONFIG,
+            names_config=config_name is not None,
             config_dir=config_dir,
             overrides=overrides,
         )
 
     @cached_property
     def parsed(self) -> list[Override]:
-        """The overrides, parsed once; no key stands twice.
+        """The overrides, parsed once; each key occurs once.
 
         Raises:
             ConfigError: One cannot be read, or a key is given twice.
@@ -118,7 +121,7 @@ class CommandLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(CommandLine):
-    """One run, asked for; the overrides are checked."""
+    """A command line that was composed into the configuration of one run."""
 
     config: RunConfig
     """Typed and checked."""

@@ -1,7 +1,7 @@
 """Refusal of code and secrets in a configuration, from any source.
 
-Hydra builds what `_target_` says, logging what `()` and `class` say, before a line of a run is
-executed; and everything in a configuration is written into the run directory.
+Hydra imports and calls what `_target_` names, logging what `()` and `class` name, before a run
+begins. And everything in a configuration is written into the run directory.
 """
 
 import re
@@ -15,7 +15,7 @@ from optrun.config.hydra_internals import CORE_PLUGINS
 from optrun.config.tokens import is_typed
 
 _PLUGINS = (CORE_PLUGINS, "hydra_plugins.")
-"""Where the launchers and sweepers lie that are found by name."""
+"""Modules of the launchers and sweepers that Hydra finds by name."""
 _BUILT_BY_HYDRA = ("hydra.launcher._target_", "hydra.sweeper._target_")
 _SECRET = re.compile(
     r"(^|[_-])(token|api_?key|secret(_?key)?|access_?key|passw(or)?d|credentials?)$", re.IGNORECASE
@@ -29,33 +29,41 @@ def refuse_code_and_secrets(cfg: DictConfig | dict[str, Any]) -> None:
     """Refuse a configuration with the name of code or a secret in it.
 
     Raises:
-        ConfigError: Naming the first such key, and the value where it is code.
+        ConfigError: The message names the first such key, and the value if it names code.
     """
     leaves = list(_leaves(cfg if isinstance(cfg, dict) else OmegaConf.to_container(cfg)))
     for key, value in leaves:
         if _names_code(key, str(value)):
             raise code_refusal(key, value)
     for key, value in leaves:
-        if not isinstance(value, str) or not value:
-            continue
-        secret_name = _SECRET.search(key.rsplit(".", 1)[-1])
-        if key.startswith("model.config.") and key.endswith("_token"):
-            secret_name = _SECRET_TOKEN.search(
-                key
-            )  # others are texts, such as the one that stands for an image
-        variable = _VARIABLE.search(value)
-        if secret_name or _PASSWORD.match(value) or (variable and _SECRET.search(variable[1])):
+        if isinstance(value, str) and value and _looks_like_secret(key, value):
             raise ConfigError(
                 f"{key}: this looks like a secret, and a configuration is written into the run"
-                " directory. Expected it in the environment, of which nothing is written."
+                " directory. Put it into the environment, of which nothing is written."
             )
 
 
+def _looks_like_secret(key: str, value: str) -> bool:
+    """Tell whether a key or an environment variable has the name of a secret.
+
+    A URL with a password is a secret, too.
+    """
+    if _PASSWORD.match(value):
+        return True
+    variable = _VARIABLE.search(value)
+    if variable is not None and _SECRET.search(variable[1]):
+        return True
+    if key.startswith("model.config.") and key.endswith("_token"):
+        # Other tokens of a model are texts, such as the one that stands for an image.
+        return _SECRET_TOKEN.search(key) is not None
+    return _SECRET.search(key.rpartition(".")[2]) is not None
+
+
 def code_refusal(key: str, value: object) -> ConfigError:
-    """Build the error for a key with the name of code."""
+    """Build the error for a key that names code."""
     return ConfigError(
-        f"{key}={value}: a configuration that names code is not run. Expected a choice by its name,"
-        " such as optimizer=lamb; leave this key out."
+        f"{key}={value}: a configuration that names code is not run. Leave this key out, and give a"
+        " choice by its name, such as optimizer=lamb."
     )
 
 
@@ -72,7 +80,7 @@ def _names_code(key: str, value: str) -> bool:
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of a mapping or list, before interpolation."""
+    """Yield dotted keys and values of a mapping or list; an empty one counts as a value."""
     for name, value in node.items() if isinstance(node, dict) else enumerate(node):
         if isinstance(value, dict | list) and value:
             yield from _leaves(value, f"{prefix}{name}.")
@@ -81,18 +89,17 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def refuse_stored_trust(cfg: DictConfig, typed: Sequence[str]) -> None:
-    """Refuse the code of a model unless this command line allows it.
+    """Refuse `model.trust_remote_code=true` unless this command line has it.
 
     Args:
-        cfg: Composed.
-        typed: The overrides that a person typed.
+        cfg: A composed configuration.
+        typed: The overrides of the command line.
 
     Raises:
-        ConfigError: `model.trust_remote_code` is on, and not by this command line.
+        ConfigError: A file or a saved configuration sets it.
     """
-    if OmegaConf.select(cfg, "model.trust_remote_code") and not is_typed(
-        "model.trust_remote_code", typed
-    ):
+    key = "model.trust_remote_code"
+    if OmegaConf.select(cfg, key) and not is_typed(key, typed):
         raise trust_refusal()
 
 
@@ -100,5 +107,5 @@ def trust_refusal() -> ConfigError:
     """Build the error for a file with model.trust_remote_code=true."""
     return ConfigError(
         "model.trust_remote_code=true stands in a configuration file; it counts only on the"
-        " command line, where the person who runs it sees it."
+        " command line, where the person who runs it sees it. Type it there if you trust the code."
     )

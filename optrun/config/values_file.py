@@ -1,7 +1,7 @@
 """A YAML file of a person's own, given as `-cn FILE.yaml`: values over the default configuration.
 
 It needs no defaults list. `optimizer: lamb` chooses, and so does a `name` among the values of a
-group; every other entry is a value. What it says stands before the overrides of the command line.
+group; every other entry is a value. All become overrides before those of the command line.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,9 @@ def find_values_file(config_name: str) -> Path | None:
     path = Path(config_name).expanduser()
     if path.is_file():
         return path
-    beside = [str(file) for file in path.parent.glob("*.y*ml")]
-    near = did_you_mean(config_name, beside)
-    raise ConfigError(f"-cn {config_name}: no such file (looked from {Path.cwd()}). {near}".strip())
+    files_there = [str(file) for file in path.parent.glob("*.y*ml")]
+    hint = did_you_mean(config_name, files_there)
+    raise ConfigError(f"-cn {config_name}: no such file (looked from {Path.cwd()}). {hint}".strip())
 
 
 def read_values_file(path: Path) -> PlainDict:
@@ -59,23 +59,25 @@ def read_values_file(path: Path) -> PlainDict:
 def file_overrides(path: Path, values: Mapping[str, Any], typed: Sequence[str]) -> list[str]:
     """Write the entries of a file as overrides; keys of the command line win.
 
+    A typed length of the run, such as `training.max_steps`, also replaces the other one.
+
     Args:
         path: The file, for messages.
         values: Its entries.
         typed: The overrides of the command line.
 
     Raises:
-        ConfigError: A text that YAML reads as a number, or code of a model that is trusted here.
+        ConfigError: YAML reads a number where a text is meant, or the file trusts a model's code.
     """
     VALUES_FILES[path.stem] = path
     refuse_numerals(path, path.stem)
     typed_keys = {key_of(token) for token in typed}
-    given_way = {OTHER_LENGTH[key] for key in typed_keys & OTHER_LENGTH.keys()}
+    replaced = typed_keys | {OTHER_LENGTH[key] for key in typed_keys & OTHER_LENGTH.keys()}
     overrides = []
     for key, value in _entries(values):
         if key == "model.trust_remote_code" and value:
             raise trust_refusal()
-        if key in typed_keys | given_way:
+        if key in replaced:
             continue
         is_choice = key in GROUPS or "/" in key
         overrides.append(f"{key}={value if is_choice else in_grammar(value)}")
@@ -83,7 +85,10 @@ def file_overrides(path: Path, values: Mapping[str, Any], typed: Sequence[str]) 
 
 
 def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield choices and dotted keys with their values, choices of a group before its values."""
+    """Yield overrides as (key, value): the choice of a group, then each of its values.
+
+    The keys of `hydra` are written out to the last level.
+    """
     for key, value in values.items():
         if key == "hydra" and isinstance(value, Mapping):
             yield from flat(value, "hydra.").items()
@@ -98,10 +103,11 @@ def _entries(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _expand_mapping(key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Yield an entry, or each item of an open mapping."""
+    """Yield each item of a mapping whose field is one, else the key with its value."""
     group, _, name = key.partition(".")
     hints = [get_type_hints(schema).get(name) for schema in GROUPS.get(group, {}).values()]
-    if isinstance(value, Mapping) and any(get_origin(hint) is dict for hint in hints):
+    takes_any_key = any(get_origin(hint) is dict for hint in hints)
+    if takes_any_key and isinstance(value, Mapping):
         for item, inner in value.items():
             yield f"{key}.{item}", inner
     else:

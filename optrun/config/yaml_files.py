@@ -1,7 +1,4 @@
-"""YAML files that Hydra composes.
-
-Which were read, where a key stands in them, and what makes one unreadable.
-"""
+"""YAML files that Hydra composes: which were read, the lines of their keys, and errors in them."""
 
 import copy
 import os
@@ -27,10 +24,8 @@ from optrun.config.paths import VALUES_FILES, config_dir
 from optrun.config.registered import publish_chosen
 
 READ: dict[str, Path] = {}
-"""Configuration, such as `optimizer/mine`, to the file that was read for it; begun anew with each
-`open_hydra`.
-
-Beside the repository and not in it: compositions of one `open_hydra` have a repository each."""
+"""Configuration, such as `optimizer/mine`, -> the file that was read for it; emptied by
+`open_hydra`. Not an attribute of the repository, since each composition has its own."""
 _IN_SWEEPER = re.compile(r"^hydra\.sweeper\.(params|grids\.\d+)\.")
 _KEY = re.compile(r"^'?([^'=:]+?)(?==|:| is missing)")
 
@@ -39,12 +34,11 @@ class Repository(ConfigRepository):
     """Hydra's repository, with file names in its errors and a record of files read."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """Copy the list of sources alone.
+        """Copy the list of sources only.
 
-        Hydra copies for each composition, and with a source its store of schemas.
-
-        It does so because of `initialize_sources`, which begins a new list; `ConfigStore.load`
-        hands out copies.
+        Hydra copies its repository for each composition, since `initialize_sources` changes it. A
+        deep copy would include the store of schemas; that is not needed, since
+        `initialize_sources` begins a new list and `ConfigStore.load` hands out copies.
         """
         return copy.copy(self)
 
@@ -56,15 +50,15 @@ class Repository(ConfigRepository):
                 raise ConfigError(f"hydra.searchpath={source.path}: no such folder.")
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Read one configuration.
+        """Read one configuration, and record its file in `READ`.
 
         Raises:
-            ConfigError: It is no YAML mapping in UTF-8, or would put its values elsewhere; with
-                file and line.
+            ConfigError: A file of the user is no YAML mapping in UTF-8, or names a choice among its
+                values; the message names file and line.
         """
         source = self._find_object_source(config_path, ObjectType.CONFIG)
-        if source is None and publish_chosen(config_path):
-            return super().load_config(config_path)
+        if source is None:
+            publish_chosen(config_path)  # so that the store has it
         if source is None or source.scheme() != "file":
             return super().load_config(config_path)
         path = READ[config_path] = Path(source.path, f"{config_path.removesuffix('.yaml')}.yaml")
@@ -78,18 +72,19 @@ class Repository(ConfigRepository):
             raise ConfigError(f"{shown(path)}: not read: {error}.") from error
         except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:
             raise unreadable(path, error) from error
-        if result is not None:
-            _refuse_misplaced(path, config_path, result)
+        if result is not None and not is_shipped(path):
+            _check_file(path, config_path, result)
         return result
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
     """Build the error for a file that cannot be read.
 
+    The message names the line of a syntax error, or of a byte that is not UTF-8.
+
     Args:
         path: The file.
-        error: Of YAML, of decoding or of the operating system; the message names the line of a
-            syntax error or of a byte that is not UTF-8.
+        error: From YAML, from decoding or from the operating system.
     """
     line = None
     problem = str(error).splitlines()[0].rstrip(".")
@@ -109,10 +104,14 @@ def unreadable(path: Path, error: Exception) -> ConfigError:
     return ConfigError(f"{shown(path, line)}: {problem}.")
 
 
-def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> None:
-    """Refuse a file without keys and values, or with misplaced names of choices."""
-    if is_shipped(path):
-        return
+def _check_file(path: Path, config_path: str, result: ConfigResult) -> None:
+    """Refuse a user's file without keys and values, or with misplaced names or numbers.
+
+    Args:
+        path: The file.
+        config_path: Its name for Hydra.
+        result: What Hydra read from it.
+    """
     if not isinstance(result.config, DictConfig) or not isinstance(_tree(path), yaml.MappingNode):
         raise ConfigError(
             f"{shown(path)}: expected keys and values. A recipe begins with `defaults: [config,"
@@ -123,8 +122,8 @@ def _refuse_misplaced(path: Path, config_path: str, result: ConfigResult) -> Non
 
 
 def _refuse_names(path: Path, config_path: str) -> None:
-    """Refuse the name of a choice in a recipe: it would be written down, the same be trained."""
-    if _group(config_path) in GROUPS:
+    """Refuse `GROUP.name: NAME` in a recipe: it would rename the choice, and not choose another."""
+    if _group(config_path) in GROUPS:  # a choice, which may have a name of its own
         return
     for key, _, line in entries(path, config_path):
         group, _, leaf = key.rpartition(".")
@@ -136,7 +135,11 @@ def _refuse_names(path: Path, config_path: str) -> None:
 
 
 def refuse_numerals(path: Path, config_path: str) -> None:
-    """Refuse unquoted numbers and booleans for text keys: `1_0` would become `10`."""
+    """Refuse unquoted numbers and booleans for text keys if YAML rewrites them, as `1_0` to 10.
+
+    Raises:
+        ConfigError: The message names file and line.
+    """
     for key, node, line in entries(path, config_path):
         if isinstance(node, yaml.ScalarNode) and takes_text(key) and _is_rewritten(node):
             raise ConfigError(
@@ -146,66 +149,79 @@ def refuse_numerals(path: Path, config_path: str) -> None:
 
 
 def _is_rewritten(node: yaml.ScalarNode) -> bool:
-    """Tell whether YAML would change the spelling of a word."""
+    """Tell whether YAML or Hydra would read a word as a number or boolean and respell it.
+
+    A plain decimal such as `10` or `-0.5` keeps its spelling.
+    """
     if node.style:  # quoted
         return False
-    is_value = node.tag.endswith((":int", ":float", ":bool")) or changes_text(node.value)
-    return is_value and re.fullmatch(r"-?(0|[1-9]\d*)(\.\d*[1-9])?", node.value) is None
+    is_plain_decimal = re.fullmatch(r"-?(0|[1-9]\d*)(\.\d*[1-9])?", node.value) is not None
+    if is_plain_decimal:
+        return False
+    return node.tag.endswith((":int", ":float", ":bool")) or changes_text(node.value)
 
 
 def is_shipped(path: Path) -> bool:
-    """Tell whether a file is a choice of optrun's own."""
+    """Tell whether a file is one of optrun's choices."""
     return path.resolve().is_relative_to(config_dir())
 
 
 def users_files() -> dict[str, Path]:
-    """Find the user's files of the last composition, the recipe first."""
+    """Map configurations to the user's files of the last composition, `-cn FILE.yaml` first."""
     return VALUES_FILES | {name: path for name, path in READ.items() if not is_shipped(path)}
 
 
 def shown(path: Path, line: int | None = None) -> str:
-    """Write a file, as seen from here, with a line of it."""
-    near = path.resolve()
-    near = near.relative_to(Path.cwd()) if near.is_relative_to(Path.cwd()) else near
+    """Write a path relative to the current folder if it is below, and a line of the file."""
+    text = str(path.resolve())
+    if path.resolve().is_relative_to(Path.cwd()):
+        text = str(path.resolve().relative_to(Path.cwd()))
     if line is None:
-        return f"{near}"
-    return f"{near}, line {line}"
+        return text
+    return f"{text}, line {line}"
 
 
-# Where things stand
+# Lines of keys
 # --------------------------------------------------------------------------------------------------
 
 
 def entries(path: Path, config_path: str = "") -> Iterator[tuple[str, yaml.Node, int]]:
-    """Yield the dotted keys of a file with value and line; nothing without valid YAML.
+    """Yield every dotted key of a file with its value and line; nothing without valid YAML.
 
     Args:
         path: The file.
-        config_path: Its name for Hydra; a choice stands below its group.
+        config_path: Its name for Hydra, such as `optimizer/mine`, whose keys are `optimizer.KEY`.
     """
-    seen: set[int] = set()
+    tree = _tree(path)
+    if tree is not None:
+        group = _group(config_path).replace("/", ".")
+        yield from _walk(tree, f"{group}." if group else "", set())
 
-    def walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, int]]:
-        if (
-            node is None or id(node) in seen
-        ):  # an alias: looked at once, however often it is repeated
-            return
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            for name, value in node.value:
-                key = f"{prefix}{name.value}"
-                yield key, value, name.start_mark.line + 1
-                yield from walk(value, f"{key}.")
-        elif isinstance(node, yaml.SequenceNode):
-            for number, value in enumerate(node.value):
-                yield f"{prefix}{number}", value, value.start_mark.line + 1
-                yield from walk(value, f"{prefix}{number}.")
 
-    group = _group(config_path).replace("/", ".")
-    yield from walk(_tree(path), f"{group}." if group else "")
+def _walk(node: yaml.Node, prefix: str, visited: set[int]) -> Iterator[tuple[str, yaml.Node, int]]:
+    """Yield every key below a node, with its value and line.
+
+    Args:
+        node: A mapping or list; a scalar has no keys.
+        prefix: Put before the keys, with a dot at its end.
+        visited: Ids of the nodes that were yielded; added to. Aliases repeat a node, perhaps
+            without end.
+    """
+    if id(node) in visited:
+        return
+    visited.add(id(node))
+    items: list[tuple[object, yaml.Node, yaml.Node]] = []  # name, node with the line, value
+    if isinstance(node, yaml.MappingNode):
+        items = [(name.value, name, value) for name, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        items = [(index, value, value) for index, value in enumerate(node.value)]
+    for name, line_node, value in items:
+        yield f"{prefix}{name}", value, line_node.start_mark.line + 1
+        yield from _walk(value, f"{prefix}{name}.", visited)
 
 
 def _tree(path: Path) -> yaml.Node | None:
+    """Parse a YAML file into nodes, which know their lines; None without valid YAML."""
     try:
         return yaml.compose(read_text(path, follow=True), Loader=yaml.SafeLoader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -219,29 +235,25 @@ def _group(config_path: str) -> str:
 def line_of(path: Path, key: str, config_path: str = "") -> int | None:
     """Find the line of a dotted key in a file; None if the file does not set it.
 
-    Keys of a sweep, such as `hydra.sweeper.params.lr`, count as the key that they vary.
+    `hydra.sweeper.params.KEY` and a key in `hydra.sweeper.grids` count as the key that they sweep.
 
     Args:
         path: The file.
         key: Such as `param_groups.rules[0].lr`.
-        config_path: Name of the file for Hydra; a choice stands below its group.
+        config_path: Name of the file for Hydra, see `entries`.
     """
     key = re.sub(r"\[(\d+)\]", r".\1", key)
-    return next(
-        (
-            line
-            for name, _, line in entries(path, config_path)
-            if key in (name, _IN_SWEEPER.sub("", name))
-        ),
-        None,
-    )
+    for name, _, line in entries(path, config_path):
+        if key in (name, _IN_SWEEPER.sub("", name)):
+            return line
+    return None
 
 
 def location(message: str) -> str | None:
-    """Name file and line of the key of a message in the files that the user gave.
+    """Name file and line of the key of a message, in the user's files of the last composition.
 
-    These are the files of the last composition. None if the message begins with no key, or no file
-    sets it.
+    For "KEY is missing" it is the file of the group. None if the message begins with no key, or no
+    file sets it.
 
     Args:
         message: Such as `lr=-1: expected ...`.
@@ -249,11 +261,12 @@ def location(message: str) -> str | None:
     key_match = _KEY.match(message)
     if key_match is None:
         return None
-    key, group = key_match[1], key_match[1].split(".")[0]
-    for name, path in users_files().items():
-        line = line_of(path, key, name)
+    key = key_match[1]
+    is_missing = message.startswith(f"{key} is missing")
+    for config_path, path in users_files().items():
+        line = line_of(path, key, config_path)
         if line is not None:
             return shown(path, line)
-        if _group(name) == group and message.startswith(f"{key} is missing"):
+        if is_missing and _group(config_path) == key.partition(".")[0]:
             return shown(path)
     return None

@@ -222,9 +222,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
-    registry._declared.cache_clear()
+    registry._entry_points.cache_clear()
     yield folder
-    registry._declared.cache_clear()
+    registry._entry_points.cache_clear()
     for origin in {
         str(row.origin) for row in registry.choices("optimizer").values() if row.origin is not None
     }:
@@ -258,7 +258,7 @@ def test_an_installed_package_brings_it(site: Path, capsys: pytest.CaptureFixtur
         ["optimizer=my_lion"],
     )
     registry.remove("lions 1.2")
-    registry._declared.cache_clear()
+    registry._entry_points.cache_clear()
     (site / "lions-1.2.dist-info" / "entry_points.txt").unlink()
     assert optrun("resume=run", "training.max_steps=3") == 2
     assert (

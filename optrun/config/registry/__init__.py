@@ -55,13 +55,12 @@ BASES = {
     "data": "optrun.config.schema.data:DataConfig",
     "tracker": "optrun.config.schema.tracking:TrackingConfig",
 }
-"""What a schema of a kind builds on, where there is such a thing; importing it adds optrun's own
-rows of the kind."""
+"""Kind -> base class of its schemas; importing the module adds optrun's own rows of the kind."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One row."""
+    """A registered choice: a row of the registry."""
 
     kind: str
     name: str
@@ -71,8 +70,7 @@ class Choice:
     target: Any
     """A class or function, or `module:attribute` of one."""
     origin: str | None = None
-    """Who brought it: the path of a plugin's file, a module or a distribution; None: optrun itself.
-    """
+    """Who registered it: the path of a plugin, a module or a distribution; None: optrun itself."""
 
     def load(self) -> Any:
         """Import the target."""
@@ -86,16 +84,17 @@ class Choice:
 
 
 def schema_defaults(schema: type[Any]) -> PlainDict:
-    """Return the defaults of a schema: null for optional fields without one, else `???`."""
+    """Map the fields of a schema to their defaults.
+
+    A field without one has None if its type allows None, else `???`, OmegaConf's mark for a value
+    that must be given.
+    """
     hints = get_type_hints(schema)
     return {field.name: _default(field, hints[field.name]) for field in fields(schema)}
 
 
 def _default(field: Any, hint: Any) -> Any:
-    """Return the default of a dataclass field: its own, else None if its type has None, else `???`.
-
-    `???` is OmegaConf's mark for a value that must be given.
-    """
+    """Return the default of one field, see `schema_defaults`."""
     if field.default is not MISSING:
         return field.default
     if field.default_factory is not MISSING:
@@ -137,11 +136,11 @@ class _Schemas(Mapping[str, type[Any]]):
 
 
 _origin: list[str] = []
-"""Who is being loaded; the last counts."""
+"""The origins that are being loaded, one inside the other; the last one counts."""
 
 
 def add(choice: Choice) -> None:
-    """Add a row.
+    """Add a row to the registry.
 
     Raises:
         ConfigError: The kind is unknown, or the name is taken.
@@ -154,21 +153,21 @@ def add(choice: Choice) -> None:
     existing = _ROWS[choice.kind].get(choice.name)
     if existing is not None:
         raise ConfigError(
-            f"{_by(choice.origin)}{choice.kind}={choice.name}: the name is taken by"
+            f"{_origin_prefix(choice.origin)}{choice.kind}={choice.name}: the name is taken by"
             f" {existing.origin or 'optrun itself'}. Choose another name."
         )
     _ROWS[choice.kind][choice.name] = choice
 
 
-def _by(origin: str | None) -> str:
-    """Name the origin of a row for a message; empty inside `origin`."""
+def _origin_prefix(origin: str | None) -> str:
+    """Begin a message with an origin; empty inside the context `origin`, whose caller names it."""
     if _origin:
         return ""
     return f"{origin or 'optrun'}: "
 
 
 def own(kind: str, rows: Mapping[str, tuple[type[Any], str]]) -> Mapping[str, type[Any]]:
-    """Add optrun's own rows of a kind.
+    """Register optrun's own choices of a kind.
 
     Args:
         kind: One of `KINDS`.
@@ -188,46 +187,55 @@ def schemas(kind: str) -> Mapping[str, type[Any]]:
 
 
 def names(kind: str) -> list[str]:
-    """List every name of a kind, including entry points not yet imported."""
-    return [*_ROWS[kind], *(name for name in _declared()[kind] if name not in _ROWS[kind])]
+    """List every name of a kind, including entry points that are not imported yet."""
+    return [*_ROWS[kind], *(name for name in _entry_points()[kind] if name not in _ROWS[kind])]
 
 
 def names_of(origin: str) -> list[str]:
-    """List the rows of an origin, such as `optimizer=my_lion`."""
-    return [
-        f"{kind}={row.name}"
-        for kind in KINDS
-        for row in _ROWS[kind].values()
-        if row.origin == origin
-    ]
+    """List what an origin registered, such as `optimizer=my_lion`."""
+    rows = [row for kind in KINDS for row in _ROWS[kind].values()]
+    return [f"{row.kind}={row.name}" for row in rows if row.origin == origin]
 
 
 def find(kind: str, name: str) -> Choice | None:
-    """Find the row of a name; the entry point of an installed package is imported for it.
+    """Find the row of a name; None if nobody has it.
+
+    If an installed package has an entry point of this name, it is imported first.
 
     Raises:
         ConfigError: The entry point fails, registers nothing of this name, or two packages have
             one.
     """
     row = _ROWS[kind].get(name)
-    points = _declared()[kind].get(name, []) if row is None else []
-    if not points:
-        return row
-    where = [
+    if row is None and name in _entry_points()[kind]:
+        _import_entry_point(kind, name)
+        row = _ROWS[kind][name]
+    return row
+
+
+def _import_entry_point(kind: str, name: str) -> None:
+    """Import the entry point of an installed package, which must register a name.
+
+    Raises:
+        ConfigError: See `find`.
+    """
+    points = _entry_points()[kind][name]
+    packages = [
         f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"
         for point in points
     ]
     if len(points) > 1:
         raise ConfigError(
-            f"{kind}={name}: {' and '.join(where)} both bring one. Keep one of them installed."
+            f"{kind}={name}: {' and '.join(packages)} both have one. Keep one of them installed."
         )
+    point = points[0]
     prefix = (
-        f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {points[0].value} of"
-        f" {where[0]}"
+        f"{kind}={name}: the entry point {ENTRY_POINTS[kind]}: {name} = {point.value} of"
+        f" {packages[0]}"
     )
     try:
-        with origin(where[0]):
-            points[0].load()
+        with origin(packages[0]):
+            point.load()
     except ConfigError as error:
         raise ConfigError(f"{prefix}: {error}") from error
     except (Exception, SystemExit) as error:
@@ -239,24 +247,22 @@ def find(kind: str, name: str) -> Choice | None:
             f"{prefix} registers no such name: expected @optrun.register_{kind}({name!r}, ...)"
             " in it."
         )
-    return _ROWS[kind][name]
 
 
 @cache
-def _declared() -> dict[str, dict[str, list[EntryPoint]]]:
+def _entry_points() -> dict[str, dict[str, list[EntryPoint]]]:
     """Collect the entry points of installed packages by kind and name, without importing them."""
     from importlib.metadata import entry_points
 
-    points = entry_points()
-    declared: dict[str, dict[str, list[EntryPoint]]] = {kind: {} for kind in KINDS}
+    points_by_kind: dict[str, dict[str, list[EntryPoint]]] = {kind: {} for kind in KINDS}
     for kind, group in ENTRY_POINTS.items():
-        for point in points.select(group=group):
-            declared[kind].setdefault(point.name, []).append(point)
-    return declared
+        for point in entry_points(group=group):
+            points_by_kind[kind].setdefault(point.name, []).append(point)
+    return points_by_kind
 
 
 def of_others() -> list[Choice]:
-    """List the rows from outside of optrun."""
+    """List the rows that optrun did not register itself."""
     return [row for rows in _ROWS.values() for row in rows.values() if row.origin is not None]
 
 
@@ -266,51 +272,47 @@ def choices(kind: str) -> Mapping[str, Choice]:
 
 
 def adopt(module: str, origin: str) -> None:
-    """Give the rows of an imported module a new origin.
+    """Give the rows that a module registered another origin.
 
-    Unpickling may have imported it before.
+    A plugin may have been imported before it is loaded, by unpickling; its origin is then the
+    module.
     """
     for rows in _ROWS.values():
-        rows.update(
-            {
-                name: replace(row, origin=origin)
-                for name, row in rows.items()
-                if row.origin == module
-            }
-        )
+        for name, row in rows.items():
+            if row.origin == module:
+                rows[name] = replace(row, origin=origin)
 
 
 def remove(origin: str) -> None:
-    """Take back the rows of an origin."""
+    """Remove all rows of an origin."""
     for rows in _ROWS.values():
-        for name in [name for name, row in rows.items() if row.origin == origin]:
-            del rows[name]
+        for name, row in list(rows.items()):
+            if row.origin == origin:
+                del rows[name]
 
 
 @contextmanager
 def origin(name: str) -> Iterator[None]:
-    """Give all rows added inside this context an origin; remove them on failure."""
-    before = {kind: dict(rows) for kind, rows in _ROWS.items()}
+    """Give all rows added inside this context an origin; remove these rows on failure."""
+    rows_before = {kind: dict(rows) for kind, rows in _ROWS.items()}
     _origin.append(name)
     try:
         yield
     except BaseException:
-        for kind, rows in before.items():
-            for new in _ROWS[kind].keys() - rows.keys():
-                del _ROWS[kind][new]
+        for kind, rows in rows_before.items():
+            _ROWS[kind].clear()
+            _ROWS[kind].update(rows)
         raise
     finally:
         _origin.pop()
 
 
 def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]:
-    """Return the decorator to register a class or function.
-
-    The decorated object is unchanged.
+    """Return the decorator that registers a class or function, which stays unchanged.
 
     Raises:
-        ConfigError: The schema is no dataclass, builds on another base than the kind's, or lacks a
-            value; the name is taken or is none.
+        ConfigError: The schema is no dataclass, builds on another base than the kind's, or has a
+            type that OmegaConf does not know; the name is taken or invalid.
     """
 
     def decorate(target: Target) -> Target:
@@ -318,9 +320,8 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
         _check(kind, name, schema, where)
         _check_meaning(kind, name, schema, target, where)
         existing = _ROWS[kind].get(name)
-        if (
-            existing is not None and existing.origin == where == "__main__"
-        ):  # a cell of a notebook that is run again
+        is_notebook_cell_run_again = existing is not None and existing.origin == where == "__main__"
+        if is_notebook_cell_run_again:
             del _ROWS[kind][name]
         add(Choice(kind, name, schema, target, where))
         return target
@@ -331,33 +332,34 @@ def register(kind: str, name: str, schema: Schema) -> Callable[[Target], Target]
 def _check(kind: str, name: str, schema: object, where: str) -> None:
     """Refuse a name or a schema that cannot be registered.
 
+    Args:
+        kind: One of `KINDS`.
+        name: The name to register.
+        schema: What was given as its schema.
+        where: Who registers it, for messages.
+
     Raises:
         ConfigError: The name is no plain identifier, or the schema is no dataclass, does not build
             on the base of its kind, or has a type that OmegaConf does not know.
     """
-    prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
-    plain = (
-        isinstance(name, str)
-        and name.isascii()
-        and name.isidentifier()
-        and not name.endswith("_schema")
-    )
-    if not plain or name.lower() in NO_TEXTS:
+    prefix = f"{_origin_prefix(where)}register_{kind}({name!r}, ...)"
+    if not _is_plain_name(name):
         raise ConfigError(f"{prefix}: expected a name of letters, digits and _, such as my_{kind}.")
-    base = _imported(BASES[kind]) if kind in BASES else None
-    expected = "a dataclass"
-    hint = ""
-    if base is not None:
-        expected += f" that builds on {base.__name__}"
-        hint = f" from {base.__module__}, decorated with @dataclass(kw_only=True)"
-    if (
-        not isinstance(schema, type)
-        or not is_dataclass(schema)
-        or (base is not None and not issubclass(schema, base))
-    ):
+    base: type = _imported(BASES[kind]) if kind in BASES else object
+    is_dataclass_on_base = (
+        isinstance(schema, type) and is_dataclass(schema) and issubclass(schema, base)
+    )
+    if not is_dataclass_on_base:
+        expected = "a dataclass"
+        if kind in BASES:
+            expected += (
+                f" that builds on {base.__name__} from {base.__module__}, decorated with"
+                " @dataclass(kw_only=True)"
+            )
         schema_name = schema.__name__ if isinstance(schema, type) else repr(schema)
-        raise ConfigError(f"{prefix}: schema={schema_name}: expected {expected}{hint}.")
-    if "__dataclass_fields__" not in vars(schema):
+        raise ConfigError(f"{prefix}: schema={schema_name}: expected {expected}.")
+    assert isinstance(schema, type)
+    if "__dataclass_fields__" not in vars(schema):  # those of the base do not count
         raise ConfigError(
             f"{prefix}: schema={schema.__name__} lacks @dataclass(kw_only=True): its fields would"
             " not count."
@@ -376,13 +378,23 @@ def _check(kind: str, name: str, schema: object, where: str) -> None:
         ) from error
 
 
+def _is_plain_name(name: object) -> bool:
+    """Tell whether a value is an ASCII identifier that Hydra reads as a text.
+
+    Names that end with `_schema` are taken: so optrun names the schemas in Hydra's store.
+    """
+    if not isinstance(name, str) or not name.isascii() or not name.isidentifier():
+        return False
+    return not name.endswith("_schema") and name.lower() not in NO_TEXTS
+
+
 def _check_meaning(kind: str, name: str, schema: Schema, target: object, where: str) -> None:
     """Refuse a metric without a direction, and a schedule with another signature.
 
     Raises:
-        ConfigError: With what is expected.
+        ConfigError: The message says what is expected.
     """
-    prefix = f"{_by(where)}register_{kind}({name!r}, ...)"
+    prefix = f"{_origin_prefix(where)}register_{kind}({name!r}, ...)"
     mode = getattr(schema, "MODE", None)
     if kind == "metric" and mode not in ("min", "max"):
         raise ConfigError(

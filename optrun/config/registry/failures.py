@@ -1,4 +1,4 @@
-"""Errors raised in the code of others, told by file and line."""
+"""Describe errors in the code of plugins, by file and line."""
 
 import re
 import sys
@@ -20,17 +20,18 @@ Frame = tuple[str, int | None, str]
 
 
 def failure_of_others(error: BaseException) -> OptrunError | None:
-    """Describe an error by its last frame in a plugin's file.
+    """Describe an error from the code of a plugin, by its last line in a plugin's file.
 
     Args:
-        error: What a run, or another command, was ended by; with its traceback.
+        error: The error that ended a command, with its traceback.
 
     Returns:
-        The message for it; None: no file that registered a choice had a part in it.
+        The error with the message to show; None if no plugin's file occurs in the traceback.
     """
-    position, names = _last(error, _files())
-    if not names:
+    last = _last_position(error, _plugin_files())
+    if last is None:
         return None
+    position, names = last
     return OptrunError(
         f"{position}: {_description(error)}. It registers {', '.join(names)}. "
         "Fix it there; HYDRA_FULL_ERROR=1 shows the traceback."
@@ -38,43 +39,58 @@ def failure_of_others(error: BaseException) -> OptrunError | None:
 
 
 def position_behind(error: OptrunError) -> str | None:
-    """Name the line in a plugin's file behind a message.
+    """Name file, line and function of a plugin in which the cause of an error was raised.
 
     Args:
-        error: Raised from another one.
+        error: An error with a message for the user.
 
     Returns:
-        File, line and function; None: no such file had a part in it, or the message is the plugin's
-        own.
+        None if the error has no cause, the plugin raised it itself, or no plugin's file occurs.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    files = _files() if error.__cause__ is not None and frames else {}
-    return None if not files or frames[-1].filename in files else _last(error, files)[0]
+    if error.__cause__ is None or not frames:
+        return None
+    files = _plugin_files()
+    if frames[-1].filename in files:
+        return None
+    last = _last_position(error, files)
+    if last is None:
+        return None
+    return last[0]
 
 
-def _last(
+def _last_position(
     error: BaseException, files: dict[str, tuple[str, list[str]]]
-) -> tuple[str | None, list[str]]:
-    """Find the last frame in a plugin's file, and the registered names of the file.
+) -> tuple[str, list[str]] | None:
+    """Find the last frame of an error in some files.
 
-    None and nothing without one.
+    Args:
+        error: An error with its traceback and causes.
+        files: See `_plugin_files`.
+
+    Returns:
+        Label, line and function of the frame as text, and the names that its file registered; None
+        if no frame is in these files.
     """
     frames = [frame for frame in _frames(error) if frame[0] in files]
     if not frames:
-        return None, []
-    _, line, function = frames[-1]
-    label, names = files[frames[-1][0]]
+        return None
+    file, line, function = frames[-1]
+    label, names = files[file]
     return f"{label}, line {line}, in {function}", names
 
 
-def _frames(error: BaseException | None) -> Iterator[Frame]:
-    """Yield the frames of an error, after the frames of its causes."""
+def _frames(error: BaseException) -> Iterator[Frame]:
+    """Yield the frames of an error, after the frames of its causes.
+
+    Frames that a data loader's worker wrote into the message of an error count, too.
+    """
     chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = (
-            error.__context__ if error.__cause__ is error else error.__cause__
-        )  # `raise error from error`
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        raised_from_itself = cause.__cause__ is cause  # `raise error from error`
+        cause = cause.__context__ if raised_from_itself else cause.__cause__
     for link in reversed(chain):
         for frame in traceback.extract_tb(link.__traceback__):
             yield frame.filename, frame.lineno, frame.name
@@ -83,7 +99,10 @@ def _frames(error: BaseException | None) -> Iterator[Frame]:
 
 
 def _description(error: BaseException) -> str:
-    """Describe an error by type and message, on one line."""
+    """Describe an error by type and message, on one line of at most 500 characters.
+
+    For the error of a data loader's worker: the last line, which has the original type and message.
+    """
     text = str(error)
     if _WORKERS_FRAME.search(text):
         return text.strip().splitlines()[-1].rstrip(".")
@@ -91,25 +110,24 @@ def _description(error: BaseException) -> str:
     return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
-def _files() -> dict[str, tuple[str, list[str]]]:
-    """Map each file of registered foreign classes to a label and its registered names.
+def _plugin_files() -> dict[str, tuple[str, list[str]]]:
+    """Map each file with registered classes of others to a label and what it registers.
 
-    The label is what was typed after `--plugin`, or the path. A file stands under its own path and
-    its resolved one.
+    The label is what was typed after `--plugin`, else the path. A file has two entries if its path
+    is a link: one for the path, one for the resolved path.
     """
+    typed_by_path: dict[str, str] = {}
     plugins = sys.modules.get("optrun.config.registry.plugins")
-    plugin_names = (
-        {record["path"]: record["plugin"] for record in plugins.LOADED.values()}
-        if plugins is not None
-        else {}
-    )
-    labels: dict[str, tuple[str, list[str]]] = {}
+    if plugins is not None:
+        typed_by_path = {record["path"]: record["plugin"] for record in plugins.LOADED.values()}
+    files: dict[str, tuple[str, list[str]]] = {}
     for row in registry.of_others():
         file = getattr(sys.modules.get(row.target.__module__), "__file__", None)
-        if file is not None:
-            path = str(Path(file).resolve())
-            names = [f"{row.kind}={row.name}"]
-            for name in {file, path}:
-                label, registered = labels.get(name, (plugin_names.get(path, path), []))
-                labels[name] = (label, registered + names)
-    return labels
+        if file is None:
+            continue
+        resolved = str(Path(file).resolve())
+        label = typed_by_path.get(resolved, resolved)
+        for path in {file, resolved}:
+            _, names = files.setdefault(path, (label, []))
+            names.append(f"{row.kind}={row.name}")
+    return files

@@ -1,9 +1,10 @@
-"""Foreign code of a run: recorded at its start, and required on resume."""
+"""Record the code of others that a run uses, and require the same code on resume."""
 
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from optrun.base.errors import ConfigError
 from optrun.base.plain import PlainDict, PlainMapping
@@ -15,43 +16,47 @@ _allowed: list[bool] = [False]
 
 
 def allow_changes(allowed: bool) -> None:
-    """Allow or forbid runs to go on with changed code."""
+    """Allow or forbid that runs continue with changed code, for the whole process."""
     _allowed[0] = allowed
 
 
 def changes_allowed() -> bool:
-    """Tell whether `allow_changes` said so."""
+    """Tell whether runs may continue with changed code, see `allow_changes`."""
     return _allowed[0]
 
 
 def records(values: Mapping[str, object]) -> list[PlainDict]:
-    """List the foreign code chosen by a configuration.
+    """Describe the code of others that a configuration uses.
+
+    A registered name counts wherever it stands: in a group, a rule, a list of metrics.
 
     Args:
-        values: Resolved and plain. A registered name counts wherever it stands: in a group, a rule,
-            a list of metrics.
+        values: A resolved, plain configuration.
 
     Returns:
-        One mapping for each plugin, installed package or module: what to give, `sha256` of its
-        file, or of all files of a package, and `names`, the registered ones that are used.
+        One mapping for each plugin, installed package or module: `plugin`, `distribution` or
+        `module` with its name, `sha256` of its file or of all files of a package, and `names`, what
+        the configuration uses of it, such as `optimizer=my_lion`.
     """
     used = _texts(values)
     by_origin: dict[str, PlainDict] = {}
     for row in registry.of_others():
-        if row.name in used:
-            origin = str(row.origin)
-            by_origin[origin] = by_origin.get(origin) or {**_source(row), "names": []}
-            by_origin[origin]["names"].append(f"{row.kind}={row.name}")
+        if row.name not in used:
+            continue
+        origin = str(row.origin)
+        if origin not in by_origin:
+            by_origin[origin] = {**_source(row), "names": []}
+        by_origin[origin]["names"].append(f"{row.kind}={row.name}")
     return list(by_origin.values())
 
 
 def refuse_code_of_program(values: Mapping[str, object], processes: str) -> None:
     """Refuse registered choices that other processes cannot import again.
 
-    Only a plugin or an installed package can be; a notebook or a module of the program cannot.
+    They can import a plugin or an installed package, but no notebook and no module of the program.
 
     Args:
-        values: Resolved and plain configuration.
+        values: A resolved, plain configuration.
         processes: Who would import it, for the message, such as `the ranks of a run`.
 
     Raises:
@@ -67,36 +72,38 @@ def refuse_code_of_program(values: Mapping[str, object], processes: str) -> None
 
 
 def unrecorded(config: PlainMapping, recorded: Iterable[PlainMapping]) -> list[str]:
-    """List the chosen foreign rows without a record of their origin.
+    """List the chosen rows of others for which a run has no record of their code.
 
     Args:
-        config: Of a run, resolved and plain.
-        recorded: As `records`, out of the same run.
+        config: The resolved, plain configuration of the run.
+        recorded: The result of `records` in the files of the run.
 
     Returns:
-        Such as `optimizer=my_lion`; the rows that are registered now are what can be known.
+        Such as `optimizer=my_lion`. Only rows that are registered now are known.
     """
+    chosen: list[tuple[str, object]] = []  # kind and name
     callbacks = config.get("callbacks")
-    chosen = [("callback", name) for name in callbacks] if isinstance(callbacks, Mapping) else []
+    if isinstance(callbacks, Mapping):
+        chosen += [("callback", name) for name in callbacks]
     for group, kind in registry.GROUPS.items():
         section = config.get(group)
-        if (
-            isinstance(section, Mapping) and "kind" not in section
-        ):  # else a name of the user's for a choice of ours
+        # With `kind` it is a choice of ours under a name of the user's.
+        if isinstance(section, Mapping) and "kind" not in section:
             chosen.append((kind, section.get("name")))
     recorded_names = {name for record in recorded for name in record["names"]}
-    rows = [registry.choices(kind).get(str(name)) for kind, name in chosen]
-    foreign = [
-        f"{row.kind}={row.name}" for row in rows if row is not None and row.origin is not None
-    ]
-    return [name for name in foreign if name not in recorded_names]
+    missing = []
+    for kind, name in chosen:
+        row = registry.choices(kind).get(str(name))
+        if row is not None and row.origin is not None and f"{kind}={name}" not in recorded_names:
+            missing.append(f"{kind}={name}")
+    return missing
 
 
 def require(recorded: object, where: str) -> list[str]:
     """Refuse to continue a run or sweep without the plugin code it was made with.
 
     Args:
-        recorded: The result of `records` in the files of a run. Anything else in its place is
+        recorded: The result of `records` in the files of a run. Entries of another form are
             ignored.
         where: The run or checkpoint, for messages.
 
@@ -110,43 +117,54 @@ def require(recorded: object, where: str) -> list[str]:
     for record in recorded if isinstance(recorded, list) else ():
         if not isinstance(record, Mapping) or not isinstance(record.get("names"), list):
             continue
-        for name in record["names"]:
-            kind, _, choice = str(name).partition("=")
-            row = registry.find(kind, choice) if kind in registry.KINDS else None
-            if row is None:
-                raise ConfigError(
-                    f"{where}: {name} was registered by {_who(record)}; {_remedy(record)}."
-                )
-            difference = _difference(record, row)
-            if difference is None:
-                continue
-            if not _allowed[0]:
-                raise ConfigError(
-                    f"{where}: {difference}. Restore what it was, or give {ALLOW} to continue with"
-                    " what it is; the run records that."
-                )
-            notes.append(f"{difference}; allowed by {ALLOW}")
-            break
+        change = _first_change(record, where)
+        if change is None:
+            continue
+        if not _allowed[0]:
+            raise ConfigError(
+                f"{where}: {change}. Restore the former code, or give {ALLOW} to continue with"
+                " the present one; the run records that."
+            )
+        notes.append(f"{change}; allowed by {ALLOW}")
     return notes
+
+
+def _first_change(record: Mapping[str, Any], where: str) -> str | None:
+    """Describe the first change of the code behind the names of a record; None: no change.
+
+    Raises:
+        ConfigError: A name is not registered.
+    """
+    for name in record["names"]:
+        kind, _, choice = str(name).partition("=")
+        row = registry.find(kind, choice) if kind in registry.KINDS else None
+        if row is None:
+            raise ConfigError(
+                f"{where}: {name} was registered by {_describe_origin(record)}; {_remedy(record)}."
+            )
+        difference = _difference(record, row)
+        if difference is not None:
+            return difference
+    return None
 
 
 def _difference(record: Mapping[str, object], row: registry.Choice) -> str | None:
     """Describe the change of a row's code since it was recorded; None: no change."""
     name = f"{row.kind}={row.name}"
     if row.origin is None:
-        return f"{name}: was registered by {_who(record)}, and is optrun's own now"
+        return f"{name}: was registered by {_describe_origin(record)}, and is optrun's own now"
     now = _source(row)
     if now["sha256"] == record.get("sha256"):
         return None
-    was = str(record.get("sha256"))[:12]
-    new = str(now["sha256"])[:12]
-    return f"{name}: {_who(now)} changed since: sha256 {was}, now {new}"
+    old_digest = str(record.get("sha256"))[:12]
+    new_digest = str(now["sha256"])[:12]
+    return f"{name}: {_describe_origin(now)} changed since: sha256 {old_digest}, now {new_digest}"
 
 
 def digest_of(path: Path) -> str:
-    """Compute the sha256 of a file.
+    """Compute the sha256 of a file; for `__init__.py`, of all Python files of the package.
 
-    Of a package, over all of its Python files, so that none changes unseen.
+    Names and digests of the files of a package are hashed together, sorted by path.
     """
     if path.name != "__init__.py":
         return hashlib.sha256(read_bytes(path, follow=True)).hexdigest()
@@ -158,25 +176,31 @@ def digest_of(path: Path) -> str:
 
 
 def _source(row: registry.Choice) -> PlainDict:
-    """Describe the origin of a row.
+    """Describe where the code of a row comes from, with its digest.
 
-    A plugin, a distribution, or a module that the program imported.
+    That is a plugin, a distribution, or a module that the program imported. The digest is None if
+    the module has no file.
     """
     plugins = sys.modules.get("optrun.config.registry.plugins")
-    for record in plugins.LOADED.values() if plugins is not None else ():
-        if record["path"] == row.origin:
-            return {key: record[key] for key in ("plugin", "path", "sha256")}
-    name, _, version = str(row.origin).partition(" ")
-    source = {"distribution": name, "version": version} if version else {"module": name}
+    if plugins is not None:
+        for record in plugins.LOADED.values():
+            if record["path"] == row.origin:
+                return {key: record[key] for key in ("plugin", "path", "sha256")}
+    source: PlainDict = {}
+    distribution, _, version = str(row.origin).partition(" ")
+    if version:
+        source = {"distribution": distribution, "version": version}
     module = str(row.target.__module__)
+    source["module"] = module
     file = getattr(sys.modules.get(module), "__file__", None)
     if not file or not Path(file).is_file():
-        return {**source, "module": module, "sha256": None}
+        return {**source, "sha256": None}
     path = Path(file).resolve()
-    return {**source, "module": module, "path": str(path), "sha256": digest_of(path)}
+    return {**source, "path": str(path), "sha256": digest_of(path)}
 
 
-def _who(record: Mapping[str, object]) -> str:
+def _describe_origin(record: Mapping[str, object]) -> str:
+    """Name the plugin, package or module of a record."""
     if "plugin" in record:
         return str(record["plugin"])
     if "distribution" in record:
@@ -185,6 +209,7 @@ def _who(record: Mapping[str, object]) -> str:
 
 
 def _remedy(record: Mapping[str, object]) -> str:
+    """Say how to make the names of a record known again."""
     if "plugin" in record:
         return f"give --plugin {record['plugin']}"
     if "distribution" in record:

@@ -1,9 +1,7 @@
-"""Plugins: foreign code with choices of its own.
+"""Plugins: code of the user that registers choices, by `--plugin FILE.py` or `--plugin MODULE`.
 
-`--plugin FILE.py` or `--plugin MODULE`, on the command line only.
-
-A file becomes a module of this package whose name holds its path, so that a process that is given
-an object of it (a worker of a sweep, of a data loader) imports the same file.
+A file becomes a submodule of this module whose name holds its path. So a process that unpickles an
+object of it, such as a worker of a sweep or of a data loader, imports the same file.
 """
 
 import importlib
@@ -24,36 +22,37 @@ from optrun.config.registry.origins import ALLOW, allow_changes, digest_of
 
 OPTION = "--plugin"
 
-__path__: list[str] = []  # makes modules of this one possible; `_Files` finds them
+__path__: list[str] = []  # makes this module a package; `_Files` finds its submodules
 
 LOADED: dict[str, PlainDict] = {}
-"""What each plugin is recorded as, by its module's name, in the order of loading."""
+"""Name of its module -> the record of each loaded plugin, in the order of loading."""
 
 
 def take(argv: Sequence[str]) -> list[str]:
-    """Load the plugins of a command line.
+    """Load the plugins of a command line, and return the other arguments.
+
+    `--allow-changed-plugins` is removed, too, and takes effect.
 
     Args:
         argv: Command-line arguments after `optrun`.
 
-    Returns:
-        The other arguments.
-
     Raises:
-        ConfigError: A plugin cannot be loaded, is given twice, or `--plugin` stands alone.
+        ConfigError: A plugin cannot be loaded, is given twice, or `--plugin` has no value.
     """
-    rest: list[str] = []
+    others: list[str] = []
     names: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
-        option, joined, value = argument.partition("=")
+        option, has_value, value = argument.partition("=")
         if argument == ALLOW:
             continue
         if option != OPTION:
-            rest.append(argument)
+            others.append(argument)
             continue
-        value = value if joined else next(arguments, "")
-        if not value or value.startswith("-") or ("=" in value and not value.endswith(".py")):
+        if not has_value:
+            value = next(arguments, "")
+        is_override = "=" in value and not value.endswith(".py")
+        if not value or value.startswith("-") or is_override:
             raise ConfigError(
                 f"{OPTION} {value}".rstrip() + f": expected {OPTION} FILE.py or {OPTION} MODULE."
             )
@@ -61,9 +60,9 @@ def take(argv: Sequence[str]) -> list[str]:
             raise ConfigError(f"{OPTION} {value} is given twice.")
         names.append(value)
     allow_changes(ALLOW in argv)
-    for value in names:
-        load(value)
-    return rest
+    for name in names:
+        load(name)
+    return others
 
 
 def options(records: Iterable[PlainMapping]) -> list[str]:
@@ -72,42 +71,43 @@ def options(records: Iterable[PlainMapping]) -> list[str]:
 
 
 def load(plugin: str, path: str | None = None) -> PlainDict:
-    """Load a plugin, unless it is loaded and unchanged.
+    """Load a plugin, unless it is loaded and unchanged; a changed one is loaded again.
 
     Args:
         plugin: A file by its path, or an importable module by its name.
-        path: The file, where the current folder may be another than when it was given.
+        path: The file, if the current folder may differ from that in which `plugin` was typed.
 
     Returns:
-        As `origins.records`.
+        The record of the plugin, as `origins.records`.
 
     Raises:
-        ConfigError: There is none, it fails, it registers nothing, or a name that is taken.
+        ConfigError: There is no such plugin, it fails, registers nothing, or a name that is taken.
     """
     refuse_url(OPTION, plugin)
     is_file = plugin.endswith(".py") or "/" in plugin
     name, file = _file_module(plugin, path or plugin) if is_file else _module(plugin)
+    origin = str(file)
     digest = digest_of(file)
     if name in LOADED:
         if LOADED[name]["sha256"] == digest:
             return LOADED[name]
         forget(name)
-    imported = name in sys.modules
+    was_imported = name in sys.modules
     try:
-        with registry.origin(str(file)):  # not `given`, which means another file in another folder
+        with registry.origin(origin):
             _import(name, plugin, file)
-        registry.adopt(name, str(file))
-        names = registry.names_of(str(file))
+        registry.adopt(name, origin)
+        names = registry.names_of(origin)
         if not names:
             raise ConfigError(
                 f"{OPTION} {plugin}: it registers nothing. Expected a decorator such as "
                 '@optrun.register_optimizer("my_lion", schema=MyLionConfig).'
             )
     except BaseException:
-        if not imported:  # else it belongs to who imported it
+        if not was_imported:
             sys.modules.pop(name, None)
         raise
-    LOADED[name] = {"plugin": plugin, "path": str(file), "sha256": digest, "names": names}
+    LOADED[name] = {"plugin": plugin, "path": origin, "sha256": digest, "names": names}
     return LOADED[name]
 
 
@@ -117,25 +117,27 @@ def load_again(
     """Load the plugins of a sweep in its worker, or of a run in its rank.
 
     Args:
-        records: Of the plugins.
+        records: Records of the plugins, as `load` returns them.
         changes_allowed: As for `origins.allow_changes`, which is about runs that were begun before.
-        start: What was started, for the message.
+        start: What was started, `sweep` or `run`, for the message.
 
     Raises:
-        ConfigError: A plugin cannot be loaded, or is another one than where it was started.
+        ConfigError: A plugin cannot be loaded, or its file changed since the start.
     """
     allow_changes(changes_allowed)
     for record in records:
-        now = load(record["plugin"], record["path"])["sha256"]
-        if now != record["sha256"]:
+        digest = load(record["plugin"], record["path"])["sha256"]
+        if digest != record["sha256"]:
             raise ConfigError(
                 f"{OPTION} {record['plugin']}: changed since the {start} was started: sha256"
-                f" {record['sha256'][:12]}, now {now[:12]}. Start the {start} again."
+                f" {record['sha256'][:12]}, now {digest[:12]}. Start the {start} again."
             )
 
 
 def _file_module(plugin: str, where: str) -> tuple[str, Path]:
     """Return the module name and the resolved path of a plugin file.
+
+    The name holds the whole path, see `_Files`.
 
     Args:
         plugin: The path as typed, for messages.
@@ -146,24 +148,22 @@ def _file_module(plugin: str, where: str) -> tuple[str, Path]:
     """
     try:
         path = Path(where).expanduser().resolve()
-        quoted = quote(str(path), safe="/").replace(".", "%2E")
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # a circle of links, no such home, bytes that are no text
+        path_as_name = quote(str(path), safe="/").replace(".", "%2E")
+    except (OSError, RuntimeError, ValueError) as error:
+        # A circle of links, `~name` without such a user, or bytes that are no text.
         raise ConfigError(f"{OPTION} {plugin}: cannot be read as a path: {error}") from error
+    if not path.exists():
+        raise ConfigError(f"{OPTION} {plugin}: no such file.")
     if path.suffix != ".py" or not path.is_file():
-        why = "no such file" if not path.exists() else "expected a Python file, FILE.py"
-        raise ConfigError(f"{OPTION} {plugin}: {why}.")
-    return f"{__name__}.{quoted}", path
+        raise ConfigError(f"{OPTION} {plugin}: expected a Python file, FILE.py.")
+    return f"{__name__}.{path_as_name}", path
 
 
 def _module(plugin: str) -> tuple[str, Path]:
     """Find an importable module by its name, and return the name and its file.
 
     Raises:
-        ConfigError: There is no such module, or it has no file.
+        ConfigError: There is no such module, it has no file, or its package fails at import.
     """
     try:
         spec = importlib.util.find_spec(plugin)
@@ -171,7 +171,7 @@ def _module(plugin: str) -> tuple[str, Path]:
         raise ConfigError(f"{OPTION} {plugin}: no such module: {error}.") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of the package that it lies in
+    except BaseException as error:  # raised by the package around the module
         raise _failure(plugin, error) from error
     if spec is None or spec.origin is None or not spec.has_location:
         hint = ""
@@ -184,6 +184,11 @@ def _module(plugin: str) -> tuple[str, Path]:
 def _import(name: str, plugin: str, path: Path) -> None:
     """Import the module of a plugin.
 
+    Args:
+        name: Name of the module.
+        plugin: As typed, for messages.
+        path: Its file.
+
     Raises:
         ConfigError: It raises anything but KeyboardInterrupt, SystemExit included; the message
             names the last line in the plugin's own file.
@@ -194,7 +199,7 @@ def _import(name: str, plugin: str, path: Path) -> None:
         raise ConfigError(f"{OPTION} {plugin}{_line(error, path)}: {error}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # SystemExit, too: a run that was never begun is no success
+    except BaseException as error:
         raise _failure(f"{plugin}{_line(error, path)}", error) from error
 
 
@@ -204,7 +209,7 @@ def _failure(where: str, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> str:
-    """Find the last line of an error in the plugin's own file."""
+    """Write the last line of a file in the traceback of an error; empty if it is not in it."""
     lines = [
         frame.lineno
         for frame in traceback.extract_tb(error.__traceback__)
@@ -220,16 +225,15 @@ def _line(error: BaseException, path: Path) -> str:
 def forget(name: str) -> None:
     """Remove the registry rows of a plugin, and its modules from `sys.modules`."""
     registry.remove(LOADED.pop(name)["path"])
-    for module in [
-        module for module in sys.modules if module == name or module.startswith(f"{name}.")
-    ]:
-        del sys.modules[module]
+    for module in list(sys.modules):
+        if module == name or module.startswith(f"{name}."):
+            del sys.modules[module]
 
 
 class _Source(SourceFileLoader):
-    """Compiles the file as it is now.
+    """Compiles the present file, never cached bytecode.
 
-    Bytecode is matched by size and seconds, too coarse for an edit.
+    Python matches bytecode by size and whole seconds, which is too coarse after an edit.
     """
 
     def get_code(self, fullname: str) -> CodeType:
