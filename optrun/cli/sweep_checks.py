@@ -114,7 +114,7 @@ def refuse_unfit_confirmation(
         ConfigError: The seeds are used by the sweep or too few, or the sweep chooses no contenders.
     """
     from optrun.cli.values import read_request
-    from optrun.report.confirmation_plan import refuse_stale
+    from optrun.report.confirmation_plan import refuse_used_seeds
     from optrun.report.workloads import count_planned_workloads
 
     count = count_planned_workloads([job.values for job in jobs])
@@ -127,6 +127,6 @@ def refuse_unfit_confirmation(
     try:
         request = read_request(**vars(confirm))
         if request.seeds is not None:
-            refuse_stale(request.seeds, seeds)
+            refuse_used_seeds(request.seeds, seeds)
     except ConfigError as error:
         raise ConfigError(f"hydra.sweeper.confirm.{error}") from error

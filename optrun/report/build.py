@@ -34,22 +34,22 @@ from optrun.report.confirmation_result import (
 from optrun.report.figures import all_pictures
 from optrun.report.findings import Findings, Question
 from optrun.report.picture import Picture
-from optrun.report.runs import NOT_STARTED, require_runs
+from optrun.report.runs import NOT_STARTED, Run, require_runs
 from optrun.report.statistics import TtestResult
 from optrun.report.sweep_folder import dated_folder, record_look, tuned_keys
 from optrun.report.table import CSV_MARK, Table, to_rich
 from optrun.report.templating import fill_html, fill_markdown, fill_text
 from optrun.report.theme import INK, SOFTWARE, to_png
 from optrun.report.verdict import SweepVerdict, write_verdict
-from optrun.report.warnings import OF_THE_CHOICE, RunWarning, find_warnings
+from optrun.report.warnings import KINDS_OF_THE_CHOICE, RunWarning, find_warnings
 from optrun.report.workloads import Comparison, compare_runs
 
 _REPORTS = Path("outputs", "reports")
-_SHOWN = 20
-"""Runs without a result that a terminal lists."""
+_LISTED_RUNS = 20
+"""Most runs without a result that the terminal lists."""
 HTML_MARK = '<meta name="generator" content="optrun report">'
 MARKDOWN_MARK = "<!-- optrun report -->"
-"""By these an earlier report is told from a person's own file."""
+"""Marks at the beginning of a page. A file without its mark is not overwritten."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,7 @@ class Report:
     command: str
     """What makes the report again."""
     confirmed: ConfirmationResult | None = None
-    """What confirmations beneath the directories found together, or the one that the directory is.
-    """
+    """The result of the confirmations beneath the directories, or of the reported confirmation."""
     files: list[Path] = field(default_factory=list)
     """Pages, then pictures."""
 
@@ -131,7 +130,9 @@ def report(
     question = typed if plan is None else question_of_plans([plan], runs, **typed)
     question["tuned"] = tuned_keys(run.path.parent for run in runs)
     comparison = compare_runs(runs, **question)
-    looks = _looks(dirs, comparison) if plan is None else count_ended_confirmations(dirs[0], plan)
+    looks = (
+        _record_look(dirs, comparison) if plan is None else count_ended_confirmations(dirs[0], plan)
+    )
     if looks > 1:
         comparison = compare_runs(runs, **(question | {"looks": looks}))
     if plan is None:
@@ -157,11 +158,11 @@ def report(
     finished_report = Report(
         comparison,
         verdict,
-        _cautions(comparison, of_the_choice=plan is None),
+        _collect_warnings(comparison, with_choice=plan is None),
         shell.join(["optrun", "report", *map(str, dirs), *question_options]),
         confirmed,
     )
-    sections = _open_sections(finished_report)
+    sections = _unfolded_sections(finished_report)
     folder = out or dirs[0]
     is_run_with_others = len(runs) > 1 and RunDir(dirs[0]).is_run()
     if out is None and (len(dirs) > 1 or is_run_with_others):
@@ -171,16 +172,17 @@ def report(
         # A folder keeps the report of a sweep's own question: another one has files of its own.
         if metric == comparison.findings.own_metric:
             options["metric"] = None
-        stem += _slug(options)
+        stem += _file_suffix(options)
     if len(runs) > 1:
-        drawn = all_pictures(comparison, confirmation.comparison)
+        pictures = all_pictures(comparison, confirmation.comparison)
     else:
         caption = "The thin line is as logged, the thick one smoothed; the ring marks the best."
         draw = partial(curves.curves_figure, runs[0])
-        drawn = [Picture("curves", curves.run_title(runs[0]), caption, draw)]
+        pictures = [Picture("curves", curves.run_title(runs[0]), caption, draw)]
     content = _content(finished_report, sections)
-    content["directories"] = _identify(dirs, folder)
-    finished_report.files.extend(_write(folder, stem, content, tables.runs_csv(comparison), drawn))
+    content["directories"] = _digest_of_directories(dirs, folder)
+    csv = tables.runs_csv(comparison)
+    finished_report.files.extend(_write_files(folder, stem, content, csv, pictures))
     if console is not None and brief:
         line = f"{verdict} More in {finished_report.files[0]}"
         console.print(Text(line), soft_wrap=True)
@@ -189,55 +191,64 @@ def report(
     return finished_report
 
 
-def _slug(typed: Mapping[str, object]) -> str:
-    """Write the typed options as a file name suffix, such as `-metric-eval-accuracy`."""
-    parts = [f"-{key}-{value}" for key, value in typed.items() if value not in (None, "")]
+def _file_suffix(options: Mapping[str, object]) -> str:
+    """Write the typed options as the suffix of a file name, such as `-metric-eval-accuracy`.
+
+    It has letters, digits, dots and dashes, at most 100. Options without a value are left out.
+    """
+    parts = [f"-{key}-{value}" for key, value in options.items() if value not in (None, "")]
     return re.sub(r"[^A-Za-z0-9.-]+", "-", "".join(parts))[:100]
 
 
-def _identify(dirs: Sequence[Path], folder: Path) -> str:
-    """Digest where the reported directories lie, seen from the folder of the report."""
+def _digest_of_directories(dirs: Sequence[Path], folder: Path) -> str:
+    """Compute a digest of the paths of the reported directories, relative to the report's folder.
+
+    By it a page knows whether it reports on the same directories, also after both were moved.
+    """
     paths = sorted(os.path.relpath(directory.resolve(), folder.resolve()) for directory in dirs)
     return sha256("\n".join(paths).encode()).hexdigest()[:16]
 
 
-def _looks(dirs: Sequence[Path], comparison: Comparison) -> int:
-    """Count how often the contenders were judged while seeds were added, this time included.
+def _record_look(dirs: Sequence[Path], comparison: Comparison) -> int:
+    """Record this test in the folder of each sweep, and count the tests so far, this one included.
 
-    A report that tests nothing does not count.
+    Returns 1 without a record if the report tests nothing. See `record_look`.
     """
     if comparison.ttest is None or not comparison.ttest.is_tested:
         return 1
-    seeds = max(
-        len(row.configuration.scores)
-        for workload in comparison.workloads
-        for row in workload.ranked
-    )
+    most_seeds = 0
+    for workload in comparison.workloads:
+        for contender in workload.ranked:
+            most_seeds = max(most_seeds, len(contender.configuration.scores))
     sweeps = [directory for directory in dirs if not RunDir(directory).is_run()]
-    return record_look(sweeps, comparison.unit, seeds)
+    return record_look(sweeps, comparison.unit, most_seeds)
 
 
-def _cautions(comparison: Comparison, *, of_the_choice: bool) -> list[RunWarning]:
-    """Collect the warnings of all workloads.
+def _collect_warnings(comparison: Comparison, *, with_choice: bool) -> list[RunWarning]:
+    """Collect the warnings of all workloads, each once.
 
-    A warning that only some workloads share begins with their names.
+    A warning that only some workloads have begins with their names.
+
+    Args:
+        comparison: The reported runs.
+        with_choice: Whether to include the warnings on how the configurations were chosen.
     """
     workload_names: dict[RunWarning, list[str]] = {}
     for workload in comparison.workloads:
         for warning in find_warnings(workload):
-            if of_the_choice or warning.kind not in OF_THE_CHOICE:
+            if with_choice or warning.kind not in KINDS_OF_THE_CHOICE:
                 workload_names.setdefault(warning, []).append(workload.name)
-    cautions = []
+    warnings = []
     for warning, names in workload_names.items():
-        if len(names) == len(comparison.workloads):
-            cautions.append(warning)
+        if len(names) < len(comparison.workloads):
+            warnings.append(replace(warning, text=f"{', '.join(names)}: {warning.text}"))
         else:
-            cautions.append(replace(warning, text=f"{', '.join(names)}: {warning.text}"))
-    return cautions
+            warnings.append(warning)
+    return warnings
 
 
 def _print(report: Report, sections: Sequence[Section], console: Console) -> None:
-    """Print the report in a terminal: line, tables, warnings, files."""
+    """Print the report in a terminal: verdict, tables, runs without a result, warnings, files."""
     console.print()
     console.print(Text(report.verdict.text, style="bold"))
     if report.verdict.next:
@@ -247,31 +258,37 @@ def _print(report: Report, sections: Sequence[Section], console: Console) -> Non
         console.print(to_rich(section.table, title=section.title or None, width=console.width))
         if section.note:
             console.print(Text(section.note, style="dim"))
-    begun_runs = [run for run in report.comparison.runs if run.status != NOT_STARTED]
-    lacking = [run for run in begun_runs if not run.finished or run.diverged]
-    if len(begun_runs) > 1 and lacking:
-        title = f"{len(lacking)} of {len(begun_runs)} runs without a result"
-        if len(lacking) > _SHOWN:
-            title += f", the first {_SHOWN}"
-        console.print(Text(f"{title}:", style="bold"))
-        for run in lacking[:_SHOWN]:
-            note = tables.write_note(run) or f"step {run.global_step:,}"
-            console.print(Text(f"  {run.label}: {tables.write_status(run)}, {note}"))
-        console.print()
-    for caution in report.warnings:
-        console.print(Text.assemble((f"{caution.kind}: ", "bold yellow"), caution.text))
+    _print_runs_without_result(report.comparison.runs, console)
+    for warning in report.warnings:
+        console.print(Text.assemble((f"{warning.kind}: ", "bold yellow"), warning.text))
     if report.warnings:
         console.print()
     for path in report.files[:3]:
         console.print(Text.assemble(("wrote ", "dim"), str(path)), soft_wrap=True)
 
 
-def _open_sections(report: Report) -> list[Section]:
-    """List the tables that are shown unfolded; the first is that of the contenders.
+def _print_runs_without_result(runs: Sequence[Run], console: Console) -> None:
+    """List the started runs that diverged or did not finish; nothing if only one run started."""
+    started = [run for run in runs if run.status != NOT_STARTED]
+    without_result = [run for run in started if not run.finished or run.diverged]
+    if len(started) < 2 or not without_result:
+        return
+    title = f"{len(without_result)} of {len(started)} runs without a result"
+    if len(without_result) > _LISTED_RUNS:
+        title += f", the first {_LISTED_RUNS}"
+    console.print(Text(f"{title}:", style="bold"))
+    for run in without_result[:_LISTED_RUNS]:
+        note = tables.write_note(run) or f"step {run.global_step:,}"
+        console.print(Text(f"  {run.label}: {tables.write_status(run)}, {note}"))
+    console.print()
 
-    With an ended confirmation beneath a sweep that is the table of the fresh seeds, and the
-    choice comes second. Then, of a single run, its metrics; of several workloads, one table
-    each.
+
+def _unfolded_sections(report: Report) -> list[Section]:
+    """List the tables that a page shows unfolded, that of the contenders first.
+
+    If a confirmation beneath the sweep has ended, the table of its fresh seeds comes first, and
+    that of the sweep second. A single run adds its metrics; several workloads add a table of all
+    of them, and the contenders of each.
     """
     comparison = report.comparison
     confirmed = report.confirmed
@@ -279,11 +296,12 @@ def _open_sections(report: Report) -> list[Section]:
         table = tables.scores_table(comparison)
     else:
         table = tables.ranking_table(report.findings)
-    note = _interval_note(comparison.ttest)
+    note = _explain_intervals(comparison.ttest)
     sections = [Section("", table, note)]
-    if confirmed is not None and confirmed.comparison is not comparison:
+    has_ended_confirmation = confirmed is not None and confirmed.comparison is not comparison
+    if confirmed is not None and has_ended_confirmation:
         fresh = confirmed.comparison.findings
-        first = Section("", tables.ranking_table(fresh), _interval_note(fresh.ttest))
+        first = Section("", tables.ranking_table(fresh), _explain_intervals(fresh.ttest))
         sections = [first, Section("The choice that was confirmed", table, note)]
     if len(comparison.runs) == 1:
         sections.append(Section("Metrics", tables.metrics_table(comparison.runs[0])))
@@ -291,29 +309,28 @@ def _open_sections(report: Report) -> list[Section]:
         sections.append(Section("Workloads", tables.workloads_table(comparison)))
         for workload in comparison.workloads:
             table = tables.ranking_table(workload)
-            sections.append(
-                Section(f"Within {workload.name}", table, _interval_note(workload.ttest))
-            )
+            note = _explain_intervals(workload.ttest)
+            sections.append(Section(f"Within {workload.name}", table, note))
     return sections
 
 
-def _interval_note(ttest: TtestResult | None) -> str:
+def _explain_intervals(ttest: TtestResult | None) -> str:
     """Explain the confidence level of the intervals in a table; empty if nothing is tested."""
     return fill_text("interval.txt", ttest=ttest)
 
 
-def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
+def _content(report: Report, unfolded: Sequence[Section]) -> dict[str, object]:
     """Collect the values of the page templates.
 
     Args:
         report: The finished report.
-        opened: Sections that are shown unfolded.
+        unfolded: The sections of `_unfolded_sections`.
 
     Returns:
         `title`, `subtitle`; `line` (the verdict) and `next` (a command) with its `cost`; `table` of
-        contenders and `table_note`; `warnings`, three of them unfolded; `sections`, unfolded in
-        both files; `folds`, folded and only in HTML; `commands` that repeat the runs; `tested`, the
-        test behind the verdict.
+        contenders and `table_note`; `warnings`; the other unfolded `sections`; `folds`, the folded
+        sections, which only HTML has; `commands` that repeat the runs; `tested`, the test behind
+        the verdict.
     """
     comparison = report.comparison
     runs = comparison.runs
@@ -342,50 +359,50 @@ def _content(report: Report, opened: Sequence[Section]) -> dict[str, object]:
         "line": report.verdict.text,
         "next": report.verdict.next,
         "cost": report.verdict.cost,
-        "table": opened[0].table,
-        "table_note": opened[0].note,
+        "table": unfolded[0].table,
+        "table_note": unfolded[0].note,
         "warnings": report.warnings,
-        "sections": opened[1:],
+        "sections": unfolded[1:],
         "folds": folds,
-        "commands": [*_commands(comparison), ("report", "", report.command)],
+        "commands": [*_list_commands(comparison), ("report", "", report.command)],
         "tested": "" if single else tested,
     }
 
 
 def _title(comparison: Comparison) -> str:
     """Write the title of a report: number of contenders, models and data."""
-    names = {row.name for workload in comparison.workloads for row in workload.rows}
+    names = {
+        contender.name for workload in comparison.workloads for contender in workload.contenders
+    }
     count = plural(len(names), "contender")
     if comparison.several:
         return f"{count} over {len(comparison.workloads)} workloads"
     models = dict.fromkeys(filter(None, map(curves.model_name, comparison.runs)))
     data = dict.fromkeys(filter(None, map(curves.data_name, comparison.runs)))
     where = " on ".join(", ".join(names) for names in (models, data) if names)
-    if where:
-        return f"{count}: {where}"
-    return count
+    return f"{count}: {where}" if where else count
 
 
-def _commands(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """List the shell line of each contender's best configuration: its name, a note, the line.
+def _list_commands(comparison: Comparison) -> list[tuple[str, str, str]]:
+    """List the name of each contender, a note, and the shell line of its chosen configuration.
 
-    The note counts the seeds, and says whether a run was changed when it was resumed.
-    Contenders without a run are left out.
+    The note names the workload if there are several, counts the seeds, and says whether a run was
+    changed when it was resumed. Contenders without a run are left out.
     """
     commands = []
     for workload in comparison.workloads:
-        for row in workload.rows:
-            runs = row.configuration.latest_runs
+        for contender in workload.contenders:
+            runs = contender.configuration.latest_runs
             if not runs:
                 continue
             seeds = sorted({run.seed for run in runs if run.seed is not None})
             notes = [workload.name] if workload.name else []
             if len(seeds) > 1:
                 notes.append(f"{len(seeds)} seeds")
-            if any(any(run.in_records("resumes", "changes", dict)) for run in runs):
+            if any(any(run.values_in_records("resumes", "changes", dict)) for run in runs):
                 notes.append("changed when resumed")
             line = plain(runs[0].command(seeds=seeds))
-            commands.append((row.name, "; ".join(notes), line))
+            commands.append((contender.name, "; ".join(notes), line))
     return commands
 
 
@@ -416,33 +433,37 @@ def _draw(picture: Picture) -> bytes:
     return to_png(figure, dpi=160 if figure.get_figwidth() > 8 else 240)
 
 
-def _write(
-    folder: Path, stem: str, content: Mapping[str, object], table: str, drawn: Sequence[Picture]
+def _write_files(
+    folder: Path, stem: str, content: Mapping[str, object], csv: str, pictures: Sequence[Picture]
 ) -> list[Path]:
-    """Write pages, table and pictures into a folder, created if missing; return the paths.
+    """Write the HTML and Markdown pages, the CSV file and the pictures; return the paths.
+
+    The folder is created if it is missing. Every picture is drawn before the first file is written.
 
     Raises:
         ConfigError: A file of that name is not a report, or the page reports on other runs;
             nothing is written then.
         StorageError: The disk refused a write.
     """
-    images = {picture: (folder / f"{stem}-{picture.name}.png", _draw(picture)) for picture in drawn}
+    images = {}
+    for picture in pictures:
+        images[picture] = (folder / f"{stem}-{picture.name}.png", _draw(picture))
     pages = [folder / f"{stem}.{ending}" for ending in ("html", "md", "csv")]
     files = [*pages, *(path for path, _ in images.values())]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in files:
-            if path.exists() and not is_own(path):
+            if path.exists() and not is_earlier_report(path):
                 raise ConfigError(
                     f"{path} exists and was not written by optrun report: move it away, or write"
                     " elsewhere with out=DIR"
                 )
         if pages[0].exists():
             with open_file(pages[0]) as file:
-                start = file.read(4096)
-            if str(content["directories"]).encode() not in start:
+                beginning = file.read(4096)
+            if str(content["directories"]).encode() not in beginning:
                 raise ConfigError(f"{pages[0]} reports on other runs: choose another out=DIR.")
-        for path, text in zip(pages, [*render(content, images), table], strict=True):
+        for path, text in zip(pages, [*render(content, images), csv], strict=True):
             replace_text(path, text)
         for path, png in images.values():
             replace_bytes(path, png)
@@ -453,17 +474,21 @@ def _write(
     return files
 
 
-def is_own(path: Path) -> bool:
-    """Tell whether an existing file is an earlier report and may be replaced."""
+def is_earlier_report(path: Path) -> bool:
+    """Tell whether an existing file was written by `optrun report`, by a mark at its beginning.
+
+    path: A file that ends in .html, .md, .csv or .png.
+    """
     try:
         with open_file(path) as file:
-            start = file.read(4096)
+            beginning = file.read(4096)
     except (OSError, UnreadableFileError):
         return False
-    first = start.split(b"\n", 1)[0].rstrip()
-    return {
-        ".html": HTML_MARK.encode() in start,
-        ".md": start.startswith(MARKDOWN_MARK.encode()),
-        ".csv": first.endswith(b"," + CSV_MARK.encode()),
-        ".png": start.startswith(b"\x89PNG") and SOFTWARE.encode() in start,
-    }[path.suffix]
+    if path.suffix == ".html":
+        return HTML_MARK.encode() in beginning
+    if path.suffix == ".md":
+        return beginning.startswith(MARKDOWN_MARK.encode())
+    if path.suffix == ".csv":
+        header = beginning.split(b"\n", 1)[0].rstrip()
+        return header.endswith(b"," + CSV_MARK.encode())
+    return beginning.startswith(b"\x89PNG") and SOFTWARE.encode() in beginning

@@ -1,11 +1,10 @@
-"""Tell what is the same in runs: a file by two paths, the rows of evaluation."""
+"""Find out whether runs can be compared: the same files by two paths, the same evaluation rows."""
 
 from __future__ import annotations
 
 import ast
 import glob
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,9 +14,9 @@ from optrun.base.formatting import plain
 from optrun.config.original_cwd import original_cwd
 from optrun.report.runs import Run, all_keys
 
-_OF_EXAMPLES = ("data.train.", "data.eval.", "data.path.")
-"""Keys whose files the fingerprint of the examples knows."""
-_SOURCE = (
+_DATA_FILES = ("data.train.", "data.eval.", "data.path.")
+"""Keys of the files that the fingerprint of the examples is computed from, with a final dot."""
+_EVALUATION_KEYS = (
     "name",
     "path",
     "subset",
@@ -26,64 +25,68 @@ _SOURCE = (
     "max_eval_examples",
     "label_column",
 )
-_PREPARING = ("data.", "model.", "task.")
+_GROUPS_OF_EXAMPLES = ("data.", "model.", "task.")
+"""Groups whose settings decide which examples are made of the same files."""
 
 
 def unify_paths(runs: Sequence[Run]) -> None:
     """Spell paths to the same files as the first run does.
 
-    A relative path is read from where its run was started. Files that are not there any more, or
-    lie elsewhere on another machine, are the same if two runs of one seed saw the same examples.
+    Two paths lead to the same files if they exist and are the same place, a relative one seen from
+    where its run was started; or if two runs of one seed saw the same examples by them, which
+    holds for files that were moved, too.
 
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.
     """
-    folder = cache(original_cwd)
+    folder_of_start = cache(original_cwd)
     for key in all_keys(runs):
         values = {run.config.get(key) for run in runs}
         texts = [value for value in values if isinstance(value, str)]
         if len(texts) < 2 or not any("/" in text or "." in text for text in texts):
             continue
+        # What the files are -> their first spelling.
         spellings: dict[object, str] = {}
         for run in runs:
             value = run.config.get(key)
             if not isinstance(value, str):
                 continue
-            started_in = folder(RunDir(run.path).hydra)
-            contents = [_name_examples(run, key), _name_files(value, started_in)]
-            names = [name for name in contents if name is not None]
-            known_spellings = [spellings[name] for name in names if name in spellings]
-            spelling = known_spellings[0] if known_spellings else value
-            for name in names:
-                spellings.setdefault(name, spelling)
+            folder = folder_of_start(RunDir(run.path).hydra)
+            candidates = (_identify_examples(run, key), _identify_files(value, folder))
+            identities = [identity for identity in candidates if identity is not None]
+            earlier_spellings = [spellings[item] for item in identities if item in spellings]
+            spelling = earlier_spellings[0] if earlier_spellings else value
+            for identity in identities:
+                spellings.setdefault(identity, spelling)
             if spelling != value:
                 run.respelt[key] = spelling
 
 
-def _name_examples(run: Run, key: str) -> object | None:
-    """Name the content of a data file by its recorded examples and seed, if known."""
-    fingerprint = run.at("data", "fingerprint")
-    if not fingerprint or not f"{key}.".startswith(_OF_EXAMPLES):
+def _identify_examples(run: Run, key: str) -> object | None:
+    """Return the seed and the fingerprint of the examples that a run read from the files at a key.
+
+    None for a key of other files, and if the run recorded no fingerprint.
+    """
+    fingerprint = run.from_summary("data", "fingerprint")
+    if not fingerprint or not f"{key}.".startswith(_DATA_FILES):
         return None
     return run.seed, str(fingerprint)
 
 
-def _name_files(value: str, folder: Path | None) -> object | None:
-    """Return the real path of an existing file, a tuple of them for a list; else None.
+def _identify_files(value: str, folder: Path | None) -> object | None:
+    """Return the real path of an existing file, or a tuple of them for a list; else None.
 
     Args:
         value: A path, a glob pattern, or a list of these as text, such as `['a.csv', 'b.csv']`.
-        folder: Where a relative path starts; None: unknown, and a relative path has no name.
+        folder: Where a relative path starts; None: unknown, so that a relative path gives None.
     """
     if value.startswith("["):
         try:
             items = [str(item) for item in ast.literal_eval(value)]
         except (ValueError, SyntaxError):
             return None
-        names = [_name_files(item, folder) for item in items]
-        if None in names:
-            return None
-        return tuple(names)
+        paths = [_identify_files(item, folder) for item in items]
+        return None if None in paths else tuple(paths)
     if folder is None and not Path(value).is_absolute():
         return None
     path = Path(folder or "/", value).expanduser()
@@ -93,13 +96,14 @@ def _name_files(value: str, folder: Path | None) -> object | None:
 
 
 def shorten_paths(values: Iterable[object]) -> dict[object, str]:
-    """Shorten paths by their common first folders and common last pieces.
+    """Shorten paths by the folders and the end that all of them share.
 
     Args:
         values: The values of one setting.
 
     Returns:
-        Each path and its short form, no two the same; nothing if a value is no path.
+        Path -> short form, no two the same. Empty if there is only one path, or a value without a
+        slash.
 
     Example:
         >>> shorten_paths(["/data/a/train.tsv", "/data/b/train.tsv"])
@@ -110,28 +114,29 @@ def shorten_paths(values: Iterable[object]) -> dict[object, str]:
         {'/x/a': 'a', '/x/a/b': 'a/b', '/x/a/b/a': 'a/b/a'}
     """
     paths = list(dict.fromkeys(values))
-    pieces = [path.split("/") if isinstance(path, str) else [] for path in paths]
-    shortest = min(map(len, pieces), default=0)
+    parts = [path.split("/") if isinstance(path, str) else [] for path in paths]
+    shortest = min(map(len, parts), default=0)
     if len(paths) < 2 or shortest < 2:
         return {}
-    start = _count_shared(pieces)
-    end = 0
-    if start == shortest:
-        start -= 1  # one of them is a folder of another
+    shared_first = _count_shared(parts)
+    shared_last = 0
+    if shared_first == shortest:
+        shared_first -= 1  # one path is a folder of all others, and keeps its own name
     else:
-        end = _count_shared([path_pieces[::-1] for path_pieces in pieces])
-        end = min(end, shortest - start - 1)
+        shared_last = _count_shared([path_parts[::-1] for path_parts in parts])
+        # The shortest path keeps one part.
+        shared_last = min(shared_last, shortest - shared_first - 1)
     short = {}
-    for path, path_pieces in zip(paths, pieces, strict=True):
-        short[path] = "/".join(path_pieces[start : len(path_pieces) - end])
+    for path, path_parts in zip(paths, parts, strict=True):
+        short[path] = "/".join(path_parts[shared_first : len(path_parts) - shared_last])
     return short
 
 
 def _count_shared(paths: Sequence[Sequence[str]]) -> int:
-    """Count the common first pieces."""
+    """Count the first parts that all paths share."""
     count = 0
-    for column in zip(*paths, strict=False):
-        if len(set(column)) > 1:
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
             break
         count += 1
     return count
@@ -152,58 +157,63 @@ def explain_incomparable(runs: Sequence[Run]) -> str:
             f"the runs are of different tasks ({', '.join(tasks)}), whose numbers cannot be"
             " compared"
         )
-    # A split that is cut with the seed differs between seeds by design.
+    # A split that is drawn with the seed differs between seeds by design, never within one.
     for seed in dict.fromkeys(run.seed for run in runs):
-        reason = _explain_other_rows([run for run in runs if run.seed == seed])
+        reason = _explain_different_rows([run for run in runs if run.seed == seed])
         if reason:
             return reason
     return ""
 
 
 def identify_workload(run: Run) -> tuple[object, ...]:
-    """Collect the settings in which runs of one ranking must agree.
-
-    The task, and which rows are evaluation rows.
-    """
-    return (_name_task(run) if run.config.get("task.name") else "", *_rows(run))
+    """Collect the settings in which runs of one ranking must agree: task and evaluation rows."""
+    task = _name_task(run) if run.config.get("task.name") else ""
+    return (task, *_evaluation_settings(run))
 
 
 def _name_task(run: Run) -> str:
+    """Name the task of a run that has one, with its problem type if it is set."""
     name = str(run.config["task.name"])
     kind = run.config.get("task.problem_type")
     return plain(name if kind is None else f"{name} ({kind})")
 
 
-def _explain_other_rows(runs: Sequence[Run]) -> str:
-    """Explain which runs of one seed used other evaluation rows; empty if none did.
+def _explain_different_rows(runs: Sequence[Run]) -> str:
+    """Explain why runs of one seed were evaluated on different rows; empty if they were not.
 
-    Runs without a recorded fingerprint are ignored. Equal settings with unequal fingerprints
-    mean that the file changed; unequal settings with one fingerprint are the same rows.
+    Runs without a recorded fingerprint are ignored. The files changed if runs with equal settings
+    have different fingerprints. Rows are the same if all fingerprints are, whatever the settings.
     """
-    by_rows = defaultdict[tuple[object, ...], set[str]](set)
-    by_settings = defaultdict[tuple[tuple[str, str], ...], set[str]](set)
+    rows: set[tuple[object, ...]] = set()
+    fingerprints: set[str] = set()
+    fingerprint_of_settings: dict[tuple[tuple[str, str], ...], str] = {}
     for run in runs:
-        of_evaluation = str(run.at("data", "fingerprint")).partition("-")[2]
-        if not of_evaluation:
+        # A fingerprint is that of the training examples, a dash, that of the evaluation examples.
+        fingerprint = str(run.from_summary("data", "fingerprint")).partition("-")[2]
+        if not fingerprint:
             continue
-        by_rows[_rows(run)].add(of_evaluation)
-        keys = sorted(key for key in run.config if key.startswith(_PREPARING))
-        by_settings[tuple((key, str(run.config[key])) for key in keys)].add(of_evaluation)
-    if any(len(digests) > 1 for digests in by_settings.values()):
-        return "the content of the evaluation data changed between the runs"
-    if len(by_rows) > 1 and len(set.union(*by_rows.values())) > 1:
+        rows.add(_evaluation_settings(run))
+        fingerprints.add(fingerprint)
+        keys = sorted(key for key in run.config if key.startswith(_GROUPS_OF_EXAMPLES))
+        settings = tuple((key, str(run.config[key])) for key in keys)
+        if fingerprint_of_settings.setdefault(settings, fingerprint) != fingerprint:
+            return "the content of the evaluation data changed between the runs"
+    if len(rows) > 1 and len(fingerprints) > 1:
         names = sorted({name_data(run) for run in runs})
         return f"the runs were evaluated on different rows ({', '.join(names[:4])})"
     return ""
 
 
-def _rows(run: Run) -> tuple[object, ...]:
-    """Collect the settings that choose the evaluation rows."""
+def _evaluation_settings(run: Run) -> tuple[object, ...]:
+    """Collect the settings that choose the evaluation rows.
+
+    Without `data.eval` the rows are held out from the training data, whose settings count then.
+    """
     keys = ["data.train", "data.train_split", "data.eval_fraction"]
     if run.config.get("data.eval") is not None:
         keys = ["data.eval"]
     values = [str(run.setting(key)) for key in keys]
-    values += [str(run.config.get(f"data.{key}")) for key in _SOURCE]
+    values += [str(run.config.get(f"data.{key}")) for key in _EVALUATION_KEYS]
     return tuple(values)
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,13 +24,13 @@ from optrun.report.comparability import shorten_paths
 from optrun.report.runs import Run, Setting, all_keys, normalise_setting
 from optrun.report.statistics import ReferenceComparison
 
-_BESIDE_THE_POINT = {
+_KEYS_WITHOUT_EFFECT = {
     "seed",
     "hydra",
     *KEYS_WITHOUT_EFFECT,
     *(f"training.{key}" for key in TRAINING_KEYS_WITHOUT_EFFECT),
 }
-"""Keys and groups that say where and how a run is written, not what it computes."""
+"""Keys and groups that do not change the result of a run, and the seed."""
 
 
 @dataclass
@@ -41,8 +41,7 @@ class Configuration:
     """The settings in which the configurations of this report differ."""
     runs: list[Run] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
-    """Seed -> outcome: the final value of the metric of a finished run, the stand-in of one that
-    diverged."""
+    """Seed -> final value of the metric; a diverged run has the score of `stand_in` instead."""
     diverged_seeds: set[int] = field(default_factory=set)
     """Seeds whose run diverged."""
     loss: float = math.inf
@@ -51,8 +50,8 @@ class Configuration:
     repeated: list[Run] = field(default_factory=list)
     """Runs left out of `scores` because a later run has the same configuration and seed."""
 
-    def of(self, keys: Iterable[str]) -> dict[str, Setting]:
-        """Pick the settings of these keys; skip keys that it lacks."""
+    def pick_settings(self, keys: Iterable[str]) -> dict[str, Setting]:
+        """Pick the settings of these keys; skip keys that the configuration lacks."""
         return {key: self.settings[key] for key in keys if key in self.settings}
 
     @property
@@ -85,9 +84,11 @@ class Configuration:
         return math.nan
 
     @property
-    def finished(self) -> list[float]:
-        """Map each seed to the score of its finished run, without stand-ins."""
-        return [score for seed, score in self.scores.items() if seed not in self.diverged_seeds]
+    def finished_scores(self) -> dict[int, float]:
+        """Map each seed to its score, without the stand-ins of seeds that diverged."""
+        return {
+            seed: score for seed, score in self.scores.items() if seed not in self.diverged_seeds
+        }
 
     @property
     def diverged(self) -> list[Run]:
@@ -117,7 +118,7 @@ class LrCurve:
         """Every learning rate with an outcome: scored or diverged."""
         return tuple(sorted({*self.points, *self.diverged}))
 
-    def beside(self) -> tuple[float | None, float | None]:
+    def neighbours_of_best(self) -> tuple[float | None, float | None]:
         """Find the tried learning rates next to the best, below and above; None at an edge."""
         best = self.tried_lrs[0] if self.best is None else self.best.lr or 0.0
         below = [lr for lr in self.tried_lrs if lr < best]
@@ -133,11 +134,11 @@ class Contender:
     """
 
     name: str
-    """The settings that set it apart; unique in the report."""
+    """Its settings in one line; unique in the report."""
     settings: dict[str, Setting]
     configurations: list[Configuration]
     configuration: Configuration
-    """The one that stands for it."""
+    """The chosen one, by which it is judged."""
     lr_curve: LrCurve
     rank: int | None = None
     """1 is best, equal means share; None without an outcome."""
@@ -146,7 +147,10 @@ class Contender:
 
 
 def _decisive_keys(runs: Sequence[Run]) -> set[str]:
-    """Find the decisive keys of these runs, such as the metric of early stopping."""
+    """Find the keys that change the result only if another option is on, and it is.
+
+    Such as the metric of early stopping; see `conditional_keys`.
+    """
     keys = set(DISTRIBUTED_DTYPES)
     for run in runs:
         patience = run.config.get("training.early_stopping_patience")
@@ -156,37 +160,44 @@ def _decisive_keys(runs: Sequence[Run]) -> set[str]:
 
 
 def differing_keys(runs: Sequence[Run]) -> list[str]:
-    """Find the configuration keys with different values among the runs.
+    """Find the configuration keys with different values among the runs, the model's name first.
 
-    A key of a group counts if runs with the same choice in that group differ in it: what follows
-    from `optimizer=lamb` is said by `optimizer.name`. Seeds, paths and logging never count.
+    A key that always follows from the choice of its group is left out: `optimizer.betas`, if it
+    differs only because `optimizer.name` does. So are keys without effect on the result, and seeds.
     """
-    decisive = _decisive_keys(runs)
+    conditional = _decisive_keys(runs)
     keys = []
     for key in all_keys(runs):
         group = key.partition(".")[0]
-        if _BESIDE_THE_POINT & {key, group} and key not in decisive:
+        if (key in _KEYS_WITHOUT_EFFECT or group in _KEYS_WITHOUT_EFFECT) and (
+            key not in conditional
+        ):
             continue
         if _repeats_seed(key, runs):
             continue
-        choice = [] if key in (f"{group}.name", group) else [f"{group}.name"]
-        if not is_implied(key, choice, runs):
+        choice = f"{group}.name"
+        # Without other keys, "implied" means that all runs have the same value.
+        other_keys = [] if key in (choice, group) else [choice]
+        if not is_implied(key, other_keys, runs):
             keys.append(key)
     first = ("model.name", "data.name", "task.name", "optimizer.name", "lr")
     return sorted(keys, key=lambda key: first.index(key) if key in first else len(first))
 
 
 def _repeats_seed(key: str, runs: Iterable[Run]) -> bool:
-    """Tell whether a key such as `data.seed` always is the seed of the run."""
+    """Tell whether a key such as `data.seed` is the seed of the run in all runs that have it."""
     configs = [run.config for run in runs if key in run.config]
     return key.endswith(".seed") and all(config[key] == config.get("seed") for config in configs)
 
 
 def pick_compared_keys(keys: Sequence[str], tuned: Collection[str] = ()) -> list[str]:
-    """Pick the keys to separate contenders by.
+    """Pick the keys that separate contenders; each contender is shown at its best over the others.
 
-    The others were tuned, and each contender is shown at its best. Learning rate, the optimizer's
-    own numbers and `tuned` are tuned, unless nothing else differs.
+    The others are lr, the options of an optimizer and `tuned`, unless nothing else differs.
+
+    Args:
+        keys: Keys in which the runs differ.
+        tuned: Keys that the sweep declares as tuned.
 
     Example:
         >>> pick_compared_keys(["optimizer.name", "lr", "optimizer.weight_decay"])
@@ -200,29 +211,32 @@ def pick_compared_keys(keys: Sequence[str], tuned: Collection[str] = ()) -> list
         >>> pick_compared_keys(["scheduler.name"], {"scheduler.name"})
         ['scheduler.name']
     """
-    but_lr = [key for key in keys if key != "lr"]
-    outer = [key for key in but_lr if key == "optimizer.name" or not key.startswith("optimizer.")]
-    candidates = outer or but_lr or list(keys)
+    without_lr = [key for key in keys if key != "lr"]
+    without_options = [
+        key for key in without_lr if key == "optimizer.name" or not key.startswith("optimizer.")
+    ]
+    candidates = without_options or without_lr or list(keys)
     return [key for key in candidates if key not in tuned] or candidates
 
 
 def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Reduce keys to the fewest with the same power to tell runs apart.
+    """Drop each key whose value follows from the value of one other key in all runs.
 
-    If batch size, warm-up and evaluation interval were changed together, the batch size says it
-    all. Of keys that follow from each other the one stays that was typed first.
+    If batch size and warm-up were always changed together, one of them is enough. The key that the
+    first run's command line names first stays.
     """
     overrides = runs[0].overrides if runs else []
     typed = [key_of(override) for override in overrides]
 
-    def typed_position(key: str) -> int:
+    def position(key: str) -> int:
+        """Find where the key, or the choice of its group, was typed; last if it was not."""
         for name in (key, key.removesuffix(".name")):
             if name in typed:
                 return typed.index(name)
         return len(typed)
 
     remaining = list(keys)
-    for key in sorted(keys, key=typed_position, reverse=True):
+    for key in sorted(keys, key=position, reverse=True):
         other_keys = [other_key for other_key in remaining if other_key != key]
         if any(is_implied(key, [other_key], runs) for other_key in other_keys):
             remaining.remove(key)
@@ -230,7 +244,7 @@ def drop_implied_keys(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
 
 
 def is_implied(key: str, other_keys: Sequence[str], runs: Iterable[Run]) -> bool:
-    """Tell whether the values of other keys determine the value of this key."""
+    """Tell whether runs with the same values of other keys have the same value of this key."""
     values: dict[tuple[object, ...], object] = {}
     for run in runs:
         value = run.settings([key])
@@ -254,11 +268,12 @@ def build_configurations(
         Configurations in the order of their first run. If a seed occurs twice, the finished run
         counts, then the one updated last. A diverged run gets the score of `stand_in`.
     """
-    scores = [score for run in runs if (score := run.score(metric)) is not None]
-    worst = stand_in(scores, (run.untrained(metric, mode) for run in runs), mode)
-    short = {}
+    scores = [run.score(metric) for run in runs]
+    finished_scores = [score for score in scores if score is not None]
+    worst = stand_in(finished_scores, (run.untrained_score(metric, mode) for run in runs), mode)
+    short_paths = {}
     for key in keys:
-        short[key] = shorten_paths(run.setting(key) for run in runs if key in run.config)
+        short_paths[key] = shorten_paths(run.setting(key) for run in runs if key in run.config)
     groups: dict[tuple[object, ...], list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.settings(keys)].append(run)
@@ -268,7 +283,7 @@ def build_configurations(
         for key in keys:
             if key in members[0].config:
                 setting = members[0].setting(key)
-                settings[key] = short[key].get(setting, setting)
+                settings[key] = short_paths[key].get(setting, setting)
         configurations.append(_join_seeds(settings, members, metric, worst))
     return configurations
 
@@ -288,6 +303,7 @@ def _join_seeds(
         worst: The score of a diverged run; None: it gets none.
     """
     configuration = Configuration(settings, runs)
+    # The last run of a seed in this order is the one that counts.
     by_update = sorted(runs, key=lambda run: (run.finished, str(run.summary.get("updated_at", ""))))
     latest = {run.seed or 0: run for run in by_update}
     configuration.repeated = [run for run in by_update if run is not latest[run.seed or 0]]
@@ -308,11 +324,10 @@ def _join_seeds(
 def build_contenders(
     configurations: Sequence[Configuration], keys: Sequence[str], mode: str
 ) -> list[Contender]:
-    """Gather configurations into contenders, best first, and choose one for each.
+    """Group configurations into contenders, best first, and choose one configuration for each.
 
-    Each contender chooses the configuration with the best mean among those with the most scored
-    seeds; ties go to the lower loss. A repeated configuration is so preferred to one lucky run, and
-    a stable one to one that diverged on some seeds.
+    The chosen one has the most scored seeds, then the best mean, then the lowest loss. One that
+    was run on several seeds is therefore preferred to a single lucky run.
 
     Args:
         configurations: All configurations.
@@ -324,45 +339,46 @@ def build_contenders(
         group = tuple(normalise_setting(configuration.settings.get(key)) for key in keys)
         groups[group].append(configuration)
 
-    def order(configuration: Configuration) -> tuple[float, float, float]:
+    def preference(configuration: Configuration) -> tuple[float, float, float]:
         return -len(configuration.scores), configuration.cost(mode), configuration.loss
 
-    ranked = sorted(groups.values(), key=lambda members: min(members, key=order).cost(mode))
-    best = [min(members, key=order) for members in ranked]
-    settings = [configuration.of(keys) for configuration in best]
-    names = []
-    for row, chosen in zip(settings, best, strict=True):
-        name = describe_settings(row)
-        names.append(name or chosen.runs[0].optimizer or "all runs")
     contenders = []
-    for at, name in enumerate(number_labels(names)):
-        lr_curve = _build_lr_curve(ranked[at], best[at], mode)
-        contenders.append(Contender(name, settings[at], ranked[at], best[at], lr_curve))
-    return contenders
+    for members in groups.values():
+        chosen = min(members, key=preference)
+        settings = chosen.pick_settings(keys)
+        name = describe_settings(settings) or chosen.runs[0].optimizer or "all runs"
+        lr_curve = _build_lr_curve(members, chosen, mode)
+        contenders.append(Contender(name, settings, members, chosen, lr_curve))
+    contenders.sort(key=lambda contender: contender.configuration.cost(mode))
+    names = number_labels([contender.name for contender in contenders])
+    return [
+        replace(contender, name=name) for contender, name in zip(contenders, names, strict=True)
+    ]
 
 
 def _build_lr_curve(
     configurations: Sequence[Configuration], chosen: Configuration, mode: str
 ) -> LrCurve:
-    """Build the metric over lr of a contender: at each lr the configuration with the best mean.
+    """Build the curve of the metric over lr of a contender.
 
-    At each lr one that never diverged comes first. The best lr is that of the chosen
-    configuration; if that has no finished run, the best among the rates at which nothing
-    diverged, else among all.
+    The point at an lr is the configuration with the best mean, preferably one that never diverged.
+    The best point is that at the lr of the chosen configuration. If there is none, because no run
+    at that lr finished, it is the one with the best mean over all rates, preferably one at which
+    nothing diverged.
     """
-    at_lr: dict[float, list[Configuration]] = defaultdict(list)
+    by_lr: dict[float, list[Configuration]] = defaultdict(list)
     for configuration in configurations:
         if configuration.lr:
-            at_lr[configuration.lr].append(configuration)
+            by_lr[configuration.lr].append(configuration)
     points = {}
     diverged = []
-    for lr, members in sorted(at_lr.items()):
+    for lr, members in sorted(by_lr.items()):
         if any(configuration.diverged for configuration in members):
             diverged.append(lr)
-        scored = [configuration for configuration in members if configuration.finished]
-        if scored:
+        finished = [configuration for configuration in members if configuration.finished_scores]
+        if finished:
             points[lr] = min(
-                scored,
+                finished,
                 key=lambda configuration: (bool(configuration.diverged), configuration.cost(mode)),
             )
     best = points.get(chosen.lr or 0.0) if chosen.scores else None
@@ -370,11 +386,11 @@ def _build_lr_curve(
         stable = [configuration for lr, configuration in points.items() if lr not in diverged]
         candidates = stable or list(points.values())
         best = min(candidates, key=lambda configuration: configuration.cost(mode), default=None)
-    return LrCurve(points, tuple(diverged), tuple(sorted(at_lr)), best)
+    return LrCurve(points, tuple(diverged), tuple(sorted(by_lr)), best)
 
 
 def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
-    """Find a contender by its own name or by one of its settings.
+    """Find the contender with a name, or else with a setting of that text.
 
     Raises:
         ConfigError: No contender fits, or several do; the message lists all.
@@ -385,16 +401,19 @@ def find_contender(name: str, contenders: Sequence[Contender]) -> Contender:
     if not fitting:
         names = [contender.name for contender in contenders]
         raise ConfigError(
-            f"baseline={name}: nothing compared here has this name. {did_you_mean(name, names)}"
+            f"baseline={name}: no contender has this name or setting. {did_you_mean(name, names)}"
         )
     if len(fitting) > 1:
         names = [contender.name for contender in fitting]
-        raise ConfigError(f"baseline={name}: fits several; say which: {', '.join(names)}")
+        raise ConfigError(
+            f"baseline={name}: several contenders have this setting. Expected one of"
+            f" {', '.join(names)}."
+        )
     return fitting[0]
 
 
 def _written_settings(contender: Contender) -> set[str]:
-    """Collect the settings of a contender as they are shown, and as its runs have them."""
+    """Collect the settings of a contender as texts, with shortened and with full paths."""
     values = {str(value) for value in contender.settings.values()}
     for run in contender.configuration.runs:
         values |= {str(run.config.get(key)) for key in contender.settings}
@@ -434,7 +453,9 @@ def write_setting(key: str, value: object) -> str:
 
 
 def describe_settings(settings: Mapping[str, Setting]) -> str:
-    """Describe settings in one line of at most 80 characters.
+    """Write settings in one line, cut to 80 characters: the last part of each key, and the value.
+
+    The key is left out for a name, and written in full if two keys end alike.
 
     Example:
         >>> describe_settings({"optimizer.name": "lamb", "lr": 0.002, "seed": 1})

@@ -32,7 +32,8 @@ MOST_SEEDS = 20
 """Most seeds that are planned without seeds=."""
 SEEDS_WITHOUT_SPREAD = 5
 """Seeds of a plan if the sweep says nothing of the spread between seeds."""
-_OWN = ("resume=", "hydra.", "hydra/", "seed=")
+_SET_ANEW = ("resume=", "hydra.", "hydra/", "seed=")
+"""Beginnings of overrides that a confirmation does not repeat."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,11 @@ class ConfirmationPlan:
     """Standard deviation between seeds that the sweep showed."""
 
     def points(self) -> list[list[str]]:
-        """Return the overrides of each run: each contender on each seed."""
-        return [
-            [*overrides, f"seed={seed}"]
-            for overrides in self.contenders.values()
-            for seed in self.seeds
-        ]
+        """List the overrides of each planned run: each contender on each seed."""
+        points = []
+        for overrides in self.contenders.values():
+            points += [[*overrides, f"seed={seed}"] for seed in self.seeds]
+        return points
 
     def write(self, folder: Path) -> None:
         """Write the plan into the folder of its runs.
@@ -85,13 +85,14 @@ class ConfirmationPlan:
         Raises:
             TypeError: A value has a wrong type.
         """
-        texts: list[object] = [self.metric]
-        for text in (self.reference, self.config_name, self.sweep):
-            texts += [] if text is None else [text]
+        optional = (self.reference, self.config_name, self.sweep)
+        texts: list[object] = [self.metric, *(text for text in optional if text is not None)]
         for tokens in (self.by, self.config_dir or [], *self.contenders.values()):
-            texts += tokens if isinstance(tokens, list) else [None]
+            if not isinstance(tokens, list):
+                raise TypeError(f"expected a list of strings, got {tokens!r}")
+            texts += tokens
         if not all(isinstance(text, str) for text in texts):
-            raise TypeError("expected texts where names, keys and overrides stand")
+            raise TypeError("names, keys and overrides: expected strings")
         if not isinstance(self.seeds, list) or not self.seeds:
             raise TypeError("seeds: expected a list")
         if not all(type(seed) is int for seed in self.seeds):
@@ -119,7 +120,7 @@ def read_plan(folder: Path) -> ConfirmationPlan | None:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ConfigError(
-            f"{folder / RECORD}: {error}. Move the folder away to confirm anew."
+            f"{folder / RECORD}: {error}. Move the folder away to plan a new confirmation."
         ) from error
     return plan
 
@@ -173,19 +174,21 @@ def load_or_make_plan(
         if planned_sweep.is_dir() and planned_sweep != sweep.resolve():
             raise ConfigError(f"{folder} confirms {planned_sweep}. Choose another out=DIR.")
     findings = _analyse_choice(sweep, [folder, *other_plans], request, plan)
-    if plan is not None and not _plans_anew(request, plan, folder):
+    if plan is not None and not _may_replace_plan(request, plan, folder):
         _refuse_other_plan(findings, plan, request, folder)
         return plan, f"continues as planned: seeds {write_seeds(plan.seeds)}"
     if plan is None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"{folder} is there and is no confirmation: out=DIR names another folder."
+            f"{folder} exists and holds no confirmation. Choose another folder with out=DIR."
         )
     used: set[int] = set()
     for other_folder, other_plan in other_plans.items():
         if other_folder.resolve() != folder.resolve():
             used.update(other_plan.seeds)
     plan, note = make_plan(findings, request, used)
-    chosen_runs = [run for row in findings.ranked for run in row.configuration.latest_runs]
+    chosen_runs: list[Run] = []
+    for contender in findings.ranked:
+        chosen_runs += contender.configuration.latest_runs
     notes = [text for text in (note, write_cost(len(plan.points()), chosen_runs)) if text]
     sweep_path = os.path.relpath(sweep.resolve(), folder.resolve())
     return replace(plan, sweep=sweep_path), ". ".join(notes)
@@ -194,7 +197,7 @@ def load_or_make_plan(
 def _analyse_choice(
     sweep: Path, beside: Sequence[Path], request: ConfirmationRequest, plan: ConfirmationPlan | None
 ) -> Findings:
-    """Analyse the runs of a sweep by the typed question, else by the plan's.
+    """Analyse the runs of a sweep by the typed metric, baseline and keys, else the planned ones.
 
     Args:
         sweep: The sweep that is confirmed.
@@ -203,7 +206,7 @@ def _analyse_choice(
         plan: The plan so far, if there is one.
 
     Raises:
-        ConfigError: No run is found, or one branched from a trunk.
+        ConfigError: No run is found, or one is a fork of a trunk.
     """
     runs = require_runs([sweep], beside=beside)
     for run in runs:
@@ -226,28 +229,33 @@ def _analyse_choice(
 def _refuse_other_plan(
     findings: Findings, plan: ConfirmationPlan, request: ConfirmationRequest, folder: Path
 ) -> None:
-    """Refuse to go on with a plan of another choice, or with other seeds.
+    """Refuse to continue a plan of another choice, or with other seeds.
 
     Raises:
         ConfigError: The contenders chosen in the sweep changed, or other seeds, power or difference
             were typed.
     """
-    now, _ = make_plan(findings, ConfirmationRequest(seeds=plan.seeds))
+    current, _ = make_plan(findings, ConfirmationRequest(seeds=plan.seeds))
     changed = [
-        name for name, overrides in now.contenders.items() if overrides != plan.contenders.get(name)
+        name
+        for name, overrides in current.contenders.items()
+        if overrides != plan.contenders.get(name)
     ]
-    reasons = [f"{', '.join(changed)} changed since"] if changed else []
-    if not changed:
+    reasons = []
+    if changed:
+        reasons.append(f"{', '.join(changed)} changed since")
+    else:
         for key, value, planned in (
-            ("contenders", len(now.contenders), len(plan.contenders)),
-            ("baseline", now.reference, plan.reference),
-            ("metric", now.metric, plan.metric),
+            ("contenders", len(current.contenders), len(plan.contenders)),
+            ("baseline", current.reference, plan.reference),
+            ("metric", current.metric, plan.metric),
         ):
             if value != planned:
                 reasons.append(f"{key}={value}, planned with {planned or 'none'}")
     if reasons:
         raise ConfigError(
-            f"{folder} confirms another choice: {'; '.join(reasons)}. out=DIR begins another."
+            f"{folder} confirms another choice: {'; '.join(reasons)}. To begin another"
+            " confirmation, add out=DIR."
         )
     if not _has_same_size(request, plan):
         raise ConfigError(
@@ -258,17 +266,19 @@ def _refuse_other_plan(
 
 
 def _has_same_size(request: ConfirmationRequest, plan: ConfirmationPlan) -> bool:
-    """Tell whether typed seeds, power and difference agree with the plan."""
-    pairs = (
-        (request.seeds, plan.seeds),
-        (request.power, plan.power),
-        (request.difference, plan.difference),
+    """Tell whether the typed seeds, power and difference, if any, are those of the plan."""
+    return (
+        request.seeds in (None, plan.seeds)
+        and request.power in (None, plan.power)
+        and request.difference in (None, plan.difference)
     )
-    return all(typed in (None, planned) for typed, planned in pairs)
 
 
-def _plans_anew(request: ConfirmationRequest, plan: ConfirmationPlan, folder: Path) -> bool:
-    """Tell whether a new plan may replace this one: no run has finished."""
+def _may_replace_plan(request: ConfirmationRequest, plan: ConfirmationPlan, folder: Path) -> bool:
+    """Tell whether a new plan replaces this one.
+
+    It does if other seeds, power or difference were typed, and no planned run has ended.
+    """
     if _has_same_size(request, plan):
         return False
     return not any(run.finished or run.status == "failed" for run in load_runs([folder]))
@@ -295,8 +305,8 @@ def make_plan(
         findings: Findings of the sweep that is confirmed.
         request: The typed options. Without seeds, as many are planned as detect the smallest
             difference that matters, whatever difference the sweep observed.
-        used: Seeds of earlier confirmations of the sweep. They are never planned; the note names
-            any that the user typed.
+        used: Seeds of earlier confirmations of the sweep. None is chosen again; if the user typed
+            one, it is kept and the note names it.
 
     Returns:
         The plan, and a note about it for the user.
@@ -305,32 +315,33 @@ def make_plan(
         ConfigError: There is nothing to compare, a seed was used in the sweep, or a configuration
             cannot be typed again.
     """
-    rows = findings.ranked
-    if findings.incomparable or len(rows) < 2:
+    contenders = findings.ranked
+    if findings.incomparable or len(contenders) < 2:
         why = (
             findings.incomparable
-            or "it takes results of two or more. Give the folder of a sweep over optimizers"
+            or "it takes results of two or more contenders. Give the folder of a sweep over"
+            " optimizers"
         )
         raise ConfigError(f"There is nothing to confirm: {why}.")
     sweep_seeds = {run.seed for run in findings.runs if run.seed is not None}
-    runs = {row.name: row.configuration.latest_runs[0] for row in rows}
+    runs = {contender.name: contender.configuration.latest_runs[0] for contender in contenders}
     if len({(run.config_name, *run.config_dir) for run in runs.values()}) > 1:
         raise ConfigError(
-            "The contenders come from several recipes: confirm each recipe's sweep by itself."
+            "The contenders come from several recipes: confirm the sweep of each recipe separately."
         )
     plan = ConfirmationPlan(
-        contenders={name: _retyped(name, run.overrides) for name, run in runs.items()},
+        contenders={name: _repeatable_overrides(name, run) for name, run in runs.items()},
         reference=findings.baseline,
         by=findings.compared_keys,
         metric=findings.metric,
         seeds=list(request.seeds or ()),
-        config_name=runs[rows[0].name].config_name,
-        config_dir=list(runs[rows[0].name].config_dir),
+        config_name=runs[contenders[0].name].config_name,
+        config_dir=list(runs[contenders[0].name].config_dir),
     )
     first = max({*sweep_seeds, *used}, default=-1) + 1
     if request.seeds is None:
         return _choose_seeds(plan, findings, request, first)
-    refuse_stale(request.seeds, sweep_seeds)
+    refuse_used_seeds(request.seeds, sweep_seeds)
     repeated_seeds = sorted(set(used) & set(request.seeds))
     if not repeated_seeds:
         return plan, ""
@@ -338,29 +349,34 @@ def make_plan(
     return plan, f"seeds {seeds} ran in a confirmation before; unused: from {first} on"
 
 
-def _retyped(name: str, tokens: Sequence[str]) -> list[str]:
-    """Return the typed overrides of a run, without the keys of a confirmation.
+def _repeatable_overrides(name: str, run: Run) -> list[str]:
+    """Return the overrides of a run, without those that a confirmation sets itself.
+
+    Args:
+        name: Name of the contender, for the message.
+        run: The run. Its files may come from elsewhere and contain anything.
 
     Raises:
-        ConfigError: An override is an option or would run code; only a user may type these, not a
-            file of a run directory.
+        ConfigError: An override is an option such as `--plugin`, or runs the code of a model;
+            only a user may type these.
     """
-    for token in tokens:
+    for token in run.overrides:
         if token.startswith("-") or token.lstrip("+").startswith("model.trust_remote_code="):
             raise ConfigError(
-                f"{name}: {token} stands in a file; type its command, on fresh seeds, yourself."
+                f"{name}: its run used {token}, which optrun does not take from a file. Type its"
+                " command on fresh seeds yourself."
             )
-    return [token for token in tokens if not token.lstrip("+~").startswith(_OWN)]
+    return [token for token in run.overrides if not token.lstrip("+~").startswith(_SET_ANEW)]
 
 
 def _choose_seeds(
     plan: ConfirmationPlan, findings: Findings, request: ConfirmationRequest, first: int
 ) -> tuple[ConfirmationPlan, str]:
-    """Add to a plan as many seeds as detect the smallest difference that matters.
+    """Add as many fresh seeds to a plan as detect the smallest difference that matters.
 
-    `SEEDS_WITHOUT_SPREAD` of them if the sweep shows no spread between seeds, or if no difference
-    is known to matter; `MOST_SEEDS` if more would be needed, which the note says. The observed
-    difference is never what they are planned for: it was selected for being large.
+    At most `MOST_SEEDS`; a note says if more are needed. `SEEDS_WITHOUT_SPREAD` if the sweep shows
+    no spread between seeds, or if no smallest difference is known. The difference that the sweep
+    observed plays no part: it was selected for being large.
 
     Args:
         plan: The plan without seeds.
@@ -374,7 +390,9 @@ def _choose_seeds(
     ttest = findings.ttest
     power = request.power or POWER
     difference = request.difference or (ttest.matters if ttest is not None else math.nan)
-    sd, degrees = residual_sd(_scores_without_stand_ins(findings))
+    sd, degrees = residual_sd(
+        contender.configuration.finished_scores for contender in findings.ranked
+    )
     if not (sd > 0 and difference > 0):
         count = SEEDS_WITHOUT_SPREAD
         seeds = list(range(first, first + count))
@@ -404,18 +422,8 @@ def _choose_seeds(
     return plan, note
 
 
-def _scores_without_stand_ins(findings: Findings) -> list[dict[int, float]]:
-    """Map each seed to its score, for each ranked contender, without the seeds that diverged."""
-    scores = []
-    for row in findings.ranked:
-        best = row.configuration
-        diverged = best.diverged_seeds
-        scores.append({seed: x for seed, x in best.scores.items() if seed not in diverged})
-    return scores
-
-
-def refuse_stale(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
-    """Refuse too few seeds, and seeds already used in the choice.
+def refuse_used_seeds(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
+    """Refuse fewer than `MIN_SEEDS` seeds, and seeds that took part in the choice.
 
     Args:
         seeds: Seeds of the confirmation.
@@ -424,13 +432,13 @@ def refuse_stale(seeds: Sequence[int], used_seeds: Collection[int]) -> None:
     Raises:
         ConfigError: The message names the first unused seeds.
     """
-    stale = sorted(set(used_seeds) & set(seeds))
-    if stale:
+    repeated = sorted(set(used_seeds) & set(seeds))
+    if repeated:
         first = max(used_seeds) + 1
         last = first + max(len(seeds), MIN_SEEDS) - 1
         raise ConfigError(
-            f"seeds: {', '.join(map(str, stale))} took part in the choice, and what is judged by"
-            f" them flatters whom they chose. Fresh ones begin at {first}: seeds={first}-{last}."
+            f"seeds: {', '.join(map(str, repeated))} took part in the choice, so results on them"
+            f" favour the chosen configurations. Use fresh seeds, such as seeds={first}-{last}."
         )
     if len(seeds) < MIN_SEEDS:
         raise ConfigError(

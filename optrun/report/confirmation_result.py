@@ -29,7 +29,12 @@ from optrun.report.findings import Findings, Question, forks_of, read_matters
 from optrun.report.runs import Run, load_runs, plugins_of
 from optrun.report.statistics import TtestResult, Verdict
 from optrun.report.sweep_folder import is_search
-from optrun.report.verdict import find_edges, is_selected, learns_nothing, needs_longer_training
+from optrun.report.verdict import (
+    find_contenders_at_edge,
+    is_selected_by_metric,
+    learns_nothing,
+    needs_longer_training,
+)
 from optrun.report.workloads import Comparison, compare_runs
 
 
@@ -42,13 +47,13 @@ class ConfirmationResult:
     comparison: Comparison
     """Of the runs of those that are judged; of the choice if none is."""
     seeds: str = ""
-    """The fresh seeds that its verdict may be quoted with; empty where it may not."""
+    """The fresh seeds behind the verdict, such as `5-9`; empty if there is none as planned."""
     note: str = ""
-    """What is not judged yet, or not as planned; empty where there is no such thing."""
+    """What is unfinished, or not as planned; empty if all is."""
     looks: int = 1
-    """How many confirmations of the sweep were judged."""
+    """How many confirmations of the sweep have ended."""
     waiting: Mapping[Path, ConfirmationPlan] = field(default_factory=dict)
-    """Those of the plans that have not come to their end, and are not looked at."""
+    """The plans whose runs have not all ended; they are not judged."""
 
     @classmethod
     def of(
@@ -75,8 +80,8 @@ def judge_together(
 ) -> ConfirmationResult | None:
     """Judge the confirmations directly beneath some directories by all their runs.
 
-    An unfinished confirmation is left out. If the sweep has chosen other configurations since, only
-    confirmations of the last choice count and the others are named. None if there are none.
+    An unfinished confirmation is left out. Only confirmations of the same metric and
+    configurations as the last ended one count; a note names the others. None if there are none.
 
     Args:
         planned: Folder -> plan, see `find_plans`.
@@ -85,13 +90,13 @@ def judge_together(
         typed: The options of the report; of these only `matters` applies to confirmations.
     """
     sweeps = {directory.resolve() for directory in directories}
-    beneath = [folder for folder in planned if folder.resolve().parent in sweeps]
-    plans = {
-        folder: planned[folder]
-        for folder in sorted(beneath, key=lambda folder: min(planned[folder].seeds))
-    }
+    plans = {}
+    for folder, plan in sorted(planned.items(), key=lambda item: min(item[1].seeds)):
+        if folder.resolve().parent in sweeps:
+            plans[folder] = plan
     if not plans:
         return None
+    # 1. Set the unfinished confirmations apart.
     runs = {folder: load_runs([folder]) for folder in plans}
     notes = []
     waiting = {}
@@ -105,24 +110,23 @@ def judge_together(
             ended.append(folder)
     if not ended:
         return ConfirmationResult(plans, choice, note=" ".join(notes), waiting=waiting)
+    # 2. Of the ended ones, take those that confirm the same choice as the last.
     last = plans[ended[-1]]
     judged = []
+    fresh: list[Run] = []
     for folder in ended:
         plan = plans[folder]
         if (plan.metric, plan.contenders) == (last.metric, last.contenders):
-            judged.append(folder)
+            judged.append(plan)
+            fresh += runs[folder]
         else:
             notes.append(f"Seeds {write_seeds(plan.seeds)} confirmed another choice.")
-    fresh = [run for folder in judged for run in runs[folder]]
-    question = question_of_plans(
-        [plans[confirmed_folder] for confirmed_folder in judged],
-        fresh,
-        matters=typed.get("matters"),
-    )
+    # 3. Judge them together.
+    question = question_of_plans(judged, fresh, matters=typed.get("matters"))
     comparison = compare_runs(fresh, **(question | {"looks": len(ended)}))
-    planned_runs = sum(len(plans[folder].points()) for folder in judged)
+    planned_runs = sum(len(plan.points()) for plan in judged)
     notes.extend(_deviations(comparison.findings, planned_runs, question["baseline"], typed))
-    seeds = " and ".join(write_seeds(plans[folder].seeds) for folder in judged)
+    seeds = " and ".join(write_seeds(plan.seeds) for plan in judged)
     return ConfirmationResult(plans, comparison, seeds, " ".join(notes), len(ended), waiting)
 
 
@@ -157,11 +161,11 @@ def _deviations(
 def question_of_plans(
     plans: Sequence[ConfirmationPlan], runs: Sequence[Run], **typed: Unpack[Question]
 ) -> Question:
-    """Build the question of some plans of one sweep; typed values win.
+    """Build the options to analyse confirming runs with, from their plans; typed options win.
 
-    The metric and keys are those of the last plan, `matters` is the smallest planned
-    difference, else that of the configurations. The baseline counts only if all plans name the
-    same one and it has runs. A planned metric without a score in any run is left out.
+    Metric and keys come from the last plan; a metric that no run has a score in is left out.
+    `matters` is the smallest planned difference, else that of the runs' configuration. The
+    baseline is the reference of the plans, if all have the same and it has runs.
     """
     last = plans[-1]
     differences = [plan.difference for plan in plans if plan.difference]
@@ -173,9 +177,8 @@ def question_of_plans(
         "matters": typed.get("matters") or matters,
     }
     baseline = typed.get("baseline")
-    references = {plan.reference for plan in plans}
-    if baseline is None and len(references) == 1:
-        names = {row.name for row in compare_runs(runs, **question).findings.rows}
+    if baseline is None and all(plan.reference == last.reference for plan in plans):
+        names = {contender.name for contender in compare_runs(runs, **question).findings.contenders}
         baseline = last.reference if last.reference in names else None
     return {**question, "baseline": baseline}
 
@@ -197,12 +200,15 @@ def explain_waiting(plan: ConfirmationPlan, runs: Sequence[Run]) -> str:
 
 
 def count_ended_confirmations(folder: Path, plan: ConfirmationPlan) -> int:
-    """Count the ended confirmations of the sweep, this one included."""
+    """Count the ended confirmations of the sweep; this one counts in any case."""
     sweep = find_confirmed_sweep(folder, plan)
+    if sweep is None:
+        return 1
     count = 1
-    for other_folder, other_plan in find_plans([sweep] if sweep else []).items():
-        if other_folder.resolve() != folder.resolve():
-            count += not explain_waiting(other_plan, load_runs([other_folder]))
+    for other_folder, other_plan in find_plans([sweep]).items():
+        is_other = other_folder.resolve() != folder.resolve()
+        if is_other and not explain_waiting(other_plan, load_runs([other_folder])):
+            count += 1
     return count
 
 
@@ -234,9 +240,10 @@ def choose_next_command(
     dirs: Sequence[Path],
     request: ConfirmationRequest,
 ) -> NextCommand | None:
-    """Choose the most useful next command.
+    """Choose the next command: continue a confirmation, widen the lr grid, or confirm the choice.
 
-    None if nothing is left to do, or if optrun would refuse every command.
+    None if nothing is left to do or optrun would refuse the command, for several directories or
+    workloads, for forks of a trunk, and if longer training is needed instead.
 
     Args:
         comparison: Comparison of the reported runs.
@@ -253,16 +260,20 @@ def choose_next_command(
     if needs_longer_training(findings):
         return None
     sweep = dirs[0]
-    wider = _widen(findings, sweep)
-    if wider or learns_nothing(findings):
-        return wider
-    if is_open(ttest) or any(is_selected(row) for row in findings.ranked):
+    wider_grid = _widen_grid(findings, sweep)
+    if wider_grid or learns_nothing(findings):
+        return wider_grid
+    if could_more_seeds_decide(ttest) or any(map(is_selected_by_metric, findings.ranked)):
         return _confirm(sweep, sweep / FOLDER, request, findings.runs)
     return None
 
 
-def is_open(ttest: TtestResult) -> bool:
-    """Tell whether more seeds could decide: some contender may differ by `matters`."""
+def could_more_seeds_decide(ttest: TtestResult) -> bool:
+    """Tell whether more seeds could decide on a contender.
+
+    They could if the contender is not decided yet and the interval of its difference reaches
+    beyond `matters`, or it has no interval.
+    """
     for name, result in ttest.comparisons.items():
         if name == ttest.reference or result.verdict not in _OPEN:
             continue
@@ -272,45 +283,41 @@ def is_open(ttest: TtestResult) -> bool:
     return False
 
 
-def _widen(findings: Findings, sweep: Path) -> NextCommand | None:
-    """Compose the command to widen the grids with the best lr at an edge.
+def _widen_grid(findings: Findings, sweep: Path) -> NextCommand | None:
+    """Compose the command to extend the lr grid of contenders whose best lr is at its edge.
 
     One command covers several contenders if they differ only in the optimizer; else it is for the
-    first. None for a search or a sweep recipe: one more value does not widen those.
+    first. None if more than lr was tuned, and for a search or a recipe that is a sweep: one more
+    value does not widen those.
     """
-    edges = find_edges(findings)
+    edges = find_contenders_at_edge(findings)
     if not edges or findings.tuned_keys != ["lr"] or is_search(sweep):
         return None
-    first = edges[0][0].configuration.runs[0]
-    if any(
-        "hydra.mode=RUN" in str(row.configuration.runs[0].summary.get("command"))
-        for row, _ in edges
-    ):
+    runs = [contender.configuration.runs[0] for contender, _ in edges]
+    if any("hydra.mode=RUN" in str(run.summary.get("command")) for run in runs):
         return None
-    kept_overrides = _kept_overrides(first)
+    first = runs[0]
     seeds = sorted(edges[0][0].configuration.scores)
+    overrides = _kept_overrides(first)
     grid = [f"lr={rate(edges[0][1])}"]
-    together = [
-        (row, lr)
-        for row, lr in edges
-        if _without_optimizer(row.configuration.runs[0]) == _without_optimizer(first)
-        and sorted(row.configuration.scores) == seeds
-    ]
-    if len(together) == 1 or findings.compared_keys != ["optimizer.name"]:
-        together = edges[:1]
-    else:
-        kept_overrides = _without_optimizer(first)
-        grid = []
-        for row, lr in together:
-            optimizer = row.configuration.runs[0].optimizer
-            grid.append(f"search.{optimizer}.lr={rate(lr)}")
+    similar_runs = list(edges[0][0].configuration.runs)
+    lrs_by_optimizer = []
+    runs_of_all: list[Run] = []
+    for run, (contender, lr) in zip(runs, edges, strict=True):
+        is_alike = _without_optimizer(run) == _without_optimizer(first)
+        if is_alike and sorted(contender.configuration.scores) == seeds:
+            lrs_by_optimizer.append(f"search.{run.optimizer}.lr={rate(lr)}")
+            runs_of_all += contender.configuration.runs
+    if len(lrs_by_optimizer) > 1 and findings.compared_keys == ["optimizer.name"]:
+        overrides = _without_optimizer(first)
+        grid = lrs_by_optimizer
+        similar_runs = runs_of_all
     recipe = ["-cn", first.config_name] if first.config_name else []
     values = [*grid, f"seed={','.join(map(str, seeds))}", f"hydra.sweep.dir={_as_typed(sweep)}"]
     line = shell.join(
-        ["optrun", *plugins_of([first]), "-m", *recipe, *first.config_dir, *kept_overrides, *values]
+        ["optrun", *plugins_of([first]), "-m", *recipe, *first.config_dir, *overrides, *values]
     )
-    similar_runs = [run for row, _ in together for run in row.configuration.runs]
-    return NextCommand(line, write_cost(len(together) * len(seeds), similar_runs))
+    return NextCommand(line, write_cost(len(grid) * len(seeds), similar_runs))
 
 
 def _as_typed(path: Path) -> str:
@@ -322,29 +329,29 @@ def _as_typed(path: Path) -> str:
 
 def _kept_overrides(run: Run) -> list[str]:
     """List the typed overrides of a run, without lr, seed and Hydra's keys."""
-    own_prefixes = ("resume=", "hydra", "lr=", "seed=")
-    return [token for token in run.typed if not token.lstrip("+").startswith(own_prefixes)]
+    return run.overrides_without(("resume=", "hydra", "lr=", "seed="))
 
 
 def _without_optimizer(run: Run) -> list[str]:
+    """List the same overrides without the choice of the optimizer."""
     return [token for token in _kept_overrides(run) if not token.startswith("optimizer=")]
 
 
 def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
-    """Go on with an unfinished confirmation, or begin another on fresh seeds.
+    """Compose the command to continue an unfinished confirmation, or to begin another.
 
-    It begins another if several contenders could still be the best.
+    Another one, on fresh seeds, only if more seeds could decide. None if the confirmed sweep is
+    gone.
     """
     runs = confirmed.comparison.runs
-    for folder, plan in confirmed.waiting.items():
+    if confirmed.waiting:
+        folder, plan = next(iter(confirmed.waiting.items()))
         sweep = find_confirmed_sweep(folder, plan)
-        if sweep:
-            return _confirm(sweep, folder, ConfirmationRequest(), runs)
-        return None
+        return None if sweep is None else _confirm(sweep, folder, ConfirmationRequest(), runs)
     folder, plan = list(confirmed.plans.items())[-1]
     sweep = find_confirmed_sweep(folder, plan)
     ttest = confirmed.comparison.ttest
-    if sweep is None or ttest is None or not is_open(ttest):
+    if sweep is None or ttest is None or not could_more_seeds_decide(ttest):
         return None
     if learns_nothing(confirmed.comparison.findings):
         return None
@@ -352,9 +359,11 @@ def _confirm_again(confirmed: ConfirmationResult) -> NextCommand | None:
     number = 2
     while folder.with_name(f"{stem}-{number}").exists():
         number += 1
-    is_own = plan.metric == confirmed.comparison.findings.own_metric
-    again = ConfirmationRequest(baseline=plan.reference, metric=None if is_own else plan.metric)
-    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), again, runs, by=plan.by)
+    is_own_metric = plan.metric == confirmed.comparison.findings.own_metric
+    request = ConfirmationRequest(
+        baseline=plan.reference, metric=None if is_own_metric else plan.metric
+    )
+    return _confirm(sweep, folder.with_name(f"{stem}-{number}"), request, runs, by=plan.by)
 
 
 def _confirm(

@@ -64,7 +64,7 @@ def curves_figure(run: Run, title: str = "") -> Chart:
     """
     names = run.log.names()
     eval_losses = [name for name in names if name.startswith("eval/") and name.endswith("/loss")]
-    candidates = (str(run.at("main_metric", "name")), "eval/accuracy", "eval/perplexity")
+    candidates = (str(run.from_summary("main_metric", "name")), "eval/accuracy", "eval/perplexity")
     eval_metrics = [name for name in candidates if name in names and not name.endswith("/loss")]
     panels = [("Loss", ["train/loss", *eval_losses])]
     for panel_title, metrics in (
@@ -213,7 +213,7 @@ def _mark_steps_not_finite(ax: Axes, steps: Array) -> None:
 
 def _mark_resumes(ax: Axes, run: Run) -> None:
     """Mark the step of each resume with a dotted line; one of them is in the legend."""
-    for index, step in enumerate(sorted({*run.in_records("resumes", "from_step", int)})):
+    for index, step in enumerate(sorted({*run.values_in_records("resumes", "from_step", int)})):
         ax.axvline(
             step,
             color=MUTED,

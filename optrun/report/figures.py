@@ -52,7 +52,10 @@ def _ordered(findings: Findings, comparison: Comparison) -> Findings:
     names = [] if comparison.ttest is None else comparison.ttest.ranking
     order = {name: index for index, name in enumerate(dict.fromkeys([*names, *comparison.scores]))}
     return replace(
-        findings, rows=sorted(findings.rows, key=lambda row: order.get(row.name, len(order)))
+        findings,
+        contenders=sorted(
+            findings.contenders, key=lambda contender: order.get(contender.name, len(order))
+        ),
     )
 
 
@@ -64,14 +67,16 @@ def pictures(findings: Findings) -> list[Picture]:
     so.
     """
     # The index in this list decides colour and marker in all pictures.
-    rows = [row for row in findings.rows if row.configuration.runs][:SHOWN]
+    contenders = [contender for contender in findings.contenders if contender.configuration.runs][
+        :SHOWN
+    ]
     metric = findings.metric
     note = ""
-    if len(rows) < len(findings.rows):
-        note = f" The best {len(rows)} of {len(findings.rows)} are drawn."
+    if len(contenders) < len(findings.contenders):
+        note = f" The best {len(contenders)} of {len(findings.contenders)} are drawn."
     drawn = verdict_picture(Comparison.of(findings))
-    axis = choose_axis(rows)
-    lines = seed_lines(rows, metric, axis)
+    axis = choose_axis(contenders)
+    lines = seed_lines(contenders, metric, axis)
     if lines:
         caption = (
             "One line for each seed of each best configuration. Where lines of two contenders mix,"
@@ -81,12 +86,12 @@ def pictures(findings: Findings) -> list[Picture]:
             caption += " Batch sizes differ, so the axis is the data seen."
         draw = partial(draw_seed_lines, lines, metric, findings.mode, axis)
         drawn.append(Picture("metric", f"{metric} during training", caption + note, draw))
-    if any(len(row.lr_curve.finished_lrs) > 1 for row in rows):
+    if any(len(contender.lr_curve.finished_lrs) > 1 for contender in contenders):
         caption = (
             "The ring is the best mean over seeds; if it is the first or last of its line, try more"
             " rates. A cross is a diverged run, an arrowhead a value outside the picture."
         )
-        draw = partial(draw_lr_curves, rows, findings)
+        draw = partial(draw_lr_curves, contenders, findings)
         drawn.append(Picture("lr", f"Final {metric} against learning rate", caption + note, draw))
     return drawn
 

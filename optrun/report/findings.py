@@ -39,7 +39,7 @@ DEFAULT_METRIC = "eval/loss"
 
 @dataclass(frozen=True)
 class Findings:
-    """Contenders, tests and warnings of the runs of one workload."""
+    """What a report says of the runs of one workload: contenders, ranking and tests."""
 
     runs: list[Run]
     metric: str
@@ -52,21 +52,21 @@ class Findings:
     compared_keys: list[str]
     """Those of them that separate contenders."""
     tuned_keys: list[str]
-    """Those over which each contender's best was chosen, and the learning rate; not what follows
-    from the contender."""
+    """The other keys, except those that follow from the contender: each contender's best
+    configuration was chosen over them."""
     configurations: list[Configuration]
-    rows: list[Contender]
+    contenders: list[Contender]
     """Best first."""
     ttest: TtestResult | None
     """None where nothing is ranked."""
-    floor: float
+    untrained_metric: float
     """The metric before the first step: the median over runs; NaN where it was not evaluated."""
     incomparable: str = ""
-    """Why nothing is ranked although there are scores; empty where that is not so."""
+    """Why the scores of the runs cannot be ranked; empty if they can."""
     name: str = ""
     """Of several workloads, what differs between them, such as `causal_lm on stdlib`."""
     left_out: str = ""
-    """Why it has no part in the score over all workloads; empty where it has."""
+    """Why the workload does not count in the score over all workloads; empty if it does."""
 
     @property
     def baseline(self) -> str | None:
@@ -77,28 +77,28 @@ class Findings:
 
     @property
     def ranked(self) -> list[Contender]:
-        """The rows with a rank."""
-        return [row for row in self.rows if row.rank]
+        """The contenders with a rank."""
+        return [contender for contender in self.contenders if contender.rank]
 
     @property
-    def end(self) -> float:
-        """Return the mean of the best contender, scored as 1 over workloads.
+    def best_mean(self) -> float:
+        """Return the mean of the best contender; NaN if none is ranked."""
+        return next((contender.configuration.mean for contender in self.ranked), math.nan)
 
-        NaN without one.
+    def scaled_scores(self) -> dict[str, dict[int, float]]:
+        """Scale the scores of ranked contenders: 0 is the untrained model, 1 the best mean.
+
+        Returns:
+            Contender -> seed -> (untrained - score) / (untrained - best mean).
         """
-        return next((row.configuration.mean for row in self.ranked), math.nan)
-
-    def scaled(self) -> dict[str, dict[int, float]]:
-        """Scale outcomes from 0, the floor, to 1, the best mean.
-
-        (floor - x) / (floor - end), contender -> seed -> score.
-        """
-        learnt = self.floor - self.end
-        scores = {}
-        for row in self.ranked:
-            outcomes = row.configuration.scores.items()
-            scores[row.name] = {seed: (self.floor - x) / learnt for seed, x in outcomes}
-        return scores
+        gain = self.untrained_metric - self.best_mean
+        scaled = {}
+        for contender in self.ranked:
+            scores = contender.configuration.scores
+            scaled[contender.name] = {
+                seed: (self.untrained_metric - score) / gain for seed, score in scores.items()
+            }
+        return scaled
 
 
 class Question(TypedDict, total=False):
@@ -107,16 +107,17 @@ class Question(TypedDict, total=False):
     metric: str | None
     """To compare by; None: the main metric that most runs name."""
     baseline: str | None
-    """A contender to test the others against; None: each is asked whether it could be the best."""
+    """A contender to test the others against; None: each is tested for being the best."""
     by: Sequence[str]
     """Configuration keys that separate contenders; none: see `pick_compared_keys`."""
     tuned: Collection[str]
-    """Keys that separate none unless they stand in `by`, or nothing else does."""
+    """Keys that a sweep tuned: they separate contenders only if they are in `by`, or if the runs
+    differ in nothing else."""
     matters: float | None
-    """The smallest difference that counts; None: that of the configuration, else what another seed
-    changes."""
+    """The smallest difference that counts; None: that of the configuration, else the standard
+    deviation between seeds."""
     looks: int
-    """How often the growing set of seeds was asked, this time among them."""
+    """How often these contenders were tested while seeds were added, this time included."""
 
 
 def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
@@ -132,41 +133,49 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
     by = list(question.get("by", ()))
     baseline = question.get("baseline")
     metric, mode = choose_metric(runs, question.get("metric"))
-    described = [run for run in runs if run.described]
+    described = [run for run in runs if run.has_config]
     unify_paths(described)
     _name_trunks(described)
     keys = differing_keys(described)
-    _expect_keys(by, described)
+    _refuse_unknown_keys(by, described)
     keys += [key for key in by if key not in keys]
     compared = by
     if not by:
         candidates = pick_compared_keys(keys, question.get("tuned", ()))
         compared = drop_implied_keys(candidates, described)
-    free = [key for key in keys if key not in compared]
+    tuned = []
+    for key in keys:
+        if key not in compared and (key == "lr" or not is_implied(key, compared, described)):
+            tuned.append(key)
     configurations = build_configurations(described, keys, metric, mode)
     contenders = build_contenders(configurations, compared, mode)
     scored = [run for run in described if run.score(metric) is not None]
     incomparable = explain_incomparable(scored)
     if metric.startswith("train/"):
         incomparable = (
-            f"{metric} is a training metric, and ranks nothing; give the runs an evaluation, as"
-            " with data.eval"
+            f"{metric} is a training metric, which cannot rank runs; give the runs an evaluation,"
+            " such as data.eval=FILE"
         )
     baseline_name = find_contender(baseline, contenders).name if baseline else None
     ttest = None
-    if any(contender.configuration.finished for contender in contenders) and not incomparable:
+    if (
+        any(contender.configuration.finished_scores for contender in contenders)
+        and not incomparable
+    ):
         matters = question.get("matters")
         ttest = compare(
             {contender.name: contender.configuration.scores for contender in contenders},
             mode=mode,
             baseline=baseline_name,
             matters=read_matters(runs) if matters is None else matters,
-            sd=pooled_sd(contender.configuration.finished for contender in contenders),
+            sd=pooled_sd(
+                contender.configuration.finished_scores.values() for contender in contenders
+            ),
             looks=question.get("looks", 1),
         )
         contenders = _rank(contenders, ttest, mode)
     before = [run.before_training(metric) for run in described]
-    floors = [value for value in before if value is not None]
+    untrained = [value for value in before if value is not None]
     return Findings(
         runs=list(runs),
         metric=metric,
@@ -174,17 +183,17 @@ def analyse_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Findings:
         own_metric=choose_metric(runs, None)[0],
         keys=keys,
         compared_keys=compared,
-        tuned_keys=[key for key in free if key == "lr" or not is_implied(key, compared, described)],
+        tuned_keys=tuned,
         configurations=configurations,
-        rows=contenders,
+        contenders=contenders,
         ttest=ttest,
-        floor=float(np.median(floors)) if floors else math.nan,
+        untrained_metric=float(np.median(untrained)) if untrained else math.nan,
         incomparable=incomparable,
     )
 
 
-def _expect_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
-    """Refuse keys of `by=` missing from every run."""
+def _refuse_unknown_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
+    """Refuse keys of `by=` that no run has in its configuration."""
     known_keys = all_keys(runs)
     for key in keys:
         if key not in known_keys:
@@ -194,45 +203,57 @@ def _expect_keys(keys: Sequence[str], runs: Sequence[Run]) -> None:
 
 
 def _rank(contenders: Sequence[Contender], ttest: TtestResult, mode: str) -> list[Contender]:
-    """Add rank and comparison to contenders with a score; equal means share a rank."""
+    """Add the rank and the test to each contender.
+
+    Equal means share a rank; a contender without a score has none.
+    """
     costs = [contender.configuration.cost(mode) for contender in contenders]
     ranked = []
     for contender, cost in zip(contenders, costs, strict=True):
-        better = [other_cost for other_cost in costs if other_cost < cost]
-        rank = 1 + len(better) if math.isfinite(cost) else None
+        rank = None
+        if math.isfinite(cost):
+            rank = 1 + sum(other_cost < cost for other_cost in costs)
         ranked.append(replace(contender, rank=rank, comparison=ttest.comparisons[contender.name]))
     return ranked
 
 
 def choose_metric(runs: Sequence[Run], metric: str | None) -> tuple[str, str]:
-    """Choose the metric to compare by and its mode.
+    """Choose the metric to compare by, and its mode, `min` or `max`.
+
+    Without a typed metric it is the main metric that most runs name, else `eval/loss`.
+
+    Args:
+        runs: The runs to compare.
+        metric: The typed metric.
 
     Raises:
         ConfigError: No run has the typed metric, or it is a training metric.
     """
-    declared: Counter[tuple[str, str]] = Counter()
+    main_metrics: Counter[tuple[str, str]] = Counter()
     for run in runs:
-        name = str(run.at("main_metric", "name") or "")
-        mode = str(run.at("main_metric", "mode"))
+        name = str(run.from_summary("main_metric", "name") or "")
+        mode = str(run.from_summary("main_metric", "mode"))
         if name and mode in ("min", "max"):
-            declared[name, mode] += 1
+            main_metrics[name, mode] += 1
     if metric is None:
-        if declared:
-            return declared.most_common(1)[0][0]
-        return (DEFAULT_METRIC, "min")
+        if main_metrics:
+            return main_metrics.most_common(1)[0][0]
+        return DEFAULT_METRIC, "min"
     logged_metrics = set[str]().union(*(run.log.names() for run in runs))
     if metric not in logged_metrics:
         raise ConfigError(
             f"metric={metric}: no run has logged it. {did_you_mean(metric, logged_metrics)}"
         )
     if metric.startswith(("train/", "lr/")):
-        judging = sorted(name for name in logged_metrics if name.startswith("eval/"))
+        evaluated = sorted(name for name in logged_metrics if name.startswith("eval/"))
         raise ConfigError(
-            f"metric={metric}: a metric of training ranks nothing. Expected one of an evaluation: "
-            f"{', '.join(judging[:8]) or 'these runs have none'}."
+            f"metric={metric}: a training metric cannot rank runs. Expected an evaluation metric: "
+            f"{', '.join(evaluated[:8]) or 'these runs have none'}."
         )
-    modes = {mode for name, mode in declared if name == metric}
-    return metric, modes.pop() if len(modes) == 1 else metric_mode(metric)
+    modes = {mode for name, mode in main_metrics if name == metric}
+    if len(modes) == 1:
+        return metric, modes.pop()
+    return metric, metric_mode(metric)
 
 
 def read_matters(runs: Sequence[Run]) -> float | None:
@@ -251,7 +272,10 @@ def forks_of(runs: Iterable[Run]) -> dict[Path, Fork]:
 
 
 def _name_trunks(runs: Sequence[Run]) -> None:
-    """Respell the trunk of each fork as its step, so that forks of trunk seeds compare.
+    """Respell the trunk of each fork as `step 100`, without the trunk's seed.
+
+    Forks of the same step of trunks that differ only in the seed then have equal settings. The name
+    of a trunk is added if there are trunks of several kinds.
 
     Args:
         runs: Changed in place: `respelt` maps keys to the common spelling.

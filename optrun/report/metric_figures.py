@@ -47,9 +47,9 @@ class SeedLine:
     """The metric; shape (n,)."""
 
 
-def choose_axis(rows: Sequence[Contender]) -> Axis:
+def choose_axis(contenders: Sequence[Contender]) -> Axis:
     """Choose the x axis: optimizer steps, or epochs if batch sizes differ."""
-    runs = [run for row in rows for run in row.configuration.runs]
+    runs = [run for contender in contenders for run in contender.configuration.runs]
     if len({run.batch for run in runs}) <= 1:
         return "step"
     if all(len(run.series("epoch")[0]) for run in runs):
@@ -57,26 +57,26 @@ def choose_axis(rows: Sequence[Contender]) -> Axis:
     return "step"
 
 
-def seed_lines(rows: Sequence[Contender], metric: str, axis: Axis) -> list[SeedLine]:
+def seed_lines(contenders: Sequence[Contender], metric: str, axis: Axis) -> list[SeedLine]:
     """List the line of each seed of each contender's best configuration.
 
     Runs that have not finished count only if none has.
 
     Args:
-        rows: The contenders to draw.
+        contenders: The contenders to draw.
         metric: Name of the logged metric.
         axis: The x axis.
     """
     lines = []
-    for series, row in enumerate(rows):
-        finished = [run for run in row.configuration.latest_runs if run.finished]
-        for run in finished or row.configuration.latest_runs:
-            x, y = run.line(metric, axis)
+    for series, contender in enumerate(contenders):
+        finished = [run for run in contender.configuration.latest_runs if run.finished]
+        for run in finished or contender.configuration.latest_runs:
+            x, y = run.finite_values(metric, axis)
             if len(x) < 2:  # one point is no curve
                 continue
             indices = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
-            has_score = bool(row.configuration.scores)
-            lines.append(SeedLine(series, row.name, has_score, x[indices], y[indices]))
+            has_score = bool(contender.configuration.scores)
+            lines.append(SeedLine(series, contender.name, has_score, x[indices], y[indices]))
     return lines
 
 
@@ -135,49 +135,56 @@ def _limit(ax: Axes, lines: Sequence[SeedLine], mode: str) -> None:
     set_limits(ax, [best, *ends], mode, least=abs(quarter - best))
 
 
-def draw_lr_curves(rows: Sequence[Contender], findings: Findings) -> Chart:
+def draw_lr_curves(contenders: Sequence[Contender], findings: Findings) -> Chart:
     """Draw the final metric against lr, on a logarithmic lr axis.
 
     Each point is a mean over seeds with a thin line from the best to the worst seed. Points of
     a contender with more than `_CROWDED` rates are not joined.
     """
-    figure, ax = panel(len(rows), "peak learning rate", f"final {findings.metric}")
-    log_axis(ax, "x", [lr for row in rows for lr in row.lr_curve.finished_lrs])
+    figure, ax = panel(len(contenders), "peak learning rate", f"final {findings.metric}")
+    log_axis(ax, "x", [lr for contender in contenders for lr in contender.lr_curve.finished_lrs])
     ax.margins(x=0.05)
-    bests = [(row.name, row.lr_curve.best.mean) for row in rows if row.lr_curve.best is not None]
+    bests = [
+        (contender.name, contender.lr_curve.best.mean)
+        for contender in contenders
+        if contender.lr_curve.best is not None
+    ]
     if bests:
         means = [mean for _, mean in bests]
         best = min(means) if findings.mode == "min" else max(means)
         all_means: list[float] = []
-        for row in rows:
-            all_means += [point.mean for point in row.lr_curve.points.values()]
+        for contender in contenders:
+            all_means += [point.mean for point in contender.lr_curve.points.values()]
         reach = find_reach(abs(mean - best) for mean in means)
         set_limits(ax, all_means, findings.mode, least=1.3 * reach)
         note_cut_contenders(ax, findings.mode, bests)
     # Many learning rates come from a search, whose neighbours differ in other settings, too: a
     # line through them would show that noise.
-    width = 1.4 if max(len(row.lr_curve.points) for row in rows) <= _CROWDED else 0.0
-    for series, row in enumerate(rows):
-        dots = _lr_dots(ax, row)
+    width = (
+        1.4 if max(len(contender.lr_curve.points) for contender in contenders) <= _CROWDED else 0.0
+    )
+    for series, contender in enumerate(contenders):
+        dots = _lr_dots(ax, contender)
         colour = style_of(series)["color"]
         for dot in dots:
-            finished = row.lr_curve.points[dot.x].finished if math.isfinite(dot.y) else []
-            if finished:
-                ends = [min(finished), max(finished)]
-                look = {"linewidth": 1.1, "alpha": 0.7, "color": colour}
-                ax.plot([dot.x, dot.x], ends, **look)
-        draw_dots(ax, series, row.name, dots, findings.mode, width)
+            if math.isnan(dot.y):
+                continue
+            scores = contender.lr_curve.points[dot.x].finished_scores.values()
+            if scores:
+                ends = [min(scores), max(scores)]
+                ax.plot([dot.x, dot.x], ends, linewidth=1.1, alpha=0.7, color=colour)
+        draw_dots(ax, series, contender.name, dots, findings.mode, width)
     legend(ax, below=figure)
     return figure
 
 
-def _lr_dots(ax: Axes, row: Contender) -> list[Dot]:
+def _lr_dots(ax: Axes, contender: Contender) -> list[Dot]:
     """List the outcome at each lr.
 
     An lr with diverged seeds is listed only if its score lies inside the limits.
     """
     low, high = ax.get_ylim()
-    lr_curve = row.lr_curve
+    lr_curve = contender.lr_curve
     dots = []
     for lr, configuration in lr_curve.points.items():
         if lr in lr_curve.diverged and not low <= configuration.mean <= high:

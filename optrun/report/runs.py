@@ -35,7 +35,7 @@ STATUSES = ("finished", "running", "interrupted", "failed")
 NOT_STARTED = "not started"
 """The status of a job of a sweep that has not begun: it has no summary, and may have no folder."""
 _OVERRIDE = re.compile(r"(\+{0,2}[A-Za-z_][\w./@-]*=|~[A-Za-z_])", re.ASCII)
-"""How an override begins; an option begins with a dash."""
+"""The beginning of an override; an option begins with a dash."""
 _FLOAT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -47,9 +47,9 @@ class Run:
     label: str
     """The path as short as it stays unique among the runs read together."""
     status: str
-    """One of `STATUSES`, `NOT_STARTED`, or "unknown" where no summary says it."""
+    """One of `STATUSES`, `NOT_STARTED`, or "unknown" without a readable summary."""
     message: str = ""
-    """Why it ended as it did, as far as the run recorded it."""
+    """The recorded reason for its end; empty if there is none."""
     config: dict[str, Setting] = field(default_factory=dict)
     """Dotted keys of `config.yaml`; empty where there is none."""
     summary: dict[str, object] = field(default_factory=dict)
@@ -63,10 +63,10 @@ class Run:
     values: Mapping[str, object] = field(default_factory=dict)
     """The whole `config.yaml`; empty where there is none."""
     respelt: dict[str, Setting] = field(default_factory=dict)
-    """Keys whose path another run spells otherwise, and that spelling; see `alike.respell`."""
+    """Key -> path as another run spells it; see `unify_paths`."""
 
     @property
-    def described(self) -> bool:
+    def has_config(self) -> bool:
         """Whether the whole configuration is known."""
         return bool(self.values)
 
@@ -81,8 +81,8 @@ class Run:
         """Normalise the settings of some keys: 1 and 1.0 are equal, True and 1 are not."""
         return tuple(normalise_setting(self.setting(key)) for key in keys)
 
-    def at(self, *path: str) -> object:
-        """Look up a value of the summary, such as `at("data", "fingerprint")`.
+    def from_summary(self, *path: str) -> object:
+        """Look up a value of the summary, such as `from_summary("data", "fingerprint")`.
 
         None if it is missing.
         """
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def optimizer(self) -> str:
-        """The name of the optimizer, or nothing."""
+        """The name of the optimizer; empty if it is unknown."""
         return str(self.config.get("optimizer.name") or "")
 
     @property
@@ -116,7 +116,7 @@ class Run:
 
     @property
     def max_steps(self) -> int | None:
-        """Optimizer steps the schedule was made for."""
+        """Planned optimizer steps; None if they are unknown, or follow from the data."""
         for value in (self.summary.get("max_steps"), self.config.get("training.max_steps")):
             if isinstance(value, int) and value > 0:
                 return value
@@ -132,10 +132,18 @@ class Run:
         steps, values = self.log.series(name)
         return np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64)
 
-    def line(self, name: str, axis: str) -> tuple[Array, Array]:
-        """Return finite values of one metric against `step` or another; shapes (n,) and (n,)."""
+    def finite_values(self, name: str, axis: str) -> tuple[Array, Array]:
+        """Return the finite values of a metric, and where they lie on an axis.
+
+        Args:
+            name: The metric.
+            axis: `step`, or a metric such as `epoch`, which is interpolated.
+
+        Returns:
+            x and y, shapes (n,).
+        """
         steps, values = self.series(name)
-        x = steps if axis == "step" else self.between(axis, steps)
+        x = steps if axis == "step" else self.interpolate(axis, steps)
         is_finite = np.isfinite(x) & np.isfinite(values)
         return x[is_finite], values[is_finite]
 
@@ -146,22 +154,17 @@ class Run:
             return float(values[0])
         return None
 
-    def untrained(self, metric: str, mode: str) -> float | None:
-        """Find the score of the untrained model.
-
-        It is the value before the first step, else the worst logged value.
-        """
+    def untrained_score(self, metric: str, mode: str) -> float | None:
+        """Return the metric before the first step, else its worst finite value, if there is one."""
         before = self.before_training(metric)
         if before is not None:
             return before
-        logged = [value for value in self.log.series(metric)[1] if math.isfinite(value)]
-        if not logged:
+        finite = [value for value in self.log.series(metric)[1] if math.isfinite(value)]
+        if not finite:
             return None
-        if mode == "min":
-            return max(logged)
-        return min(logged)
+        return max(finite) if mode == "min" else min(finite)
 
-    def between(self, name: str, steps: Array) -> Array:
+    def interpolate(self, name: str, steps: Array) -> Array:
         """Interpolate a metric at steps; NaN beyond the logged range. Shape (n,)."""
         logged, values = self.series(name)
         if not len(logged):
@@ -170,7 +173,7 @@ class Run:
 
     def last(self, name: str) -> float | None:
         """Return the last value of a metric, NaN included; None if it was never logged."""
-        value = to_number(self.at("metrics", "last", name))
+        value = to_number(self.from_summary("metrics", "last", name))
         if value is not None:
             return value
         logged = self.log.series(name)[1]
@@ -198,15 +201,16 @@ class Run:
         for name in ("train/loss", "eval/loss"):
             steps, values = self.series(name)
             finite = np.flatnonzero(np.isfinite(values))
-            begin = int(finite[-1]) + 1 if len(finite) else 0
-            if begin < len(steps):
-                return f"{name} not finite from step {int(steps[begin]):,}"
+            # The first value after the last finite one; 0 if none is finite.
+            first_bad = int(finite[-1]) + 1 if len(finite) else 0
+            if first_bad < len(steps):
+                return f"{name} not finite from step {int(steps[first_bad]):,}"
         return ""
 
     def score(self, metric: str) -> float | None:
-        """Return the metric's last value if the run finished and it is finite.
+        """Return the last value of the metric, if the run finished and the value is finite.
 
-        A diverged run is scored by its `Configuration`.
+        None for a diverged run: `build_configurations` gives it a score that stands in.
         """
         if not self.finished or self.diverged:
             return None
@@ -217,49 +221,52 @@ class Run:
 
     def perf(self, name: str) -> float | None:
         """Return a number of the section `perf` of the summary."""
-        value = to_number(self.at("perf", name))
+        value = to_number(self.from_summary("perf", name))
         if value is not None and math.isfinite(value):
             return value
         return None
 
     @property
     def device(self) -> str:
-        """The devices it was given, as `CUDA_VISIBLE_DEVICES` named them.
-
-        Empty where nothing was set.
-        """
-        return str(self.at("device", "cuda_visible_devices") or "")
+        """The recorded `CUDA_VISIBLE_DEVICES`; empty if it was not set."""
+        return str(self.from_summary("device", "cuda_visible_devices") or "")
 
     @property
     def wall_seconds(self) -> float | None:
         """Seconds of wall clock the run took."""
-        return to_number(self.at("wall_seconds"))
+        return to_number(self.from_summary("wall_seconds"))
 
     @property
     def batch(self) -> int | None:
-        """Training examples of an optimizer step, as far as the configuration tells."""
+        """Training examples of an optimizer step over all ranks; None if they are unknown."""
         size = to_number(self.config.get("training.global_batch_size"))
         if not size:
             micro_batch = to_number(self.config.get("training.per_device_train_batch_size"))
             accumulated = to_number(self.config.get("training.gradient_accumulation_steps", 1))
-            ranks = to_number(self.at("hardware", "ranks")) or 1
+            ranks = to_number(self.from_summary("hardware", "ranks")) or 1
             size = (micro_batch or 0) * (accumulated or 0) * ranks
         return int(size) or None
 
     @property
     def samples(self) -> int | None:
-        """Training examples the whole schedule sees, as far as the configuration tells."""
+        """Training examples of all planned steps; None if they are unknown."""
         if self.max_steps and self.batch:
             return self.max_steps * self.batch
         return None
 
-    @property
-    def typed(self) -> list[str]:
-        """List the recorded overrides, without options and other words."""
-        return [token for token in self.overrides if _OVERRIDE.match(token)]
+    def overrides_without(self, prefixes: tuple[str, ...]) -> list[str]:
+        """List the recorded overrides that do not begin with one of some prefixes.
+
+        Options and other words, which may stand in a file from elsewhere, are left out.
+        """
+        return [
+            token
+            for token in self.overrides
+            if _OVERRIDE.match(token) and not token.lstrip("+").startswith(prefixes)
+        ]
 
     def command(self, *, seeds: Sequence[int] = ()) -> str:
-        """Compose the shell line to repeat this run, word by word.
+        """Compose the shell line to repeat this run.
 
         It is built from the parsed parts of the recorded line, never copied: a run's files may come
         from elsewhere and contain anything.
@@ -274,11 +281,13 @@ class Run:
         if self.config_name:
             tokens += ["-cn", self.config_name]
         tokens += self.config_dir
-        if "hydra.mode=RUN" in self._argv:  # the recipe is a sweep, of which this is one point
-            one_point = ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"]
-            tokens += one_point if is_sweep else ["hydra.mode=RUN"]
+        # The recipe may itself be a sweep, of which this run is one job.
+        if "hydra.mode=RUN" in self._argv and is_sweep:
+            tokens += ["hydra/sweeper=grid", "hydra.sweeper.grids=[]"]
+        elif "hydra.mode=RUN" in self._argv:
+            tokens.append("hydra.mode=RUN")
         left_out = ("resume=", "hydra.", "seed=") if is_sweep else ("resume=", "hydra.")
-        tokens += [token for token in self.typed if not token.lstrip("+").startswith(left_out)]
+        tokens += self.overrides_without(left_out)
         if is_sweep:
             tokens.append(f"seed={','.join(map(str, seeds))}")
         return shell.join(tokens)
@@ -293,11 +302,13 @@ class Run:
 
     @property
     def config_dir(self) -> list[str]:
-        """List `--config-dir DIR`, if typed."""
-        for argument, following in zip(self._argv, [*self._argv[1:], ""], strict=False):
+        """Return the words `--config-dir DIR` of the command line; empty if it has none."""
+        arguments = iter(self._argv)
+        for argument in arguments:
             name, equals, value = argument.partition("=")
-            if name in ("--config-dir", "-cd") and (equals or following):
-                return ["--config-dir", value if equals else following]
+            if name in ("--config-dir", "-cd"):
+                folder = value if equals else next(arguments, "")
+                return ["--config-dir", folder] if folder else []
         return []
 
     @property
@@ -308,10 +319,15 @@ class Run:
         except ValueError:  # a quotation mark without its partner: not written by optrun
             return []
 
-    def in_records(self, section: str, key: str, kind: type[T]) -> list[T]:
-        """List the values of a key in a list of the summary, such as `resumes` or `plugins`.
+    def values_in_records(self, section: str, key: str, kind: type[T]) -> list[T]:
+        """List the values of a key in the records of a section of the summary.
 
         Values of another type are skipped.
+
+        Args:
+            section: A list of records, such as `resumes` or `plugins`; may be missing or torn.
+            key: The key of the value in each record.
+            kind: Type of the values.
         """
         records = self.summary.get(section)
         values: list[T] = []
@@ -326,7 +342,7 @@ def plugins_of(runs: Iterable[Run]) -> list[str]:
     """List the `--plugin FILE` words of some runs, each plugin once."""
     names: dict[str, None] = {}
     for run in runs:
-        names |= dict.fromkeys(run.in_records("plugins", "plugin", str))
+        names |= dict.fromkeys(run.values_in_records("plugins", "plugin", str))
     arguments: list[str] = []
     for name in names:
         arguments += ["--plugin", name]
@@ -372,11 +388,11 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
     """
     files = RunDir(path)
     problems: list[str] = []
-    at_work = is_held(files.lock) or is_held(path)
-    unbegun = in_sweep(path) and (files.is_unbegun() or not path.exists())
-    typed = [*planned]
+    # Looked at before the files, which the run may write meanwhile.
+    is_locked = is_held(files.lock) or is_held(path)
+    is_unbegun = in_sweep(path) and (files.is_unbegun() or not path.exists())
 
-    def attempt(read: Callable[[Path], T], file: Path, absent: T) -> T:
+    def read_or_note(read: Callable[[Path], T], file: Path, absent: T) -> T:
         try:
             return read(file)
         except FileNotFoundError:
@@ -385,60 +401,76 @@ def load_run(path: Path, *, label: str = "", planned: Sequence[str] = ()) -> Run
             problems.append(f"{file.name} cannot be read: {str(error).removeprefix(f'{file}: ')}")
         return absent
 
-    summary: dict[str, object] = attempt(read_summary, files.summary, {})
-    values: dict[str, object] = attempt(read_config, files.config, {})
-    log: MetricsLog = attempt(read_metrics, files.metrics, MetricsLog())
+    summary: dict[str, object] = read_or_note(read_summary, files.summary, {})
+    values: dict[str, object] = read_or_note(read_config, files.config, {})
+    log: MetricsLog = read_or_note(read_metrics, files.metrics, MetricsLog())
     problems += log.problems
-    problems = [plain(problem.removeprefix(f"{path}/")) for problem in problems]
-    if isinstance(noted := summary.get("overrides"), list):
-        typed = [str(item) for item in noted]
-    status, message = str(summary.get("status")), str(summary.get("message") or "")
-    if not summary and at_work:  # it loads model and data
-        status, problems = "running", []
-    elif unbegun:
-        status, problems = NOT_STARTED, []
-    elif (
-        in_sweep(path) and not log.records and not files.summary.exists()
-    ):  # a job that failed says so
-        status, message = "interrupted", "was cut before it logged anything"
+    recorded = summary.get("overrides")
+    overrides = recorded if isinstance(recorded, list) else planned
+    status = str(summary.get("status"))
+    message = str(summary.get("message") or "")
+    if is_locked and not summary:  # it loads model and data, and has written nothing yet
+        status = "running"
+        problems = []
+    elif is_unbegun:
+        status = NOT_STARTED
+        problems = []
+    elif in_sweep(path) and not log.records and not files.summary.exists():
+        # A failed job of a sweep has a summary.
+        status = "interrupted"
+        message = "was cut before it logged anything"
     elif not summary and not log.records:
-        status, message = "failed", "ended before it wrote anything"
+        status = "failed"
+        message = "ended before it wrote anything"
     elif status not in STATUSES:
         status = "unknown"
-    config = flatten(values)
-    label = plain(label or path.name)
-    return Run(path, label, status, plain(message), config, summary, log, problems, typed, values)
+    return Run(
+        path=path,
+        label=plain(label or path.name),
+        status=status,
+        message=plain(message),
+        config=flatten(values),
+        summary=summary,
+        log=log,
+        problems=[plain(problem.removeprefix(f"{path}/")) for problem in problems],
+        overrides=[str(item) for item in overrides],
+        values=values,
+    )
 
 
 def load_runs(directories: Iterable[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
     """Read every run at or beneath some directories, each once, in order.
 
-    Jobs of their sweeps that have not begun come last.
+    Jobs of their sweeps that have not begun come last. The label of a run is its path below the
+    folder that all of them share.
 
     Args:
         directories: Runs, sweeps, or folders that hold runs or sweeps.
         beside: Folders whose runs are left out, such as those of confirmations.
     """
     left_out = [path.resolve() for path in beside]
-    begun_jobs: dict[Path, tuple[Path, list[str]]] = {}
+    # Real path -> path as it was found, and planned overrides of a job that has not begun.
+    jobs: dict[Path, tuple[Path, list[str]]] = {}
     waiting: dict[Path, tuple[Path, list[str]]] = {}
     for directory in directories:
-        run_dirs = [
-            path
-            for path in find_runs(directory)
-            if not any(map(path.resolve().is_relative_to, left_out))
-        ]
-        begun_jobs |= {path.resolve(): (path, []) for path in run_dirs}
-        for sweep in dict.fromkeys(
-            [directory, *(path.parent for path in run_dirs if path != directory)]
-        ):
-            waiting |= {job[0].resolve(): job for job in find_waiting(sweep).items()}
-    jobs = begun_jobs | {at: job for at, job in waiting.items() if at not in begun_jobs}
-    shared = os.path.commonpath([at.parent for at in jobs]) if jobs else ""
-    labels = {at: at.relative_to(shared).as_posix() for at in jobs}
-    return [
-        load_run(path, label=labels[at], planned=planned) for at, (path, planned) in jobs.items()
-    ]
+        sweeps = {directory: None}
+        for path in find_runs(directory):
+            if any(map(path.resolve().is_relative_to, left_out)):
+                continue
+            jobs[path.resolve()] = (path, [])
+            if path != directory:
+                sweeps[path.parent] = None
+        for sweep in sweeps:
+            for path, overrides in find_waiting(sweep).items():
+                waiting[path.resolve()] = (path, overrides)
+    for real_path, job in waiting.items():
+        jobs.setdefault(real_path, job)
+    common = os.path.commonpath([real_path.parent for real_path in jobs]) if jobs else ""
+    runs = []
+    for real_path, (path, overrides) in jobs.items():
+        label = real_path.relative_to(common).as_posix()
+        runs.append(load_run(path, label=label, planned=overrides))
+    return runs
 
 
 def require_runs(directories: Sequence[Path], *, beside: Iterable[Path] = ()) -> list[Run]:
@@ -451,7 +483,7 @@ def require_runs(directories: Sequence[Path], *, beside: Iterable[Path] = ()) ->
     if not runs:
         raise ConfigError(
             f"{', '.join(map(str, directories))}: no run found here or beneath (a run has"
-            " metrics.jsonl or summary.json)."
+            " metrics.jsonl or summary.json). Give the folder of a run or a sweep."
         )
     return runs
 
@@ -472,13 +504,13 @@ def read_config(path: Path) -> dict[str, object]:
     config = yaml_mapping(path)
     for key, _ in interpolations(config):
         raise ValueError(f"{path}: {key} holds `${{`: expected a resolved value")
-    return {printable(str(key)): _numbers(value) for key, value in config.items()}
+    return {printable(str(key)): _convert_numbers(value) for key, value in config.items()}
 
 
 def flatten(config: Mapping[str, object]) -> dict[str, Setting]:
-    """Flatten to dotted keys and their leaves; a list is one leaf, an empty mapping too.
+    """Flatten a configuration to dotted keys and leaf values; lists and empty mappings are texts.
 
-    A plugin's choice is written with its kind, and an optimizer of pytorch-optimizer with its
+    The name of a plugin's choice gets its kind, and that of an optimizer of pytorch-optimizer its
     class: the library's `lamb` is not optrun's.
 
     Example:
@@ -508,14 +540,14 @@ def _name_with_kind(section: Mapping[str, object]) -> dict[str, object]:
     return named
 
 
-def _numbers(value: object) -> object:
+def _convert_numbers(value: object) -> object:
     """Turn texts such as `1e-3` into numbers, at any depth; other texts become printable."""
     if isinstance(value, str):
         if _FLOAT.fullmatch(value):
             return float(value)
         return printable(value)
     if isinstance(value, dict):
-        return {printable(str(key)): _numbers(item) for key, item in value.items()}
+        return {printable(str(key)): _convert_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_numbers(item) for item in value]
+        return [_convert_numbers(item) for item in value]
     return value

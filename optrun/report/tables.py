@@ -55,27 +55,29 @@ def ranking_table(findings: Findings) -> Table:
     """
     ttest = findings.ttest
     tuned = findings.tuned_keys
-    several = len(findings.rows) > 1
+    several = len(findings.contenders) > 1
     difference = "difference"
     if ttest is not None and ttest.is_tested:
         difference += f" [{100 * ttest.confidence:.3g} %]"
     rows = []
-    for row in findings.rows:
-        runs = _started_runs(row)
-        cells = {"#": str(row.rank or NONE), "contender": row.name}
+    for contender in findings.contenders:
+        runs = _started_runs(contender)
+        cells = {"#": str(contender.rank or NONE), "contender": contender.name}
         if tuned:
-            cells["chosen"] = describe_settings(row.configuration.of(tuned)) or NONE
-        cells[f"{findings.metric} (mean ± sd)"] = format_mean(row.configuration)
+            cells["chosen"] = (
+                describe_settings(contender.configuration.pick_settings(tuned)) or NONE
+            )
+        cells[f"{findings.metric} (mean ± sd)"] = format_mean(contender.configuration)
         if several:
-            cells["verdict"] = name_verdict(findings, row)
-        cells["seeds"] = count_seeds(row.configuration)
+            cells["verdict"] = name_verdict(findings, contender)
+        cells["seeds"] = count_seeds(contender.configuration)
         if several:
-            cells[difference] = format_difference(row.comparison)
+            cells[difference] = format_difference(contender.comparison)
         cells["diverged"] = _count_diverged(runs)
-        cells["configurations"] = _count_started(row)
+        cells["configurations"] = _count_started(contender)
         cells["wall time"] = _total([run.wall_seconds for run in runs])
         rows.append(cells)
-    styles = [row_style(row) for row in findings.rows]
+    styles = [row_style(contender) for contender in findings.contenders]
     return tabulate(rows, styles, left=("contender", "chosen", "verdict"))
 
 
@@ -99,7 +101,7 @@ def scores_table(comparison: Comparison) -> Table:
         cells["verdict"] = verdict
         cells["difference"] = format_difference(comparisons.get(name), 3)
         for workload in comparison.counted:
-            cells[workload.name] = _score(workload.scaled(), name)
+            cells[workload.name] = _score(workload.scaled_scores(), name)
         rows.append(cells)
         styles.append(style)
     return tabulate(rows, styles, left=("contender", "verdict"))
@@ -118,8 +120,8 @@ def workloads_table(comparison: Comparison) -> Table:
             {
                 "workload": workload.name,
                 "metric": workload.metric,
-                "before training (0)": _known(workload.floor),
-                "best (1)": _known(workload.end),
+                "before training (0)": _known(workload.untrained_metric),
+                "best (1)": _known(workload.best_mean),
                 "best contender": workload.ranked[0].name if workload.ranked else NONE,
                 "counts": f"no: {workload.left_out}" if workload.left_out else "yes",
             }
@@ -130,7 +132,7 @@ def workloads_table(comparison: Comparison) -> Table:
 
 def configurations_table(findings: Findings) -> Table:
     """Tabulate every configuration, best first: settings, scores, speed and memory."""
-    chosen = {id(row.configuration) for row in findings.ranked}
+    chosen = {id(contender.configuration) for contender in findings.ranked}
     rows = []
     styles = []
     for configuration in sorted(
@@ -223,9 +225,9 @@ def runs_csv(comparison: Comparison) -> str:
     lines = []
     for findings in comparison.workloads:
         contender_of_run: dict[int, Contender] = {}
-        for row in findings.rows:
-            for configuration in row.configurations:
-                contender_of_run |= {id(run): row for run in configuration.runs}
+        for contender in findings.contenders:
+            for configuration in contender.configurations:
+                contender_of_run |= {id(run): contender for run in configuration.runs}
         for run in findings.runs:
             lines.append(
                 _csv_line(run, findings, contender_of_run.get(id(run)), several=comparison.several)
@@ -291,10 +293,10 @@ def _best(run: Run, metric: str, mode: str) -> str:
     return f"{format_metric(value)} at {step:,}"
 
 
-def _started_runs(row: Contender) -> list[Run]:
+def _started_runs(contender: Contender) -> list[Run]:
     """List the started runs of a contender."""
     runs: list[Run] = []
-    for configuration in row.configurations:
+    for configuration in contender.configurations:
         runs += [run for run in configuration.runs if run.status != NOT_STARTED]
     return runs
 
@@ -307,10 +309,10 @@ def _count_diverged(runs: Sequence[Run]) -> str:
     return "0"
 
 
-def _count_started(row: Contender) -> str:
+def _count_started(contender: Contender) -> str:
     """Count the configurations of a contender that were started."""
     count = 0
-    for configuration in row.configurations:
+    for configuration in contender.configurations:
         count += any(run.status != NOT_STARTED for run in configuration.runs)
     return str(count)
 
@@ -388,16 +390,16 @@ def format_difference(comparison: ReferenceComparison | None, digits: int = 4) -
     return difference.replace("-", "−")
 
 
-def name_verdict(findings: Findings, row: Contender) -> str:
+def name_verdict(findings: Findings, contender: Contender) -> str:
     """Name the verdict on a contender.
 
     `not ranked` without a rank, a comparison or a t test of all contenders. The contender that
     rules it out is named if it is not the reference.
     """
-    comparison = row.comparison
-    if comparison is None or row.rank is None or findings.ttest is None:
+    comparison = contender.comparison
+    if comparison is None or contender.rank is None or findings.ttest is None:
         return "not ranked"
-    verdict = findings.ttest.verdict_text(row.name)
+    verdict = findings.ttest.verdict_text(contender.name)
     if comparison.ruled_out_by not in ("", comparison.reference):
         return f"{verdict}, by {comparison.ruled_out_by}"
     return verdict
@@ -411,8 +413,8 @@ _STYLES = {
 }
 
 
-def row_style(row: Contender) -> str:
+def row_style(contender: Contender) -> str:
     """Choose the style of a contender's row, by its verdict."""
-    if row.rank is None or row.comparison is None:
+    if contender.rank is None or contender.comparison is None:
         return "muted"
-    return _STYLES.get(row.comparison.verdict, "")
+    return _STYLES.get(contender.comparison.verdict, "")

@@ -57,40 +57,41 @@ class SweepVerdict:
         return self.text
 
 
-def kind_of(comparison: Comparison) -> str:
-    """Name the kind of a verdict; see `SweepVerdict.kind`."""
+def _name_kind(comparison: Comparison, *, is_confirmed: bool) -> str:
+    """Name the kind of a verdict; see `SweepVerdict.kind`.
+
+    is_confirmed: The runs are those of an ended confirmation.
+    """
     ttest = comparison.ttest
-    ranked = [row for workload in comparison.workloads for row in workload.ranked]
+    ranked = [contender for workload in comparison.workloads for contender in workload.ranked]
     if ttest is None or not ranked:
         return "none"
-    if len(ttest.ranking) < 2:
+    is_single = len(ttest.ranking) < 2
+    if is_confirmed:
+        return "confirmed" if is_single or is_decided(ttest) else "undecided"
+    if is_single:
         return "single"
     if any(workload.metric != workload.own_metric for workload in comparison.workloads):
         return "exploratory"
     if not ttest.is_tested:
         return "pilot"
-    if any(map(is_selected, ranked)):
-        return "selected"
-    return "compared"
+    return "selected" if any(map(is_selected_by_metric, ranked)) else "compared"
 
 
-def is_selected(row: Contender) -> bool:
-    """Tell whether the chosen configuration was selected from several by the metric.
+def is_selected_by_metric(contender: Contender) -> bool:
+    """Tell whether the metric selected the chosen configuration of a contender from others.
 
-    Configurations on other and fewer seeds do not count: there the chosen one won by its number of
-    seeds.
+    A configuration with fewer seeds, none of them a seed of the chosen one, does not count: it
+    lost by its number of seeds.
     """
-    best = row.configuration
-    other_configurations = [
-        configuration
-        for configuration in row.configurations
-        if configuration is not best and configuration.scores
-    ]
-    return any(
-        set(configuration.scores) & set(best.scores)
-        or len(configuration.scores) >= len(best.scores)
-        for configuration in other_configurations
-    )
+    chosen = contender.configuration
+    for configuration in contender.configurations:
+        if configuration is chosen or not configuration.scores:
+            continue
+        shares_seed = not chosen.scores.keys().isdisjoint(configuration.scores)
+        if shares_seed or len(configuration.scores) >= len(chosen.scores):
+            return True
+    return False
 
 
 def write_verdict(
@@ -112,11 +113,7 @@ def write_verdict(
         waits: Whether this is the report of an unfinished confirmation, which decides nothing yet.
     """
     ttest = comparison.ttest
-    kind = kind_of(comparison)
-    if waits or ttest is None:
-        kind = "none"
-    elif confirmed and kind != "none":
-        kind = "confirmed" if kind == "single" or is_decided(ttest) else "undecided"
+    kind = "none" if waits else _name_kind(comparison, is_confirmed=bool(confirmed))
     content: dict[str, object] = {
         "comparison": comparison,
         "ttest": ttest,
@@ -132,19 +129,26 @@ def write_verdict(
         possible = ttest.possible
         ruled_out = [name for name in ttest.ranking if name not in possible]
         content |= _content_of_line(comparison, ttest)
-    chosen: dict[str, list[str]] = {}
-    for workload in comparison.workloads:
-        where = f" on {workload.name}" if workload.name else ""
-        for row in workload.ranked:
-            chosen.setdefault(row.name, []).append(write_contender(row, workload) + where)
     return SweepVerdict(
         kind=kind,
         metric=comparison.findings.metric,
         possible=tuple(possible),
         ruled_out=tuple(ruled_out),
-        chosen={name: "; ".join(texts) for name, texts in chosen.items()},
+        chosen=_write_choices(comparison),
         text=fill_text("line.txt", **content),
     )
+
+
+def _write_choices(comparison: Comparison) -> dict[str, str]:
+    """Map each ranked contender to its chosen configuration, see `SweepVerdict.chosen`."""
+    choices: dict[str, str] = {}
+    for workload in comparison.workloads:
+        where = f" on {workload.name}" if workload.name else ""
+        for contender in workload.ranked:
+            text = write_contender(contender, workload) + where
+            before = choices.get(contender.name)
+            choices[contender.name] = text if before is None else f"{before}; {text}"
+    return choices
 
 
 DECIDED = (
@@ -162,83 +166,98 @@ def is_decided(ttest: TtestResult) -> bool:
     return any(result.verdict in DECIDED for result in ttest.comparisons.values())
 
 
-def find_edges(findings: Findings) -> list[tuple[Contender, float]]:
-    """List contenders with the best lr at an edge, each with the next lr.
+def find_contenders_at_edge(findings: Findings) -> list[tuple[Contender, float]]:
+    """List the contenders whose best lr is at an edge of its grid, each with the lr to try next.
 
-    Possible best contenders come first. Without a test only the first contender is listed. Left
-    out are contenders whose best lr is chance, see `is_chance`.
+    Contenders that could be the best come first. If nothing was tested, only those with the best
+    mean are listed. A contender whose best lr is chance is left out, see `is_best_lr_chance`.
     """
     ttest = findings.ttest
-    rows = findings.ranked
-    if ttest is None or not ttest.is_tested:
-        best = rows[0].configuration.mean if rows else math.nan
-        rows = [row for row in rows if row.configuration.mean == best]
+    contenders = findings.ranked
+    if ttest is not None and ttest.is_tested:
+        possible = [contender for contender in contenders if contender.name in ttest.possible]
+        contenders = possible + [contender for contender in contenders if contender not in possible]
     else:
-        rows = sorted(rows, key=lambda row: row.name not in ttest.possible)
+        best_mean = findings.best_mean
+        contenders = [
+            contender for contender in contenders if contender.configuration.mean == best_mean
+        ]
     edges = []
-    for row in rows:
-        if is_chance(row, findings):
-            continue
-        lr = next_lr(row, findings)
-        if lr is not None:
-            edges.append((row, lr))
+    for contender in contenders:
+        lr = next_lr(contender, findings)
+        if lr is not None and not is_best_lr_chance(contender, findings):
+            edges.append((contender, lr))
     return edges
 
 
-def is_chance(row: Contender, findings: Findings) -> bool:
-    """Tell whether the best lr of a contender is chance.
+def is_best_lr_chance(contender: Contender, findings: Findings) -> bool:
+    """Tell whether the best lr of a contender is chance, so that its edge means nothing.
 
-    It is if the contender learnt nothing, and either is ruled out or stands beside one that did
-    learn. If no contender learnt anything, a wider grid may be what they lack.
+    It is if the contender learnt nothing, and it is ruled out or another contender learnt
+    something. If no contender learnt anything, a wider grid may be what they lack.
     """
-    if not _learnt_nothing(row):
+    if not _learnt_nothing(contender):
         return False
     ttest = findings.ttest
-    is_out = ttest is not None and row.name not in ttest.possible
-    return is_out or not all(map(_learnt_nothing, findings.ranked))
+    if ttest is not None and contender.name not in ttest.possible:
+        return True
+    return not all(map(_learnt_nothing, findings.ranked))
 
 
 def _content_of_line(comparison: Comparison, ttest: TtestResult) -> dict[str, object]:
     """Collect the numbers and names for the template of the first line."""
     scores = comparison.scores
     possible = ttest.possible
-    names = {name: _write_with_diverged(name, comparison) for name in ttest.ranking}
-    means = {name: sum(scores[name].values()) / len(scores[name]) for name in names}
+    # What the line calls each contender, such as "lamb at lr 2e-3 (1 of 5 seeds diverged)".
+    titles = {name: _write_with_diverged(name, comparison) for name in ttest.ranking}
+    means = {name: sum(scores[name].values()) / len(scores[name]) for name in titles}
     best_mean = means[ttest.ranking[0]]
-    first = [name for name in names if means[name] == best_mean]
-    groups: dict[str, list[str]] = {}
-    for name, full_name in names.items():
-        groups.setdefault(ttest.verdict_text(name), []).append(full_name)
-    groups.pop(Verdict.baseline, None)
+    best = [name for name in titles if means[name] == best_mean]
+    titles_by_verdict: dict[str, list[str]] = {}
+    for name, title in titles.items():
+        titles_by_verdict.setdefault(ttest.verdict_text(name), []).append(title)
+    titles_by_verdict.pop(Verdict.baseline, None)
     baseline = ""
     if ttest.has_baseline:
         baseline = _write_with_diverged(ttest.reference, comparison)
+    fewest_seeds = min(len(scores[name]) for name in possible or titles)
     content: dict[str, object] = {
-        "first": [names[name] for name in first],
+        "first": [titles[name] for name in best],
         "mean": "",
-        "seeds": min(len(scores[name]) for name in possible or names),
+        "seeds": fewest_seeds,
         "baseline": baseline,
-        "groups": groups,
-        "possible": [names[name] for name in possible],
-        "ruled_out": groups.get(Verdict.ruled_out, []),
-        "either": groups.get(Verdict.either_will_do.replace(UNSET, ttest.limit), []),
+        "groups": titles_by_verdict,
+        "possible": [titles[name] for name in possible],
+        "ruled_out": titles_by_verdict.get(Verdict.ruled_out, []),
+        "either": titles_by_verdict.get(Verdict.either_will_do.replace(UNSET, ttest.limit), []),
     }
-    content |= _content_of_differences(ttest, content["seeds"])
+    content |= _content_of_differences(ttest, fewest_seeds)
     # With several workloads the line names no rates and no edges, since each has its own.
     if comparison.several:
         return content | {"edges": [], "more_edges": 0, "longer": "", "learnt": ""}
-    rows = comparison.findings.ranked
-    if rows:
-        content["mean"] = format_mean(rows[0].configuration)
-    # Without a test all contenders are possible, and the line names only the first.
-    named = possible if ttest.is_tested else first
+    ranked = comparison.findings.ranked
+    if ranked:
+        content["mean"] = format_mean(ranked[0].configuration)
+    # Without a test all contenders are possible, and the line names only the best.
+    named = possible if ttest.is_tested else best
     return content | _content_of_advice(comparison.findings, named)
 
 
-def _content_of_differences(ttest: TtestResult, seeds: object) -> dict[str, object]:
+def _content_of_differences(ttest: TtestResult, seeds: int) -> dict[str, object]:
     """Collect the differences to the reference, for the template of the first line.
 
-    `seeds` stands in if nobody shares a seed with the reference.
+    Contenders that share no seed with the reference are left out.
+
+    Args:
+        ttest: The test.
+        seeds: The number of seeds to name if no contender is left.
+
+    Returns:
+        `judged_by`, the fewest seeds that a contender shares with the reference: any contender if
+        one is the best, else one that could be the best. `ahead`, the smallest difference of any
+        contender. Of those that could be the best: `apart`, the largest difference, empty if all
+        are equal; `shared`, whether there are any; and `seen`, the largest of the differences that
+        their tests find in 4 of 5 cases, empty without a test.
     """
     comparisons = {
         name: result
@@ -246,14 +265,14 @@ def _content_of_differences(ttest: TtestResult, seeds: object) -> dict[str, obje
         if name != ttest.reference and result.seeds
     }
     undecided = [comparisons[name] for name in ttest.possible if name in comparisons]
-    judging = list(comparisons.values()) if len(ttest.possible) == 1 else undecided
+    decisive = list(comparisons.values()) if len(ttest.possible) == 1 else undecided
     widest = max((abs(result.difference) for result in undecided), default=0.0)
     if widest < 1e-12:  # rounding in the means: they are equal
         widest = 0.0
     smallest_lead = min((abs(result.difference) for result in comparisons.values()), default=0.0)
     detectable = [result.seen for result in undecided if not math.isnan(result.seen)]
     return {
-        "judged_by": min((result.seeds for result in judging), default=seeds),
+        "judged_by": min((result.seeds for result in decisive), default=seeds),
         "ahead": format_metric(smallest_lead),
         "apart": format_metric(widest) if widest else "",
         "shared": bool(undecided),
@@ -262,7 +281,7 @@ def _content_of_differences(ttest: TtestResult, seeds: object) -> dict[str, obje
 
 
 def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, object]:
-    """Collect what to do next, for the template of the first line: one advice, not two.
+    """Collect what to do next, for the template of the first line.
 
     If a best lr is at the edge of its grid, a wider grid may be all that learning lacks, unless the
     runs are too short to tell: then it is longer training.
@@ -272,66 +291,72 @@ def _content_of_advice(findings: Findings, named: Sequence[str]) -> dict[str, ob
         named: Contenders that the line names.
     """
     possible = [] if findings.ttest is None else findings.ttest.possible
-    edges = find_edges(findings)
+    edges = find_contenders_at_edge(findings)
     longer = ""
     if needs_longer_training(findings):
         longer = fill_text("longer.txt", run=findings.ranked[0].configuration.runs[0])
-    shown = [
-        {"name": row.name, "lr": rate(lr), "is_out": row.name not in possible}
-        for row, lr in edges[:_EDGES]
+    shown_edges = [
+        {"name": contender.name, "lr": rate(lr), "is_out": contender.name not in possible}
+        for contender, lr in edges[:_EDGES]
     ]
-    rows = [row for row in findings.ranked if row.name in named and _learnt_nothing(row)]
+    learnt_nothing = [
+        contender
+        for contender in findings.ranked
+        if contender.name in named and _learnt_nothing(contender)
+    ]
     return {
-        "edges": shown,
+        "edges": shown_edges,
         "more_edges": len(edges[_EDGES:]),
         "longer": longer,
-        "learnt": "; ".join(map(_explain_nothing_learnt, rows)),
+        "learnt": "; ".join(map(_explain_nothing_learnt, learnt_nothing)),
     }
 
 
 def _write_with_diverged(name: str, comparison: Comparison) -> str:
-    """Write a contender with its lr, and how many of its seeds diverged."""
+    """Write a contender with its lr, and how many of its seeds diverged.
+
+    Over several workloads without the lr, and with the seeds of all of them.
+    """
     text = name
     diverged = 0
-    runs = 0
+    seeds = 0
     for workload in comparison.workloads:
-        for row in workload.rows:
-            if row.name == name:
-                diverged += len(row.configuration.diverged_seeds)
-                runs += len(row.configuration.scores)
+        for contender in workload.contenders:
+            if contender.name == name:
+                diverged += len(contender.configuration.diverged_seeds)
+                seeds += len(contender.configuration.scores)
                 if not comparison.several:
-                    text = write_contender(row, workload)
+                    text = write_contender(contender, workload)
     if diverged:
-        return f"{text} ({diverged} of {runs} seeds diverged)"
+        return f"{text} ({diverged} of {seeds} seeds diverged)"
     return text
 
 
-def write_contender(row: Contender, findings: Findings) -> str:
-    """Write a contender with its chosen lr."""
-    lr = row.configuration.lr
+def write_contender(contender: Contender, findings: Findings) -> str:
+    """Write a contender with its chosen lr, unless lr separates the contenders."""
+    lr = contender.configuration.lr
     if lr is None or "lr" in findings.compared_keys:
-        return row.name
-    return f"{row.name} at lr {rate(lr)}"
+        return contender.name
+    return f"{contender.name} at lr {rate(lr)}"
 
 
-def next_lr(row: Contender, findings: Findings) -> float | None:
-    """Find the lr to try next if the best is at an edge of its grid; else None.
+def next_lr(contender: Contender, findings: Findings) -> float | None:
+    """Double the best lr if it is the highest tried, halve it if it is the lowest; else None.
 
-    It is twice the highest or half the lowest lr. Also None if lr was not tuned, if there are
-    fewer than two rates, if the best mean is a perfect 1, or if the neighbour inside is as
-    good.
+    Also None if lr was not tuned, if fewer than two rates were tried, if the best mean is a
+    perfect 1, or if the neighbour is as good, so that nothing suggests to go further.
     """
-    curve = row.lr_curve
+    curve = contender.lr_curve
     if "lr" not in findings.tuned_keys or curve.best is None or len(curve.tried_lrs) < 2:
         return None
-    below, above = curve.beside()
+    below, above = curve.neighbours_of_best()
     if below and above:
         return None
     if findings.mode == "max" and curve.best.mean == 1:
-        return None  # right every time: nothing is left to find
-    inside = curve.points.get(below or above or 0.0)
-    if inside is not None and inside.mean == curve.best.mean:
-        return None  # as good inside: nothing says that further out is better
+        return None
+    neighbour = curve.points.get(below or above or 0.0)
+    if neighbour is not None and neighbour.mean == curve.best.mean:
+        return None
     best = curve.best.lr or 0.0
     if above is None:
         return best * 2
@@ -344,21 +369,21 @@ def needs_longer_training(findings: Findings) -> bool:
     With a best lr at the edge of its grid it is if all contenders were trained too briefly to
     choose an lr; otherwise if nothing was learnt.
     """
-    if not find_edges(findings):
+    if not find_contenders_at_edge(findings):
         return learns_nothing(findings)
     loss = loss_beside(findings.metric)
-    return all(_is_too_short(row, loss) for row in findings.ranked)
+    return all(_is_too_short(contender, loss) for contender in findings.ranked)
 
 
-def _is_too_short(row: Contender, loss: str) -> bool:
+def _is_too_short(contender: Contender, loss: str) -> bool:
     """Tell whether a contender was trained too briefly to choose its lr.
 
     Most of its runs are no better than the majority class, or in each run at least half of the fall
     of the evaluation loss came in the second half of training.
     """
-    if _learnt_nothing(row) and _results_without_learning(row)[0].majority is not None:
+    if _learnt_nothing(contender) and _results_without_learning(contender)[0].majority is not None:
         return True
-    return all(_falls_late(run, loss) for run in row.configuration.runs)
+    return all(_falls_late(run, loss) for run in contender.configuration.runs)
 
 
 def _falls_late(run: Run, loss: str) -> bool:
@@ -366,7 +391,7 @@ def _falls_late(run: Run, loss: str) -> bool:
 
     False with fewer than three evaluations.
     """
-    steps, values = run.line(loss, "step")
+    steps, values = run.finite_values(loss, "step")
     if len(steps) < 3 or values[-1] >= values[0]:
         return False
     middle = np.interp(steps[-1] / 2, steps, values)
@@ -376,36 +401,37 @@ def _falls_late(run: Run, loss: str) -> bool:
 def learns_nothing(findings: Findings) -> bool:
     """Tell whether every contender that could be the best learnt nothing, see `_learnt_nothing`.
 
-    False without a ttest, and if no contender could be the best.
+    False if nothing is ranked, and if no contender could be the best.
     """
     ttest = findings.ttest
     if ttest is None:
         return False
-    rows = [row for row in findings.ranked if row.name in ttest.possible]
-    return bool(rows) and all(map(_learnt_nothing, rows))
+    possible = [contender for contender in findings.ranked if contender.name in ttest.possible]
+    return bool(possible) and all(map(_learnt_nothing, possible))
 
 
-def _learnt_nothing(row: Contender) -> bool:
+def _learnt_nothing(contender: Contender) -> bool:
     """Tell whether more than half of a contender's finished runs learnt nothing.
 
-    A run learnt nothing if its `Generalisation` has a verdict of `NOTHING_LEARNT`: it memorised the
-    training data, is no better on evaluation than before training or than always answering the
-    majority class, or was evaluated on what it was trained on. A run without a `Generalisation`
-    does not count as one that learnt nothing.
+    A run learnt nothing if it memorised the training data, is no better on evaluation than before
+    training or than the majority class, or was evaluated on its training data. A run whose
+    summary has no such verdict counts as one that learnt.
     """
-    finished = [run for run in row.configuration.runs if run.finished]
-    return 2 * len(_results_without_learning(row)) > len(finished)
+    finished = [run for run in contender.configuration.runs if run.finished]
+    return 2 * len(_results_without_learning(contender)) > len(finished)
 
 
-def _results_without_learning(row: Contender) -> list[Generalisation]:
+def _results_without_learning(contender: Contender) -> list[Generalisation]:
     """List the verdicts on a contender's finished runs that learnt nothing."""
-    results = [generalisation_of(run.summary) for run in row.configuration.runs if run.finished]
+    results = [
+        generalisation_of(run.summary) for run in contender.configuration.runs if run.finished
+    ]
     return [result for result in results if result and result.verdict in NOTHING_LEARNT]
 
 
-def _explain_nothing_learnt(row: Contender) -> str:
+def _explain_nothing_learnt(contender: Contender) -> str:
     """Say how many of a contender's finished runs learnt nothing, and why, judged by the first."""
-    results = _results_without_learning(row)
+    results = _results_without_learning(contender)
     problem = str(results[0]).partition(":")[0]
-    runs = plural(sum(run.finished for run in row.configuration.runs), "run")
-    return f"{len(results)} of {runs} of {row.name} show no learning ({problem})"
+    runs = plural(sum(run.finished for run in contender.configuration.runs), "run")
+    return f"{len(results)} of {runs} of {contender.name} show no learning ({problem})"

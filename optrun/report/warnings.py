@@ -17,12 +17,11 @@ from optrun.report.runs import NOT_STARTED, Run
 from optrun.report.statistics import MIN_SEEDS
 from optrun.report.table import format_metric
 from optrun.report.templating import fill_text
-from optrun.report.verdict import is_chance, next_lr
+from optrun.report.verdict import is_best_lr_chance, next_lr
 
 _COARSE = 5.0
-"""A grid whose values beside the best lr are further apart than this factor may have missed the
-best between them.
-"""
+"""A neighbour of the best lr further away than this factor gets a warning: a better lr may lie in
+between."""
 _KINDS = (
     "edge",
     "coarse",
@@ -44,7 +43,7 @@ _KINDS = (
     "metric",
     "files",
 )
-"""The gravest first."""
+"""Kinds of warnings, the most serious first."""
 
 
 @dataclass(frozen=True)
@@ -57,69 +56,73 @@ class RunWarning:
     """One or two sentences with what to do."""
 
 
-OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
-"""What says how well configurations were chosen: nothing that the runs of a confirmation could have
-done better."""
+KINDS_OF_THE_CHOICE = frozenset({"edge", "coarse", "single-lr", "tuning"})
+"""Kinds of warnings about how the configurations were chosen. A report on a confirmation leaves
+them out: its runs repeat a choice that was made before."""
 
 
 def find_warnings(findings: Findings) -> list[RunWarning]:
     """List the warnings of a comparison, most serious first."""
     warnings = [
-        *_edges(findings),
-        *_unlike(findings),
-        *_seeds(findings),
-        *_unfinished_runs(findings),
-        *_doubtful_runs(findings),
-        *_versions(findings),
+        *_warn_of_edges(findings),
+        *_warn_of_unequal_effort(findings),
+        *_warn_of_seeds(findings),
+        *_warn_of_unfinished_runs(findings),
+        *_warn_of_doubtful_runs(findings),
+        *_warn_of_differing_runs(findings),
     ]
     return sorted(warnings, key=lambda warning: _KINDS.index(warning.kind))
 
 
-def _warn(kind: str, of: Sequence[Run] = (), /, **details: object) -> RunWarning:
-    """Fill the text of a warning.
+def _write_warning(kind: str, runs: Sequence[Run] = (), /, **details: object) -> RunWarning:
+    """Write a warning by its template.
 
     Args:
         kind: One of `_KINDS`.
-        of: The runs it is about.
-        details: What else its template needs.
+        runs: The runs it is about; the template gets their number and the first five names.
+        details: Other values of the template.
     """
-    labels = [run.label for run in of]
+    labels = [run.label for run in runs]
     count = plural(len(labels), "run")
     text = fill_text("warnings.txt", kind=kind, count=count, runs=list_names(labels, 5), **details)
     return RunWarning(kind, text)
 
 
-def _unequal(kind: str, of: Mapping[str, object], /, **details: object) -> Iterable[RunWarning]:
-    """Yield a warning if contenders have different known values."""
+def _warn_if_unequal(
+    kind: str, values: Mapping[str, object], /, **details: object
+) -> Iterable[RunWarning]:
+    """Yield a warning that lists the value of each contender, if two differ; None is unknown."""
     texts = {}
-    for name, value in of.items():
+    for name, value in values.items():
         if value is not None:
             texts[name] = f"{value:,}" if isinstance(value, int) else str(value)
     if len(set(texts.values())) > 1:
-        values_by_name = "; ".join(f"{name} {text}" for name, text in texts.items())
-        yield _warn(kind, listed=values_by_name, **details)
+        listed = "; ".join(f"{name} {text}" for name, text in texts.items())
+        yield _write_warning(kind, listed=listed, **details)
 
 
-def _edges(findings: Findings) -> Iterable[RunWarning]:
-    """Warn if a best lr lacks a tried lr nearby on either side.
+def _warn_of_edges(findings: Findings) -> Iterable[RunWarning]:
+    """Warn of each best lr that was not tried in between two nearby rates.
 
-    Nothing if the runs do not differ in lr. Left out are contenders with fewer than two tried lrs,
-    and those whose best lr is chance, see `is_chance`.
+    Nothing if lr was not tuned. A contender with fewer than two tried rates is left out, and one
+    whose best lr is chance, see `is_best_lr_chance`.
     """
     if "lr" not in findings.tuned_keys:
         return
-    for row in findings.rows:
-        best = row.lr_curve.best
-        if best is None or len(row.lr_curve.tried_lrs) < 2:
+    for contender in findings.contenders:
+        best = contender.lr_curve.best
+        if best is None or len(contender.lr_curve.tried_lrs) < 2:
             continue
-        if not is_chance(row, findings):
-            further = next_lr(row, findings)
+        if not is_best_lr_chance(contender, findings):
+            beyond = next_lr(contender, findings)
             # With lr among the tuned keys every run has one; 0.0 is for the type checker.
-            yield from _edges_of_curve(row.name, best.lr or 0.0, row.lr_curve, further)
+            yield from _warn_of_neighbours(
+                contender.name, best.lr or 0.0, contender.lr_curve, beyond
+            )
 
 
-def _edges_of_curve(
-    name: str, best: float, curve: LrCurve, further: float | None
+def _warn_of_neighbours(
+    name: str, best: float, curve: LrCurve, beyond: float | None
 ) -> Iterable[RunWarning]:
     """Warn if the best lr of a contender is the lowest or highest, or far from its neighbours.
 
@@ -127,175 +130,203 @@ def _edges_of_curve(
         name: Name of the contender.
         best: Its best lr.
         curve: Its metric against lr.
-        further: The lr to try beyond the edge; None: nothing suggests that it would be better.
+        beyond: The lr to try beyond the edge; None: nothing suggests that it would be better.
     """
-    for end, lr in zip(("lowest", "highest"), curve.beside(), strict=True):
-        if lr is None:
-            if further is not None:
+    for end, neighbour in zip(("lowest", "highest"), curve.neighbours_of_best(), strict=True):
+        if neighbour is None:
+            if beyond is not None:
                 tried = len(curve.finished_lrs)
-                yield _warn(
-                    "edge", name=name, best=rate(best), end=end, tried=tried, try_lr=rate(further)
+                yield _write_warning(
+                    "edge", name=name, best=rate(best), end=end, tried=tried, try_lr=rate(beyond)
                 )
             continue
-        factor = max(best / lr, lr / best)
+        factor = max(best / neighbour, neighbour / best)
         if factor > _COARSE:
-            yield _warn(
+            yield _write_warning(
                 "coarse",
                 name=name,
                 best=rate(best),
-                beside=rate(lr),
-                gone=lr in curve.diverged,
+                beside=rate(neighbour),
+                gone=neighbour in curve.diverged,
                 factor=f"{factor:.3g}",
-                try_lr=rate(float(f"{math.sqrt(best * lr):.1g}")),
+                try_lr=rate(float(f"{math.sqrt(best * neighbour):.1g}")),
             )
 
 
-def _unlike(findings: Findings) -> Iterable[RunWarning]:
-    """Warn if contenders were not tuned alike, or did not run equally long.
+def _warn_of_unequal_effort(findings: Findings) -> Iterable[RunWarning]:
+    """Warn if contenders were tuned or trained unequally.
 
-    Tuned alike: equally many configurations with a score, and more than one lr for each
-    optimizer. Equally long: in training examples if all are known, else in optimizer steps.
+    Tuned: by the number of configurations with a score, and by one lr for an optimizer. Trained:
+    by the training examples of their schedules if all are known, else by the optimizer steps.
     """
-    rows = findings.ranked
+    contenders = findings.ranked
     compared = findings.compared_keys
     if findings.tuned_keys:
         tried = {}
-        for row in rows:
-            tried[row.name] = sum(
-                bool(configuration.scores) for configuration in row.configurations
-            )
-        yield from _unequal("tuning", tried)
-    if len(findings.rows) > 1 and "optimizer.name" in compared and "lr" not in compared:
-        single = [row.name for row in rows if len(row.lr_curve.finished_lrs) == 1]
+        for contender in contenders:
+            scored = [
+                configuration for configuration in contender.configurations if configuration.scores
+            ]
+            tried[contender.name] = len(scored)
+        yield from _warn_if_unequal("tuning", tried)
+    if len(findings.contenders) > 1 and "optimizer.name" in compared and "lr" not in compared:
+        single = [
+            contender.name for contender in contenders if len(contender.lr_curve.finished_lrs) == 1
+        ]
         if single:
-            yield _warn("single-lr", listed=list_names(single, 5))
-    samples = {row.name: _first(run.samples for run in row.configuration.runs) for row in rows}
-    steps = {row.name: _first(run.max_steps for run in row.configuration.runs) for row in rows}
+            yield _write_warning("single-lr", listed=list_names(single, 5))
+    samples = {}
+    steps = {}
+    for contender in contenders:
+        runs = contender.configuration.runs
+        samples[contender.name] = _first_known(run.samples for run in runs)
+        steps[contender.name] = _first_known(run.max_steps for run in runs)
     if all(samples.values()):
-        yield from _unequal("budget", samples, unit="training examples")
+        yield from _warn_if_unequal("budget", samples, unit="training examples")
     else:
-        yield from _unequal("budget", steps, unit="optimizer steps")
+        yield from _warn_if_unequal("budget", steps, unit="optimizer steps")
 
 
-def _first(values: Iterable[int | None]) -> int | None:
-    """Return the first known value."""
+def _first_known(values: Iterable[int | None]) -> int | None:
+    """Return the first value that is not None; None if there is none."""
     return next((value for value in values if value is not None), None)
 
 
-def _seeds(findings: Findings) -> Iterable[RunWarning]:
-    """Warn if ranked contenders have too few seeds, or share too few."""
-    rows = findings.ranked
-    if len(rows) < 2:
+def _warn_of_seeds(findings: Findings) -> Iterable[RunWarning]:
+    """Warn if ranked contenders have unequal seeds, or fewer than `MIN_SEEDS`.
+
+    Too few are also fewer than `MIN_SEEDS` that a contender shares with the reference.
+    """
+    contenders = findings.ranked
+    if len(contenders) < 2:
         return
-    seeds = {row.name: _write_set(sorted(row.configuration.scores)) for row in rows}
-    yield from _unequal("seeds", seeds)
+    seeds = {
+        contender.name: _write_set(sorted(contender.configuration.scores))
+        for contender in contenders
+    }
+    yield from _warn_if_unequal("seeds", seeds)
     few = [
-        row.name for row in rows if row.comparison is not None and row.comparison.seeds < MIN_SEEDS
+        contender.name
+        for contender in contenders
+        if contender.comparison is not None and contender.comparison.seeds < MIN_SEEDS
     ]
-    for row in rows:
-        if row.name not in few and len(row.configuration.scores) < MIN_SEEDS:
-            few.append(row.name)
+    for contender in contenders:
+        if contender.name not in few and len(contender.configuration.scores) < MIN_SEEDS:
+            few.append(contender.name)
     if few:
         more = ""
         if forks_of(findings.runs):
             more = f" For more seeds {MORE_TRUNKS}."
-        yield _warn("few-seeds", least=MIN_SEEDS, listed=list_names(few, 5), more=more)
+        yield _write_warning("few-seeds", least=MIN_SEEDS, listed=list_names(few, 5), more=more)
 
 
-def _versions(findings: Findings) -> Iterable[RunWarning]:
+def _warn_of_differing_runs(findings: Findings) -> Iterable[RunWarning]:
     """Warn if runs with a score differ in task, data or code, or fork from one trunk.
 
-    Data differ if two runs of one seed have different fingerprints.
+    The runs are those of the chosen configurations.
     """
     runs: list[Run] = []
-    for row in findings.rows:
-        members = row.configuration.runs
+    for contender in findings.contenders:
+        members = contender.configuration.runs
         runs += [run for run in members if run.score(findings.metric) is not None]
-    luck = _shared_luck(runs)
-    if luck:
-        yield _warn("trunk", text=luck)
+    common_trunk = _explain_common_trunk(runs)
+    if common_trunk:
+        yield _write_warning("trunk", text=common_trunk)
     tasks = _distinct(run.config.get("task.name") for run in runs)
     if len(tasks) > 1:
-        yield _warn("task", listed=list_names(tasks, 5))
-    fingerprints = {(run.seed, run.at("data", "fingerprint")) for run in runs}
-    seed_fingerprints = {(seed, str(mark)) for seed, mark in fingerprints if mark is not None}
-    # A split that is cut with the seed differs between seeds by design, never within one.
-    if len(seed_fingerprints) > len({seed for seed, _ in seed_fingerprints}):
-        yield _warn("data")
+        yield _write_warning("task", listed=list_names(tasks, 5))
+    # A split that is drawn with the seed differs between seeds by design, never within one.
+    fingerprint_of_seed: dict[int | None, object] = {}
+    for run in runs:
+        fingerprint = run.from_summary("data", "fingerprint")
+        if fingerprint is None:
+            continue
+        if fingerprint_of_seed.setdefault(run.seed, fingerprint) != fingerprint:
+            yield _write_warning("data")
+            break
     differing = list(_different_code(runs))
     if differing:
-        yield _warn("code", listed="; ".join(differing))
+        yield _write_warning("code", listed="; ".join(differing))
 
 
 def _different_code(runs: Sequence[Run]) -> Iterable[str]:
-    """Yield each version and code digest with several values among runs."""
-    version_keys = [("versions", name, name) for name in ("optrun", "torch", "transformers")]
+    """Yield each package version and each digest of a code file that differs between runs.
+
+    Such as `torch 2.9.0, 2.9.1`; values are cut to ten characters.
+    """
+    titles = {("versions", name): name for name in ("optrun", "torch", "transformers")}
     files: set[str] = set()
     for run in runs:
-        code = run.summary.get("code")
-        files |= {str(name) for name in code} if isinstance(code, Mapping) else set()
-    version_keys += [("code", name, f"code of {name}") for name in sorted(files)]
-    for section, name, title in version_keys:
-        values = _distinct(run.at(section, name) for run in runs)
+        digests = run.summary.get("code")
+        if isinstance(digests, Mapping):
+            files.update(map(str, digests))
+    for name in sorted(files):
+        titles["code", name] = f"code of {name}"
+    for path, title in titles.items():
+        values = _distinct(run.from_summary(*path) for run in runs)
         if len(values) > 1:
             yield f"{title} {list_names([value[:10] for value in values], 5)}"
 
 
-def _unfinished_runs(findings: Findings) -> Iterable[RunWarning]:
-    """Yield one warning each for diverged, failed, stopped and waiting runs.
+def _warn_of_unfinished_runs(findings: Findings) -> Iterable[RunWarning]:
+    """Yield one warning each for runs that diverged, failed, did not finish or did not start.
 
-    A run that diverged counts as nothing else. The reason is told of a single diverged run, and
-    of the first failed one.
+    A diverged run is in no other warning of these. If it is the only one, the warning has the
+    reason; that of failed runs has the message of the first.
     """
     runs = findings.runs
     diverged = [run for run in runs if run.diverged]
     not_diverged = [run for run in runs if not run.diverged]
     if diverged:
         reason = diverged[0].diverged if len(diverged) == 1 else ""
-        yield _warn("diverged", diverged, reason=reason, worst=_score_of_diverged(findings))
+        yield _write_warning(
+            "diverged", diverged, reason=reason, worst=_score_of_diverged(findings)
+        )
     failed = [run for run in not_diverged if run.status == "failed"]
     if failed:
-        yield _warn("failed", failed, message=failed[0].message)
+        yield _write_warning("failed", failed, message=failed[0].message)
     unfinished = [
         run for run in not_diverged if run.status in ("running", "interrupted", "unknown")
     ]
     if unfinished:
-        yield _warn("unfinished", unfinished)
+        yield _write_warning("unfinished", unfinished)
     waiting = [run for run in runs if run.status == NOT_STARTED]
     if waiting:
-        yield _warn("not-started", waiting)
+        yield _write_warning("not-started", waiting)
 
 
-def _doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
-    """Yield one warning per doubt about the result of runs.
+def _warn_of_doubtful_runs(findings: Findings) -> Iterable[RunWarning]:
+    """Yield one warning each for runs whose result is in doubt.
 
-    These are: repeated with the same seed; finished without the metric; ended before their
-    schedule; files missing or torn.
+    They were repeated with the same seed, finished without a finite metric, ended before their
+    schedule did, or have missing or torn files.
     """
     repeated: list[Run] = []
     for configuration in findings.configurations:
         repeated += configuration.repeated
     if repeated:
-        yield _warn("repeated", repeated)
+        yield _write_warning("repeated", repeated)
     finished = [run for run in findings.runs if run.finished and not run.diverged]
     unscored = [run for run in finished if run.score(findings.metric) is None]
     if unscored:
-        yield _warn("metric", unscored, metric=findings.metric)
+        yield _write_warning("metric", unscored, metric=findings.metric)
     early: list[Run] = []
-    for row in findings.rows:
-        early += [run for run in row.configuration.runs if _ended_early(run)]
+    for contender in findings.contenders:
+        early += [run for run in contender.configuration.runs if _ended_early(run)]
     if early:
         steps = [f"{run.label} at step {run.global_step:,} of {run.max_steps:,}" for run in early]
-        yield _warn("schedule", early, early=list_names(steps, 4))
+        yield _write_warning("schedule", early, early=list_names(steps, 4))
     broken = [run for run in findings.runs if run.problems]
     if broken:
         problems = [f"{run.label}: {', '.join(run.problems)}" for run in broken]
-        yield _warn("files", broken, broken=list_names(problems, 3))
+        yield _write_warning("files", broken, broken=list_names(problems, 3))
 
 
 def _ended_early(run: Run) -> bool:
-    """Tell whether a run stopped before its schedule did."""
-    return not run.diverged and bool(run.max_steps) and 0 < run.global_step < (run.max_steps or 0)
+    """Tell whether a run that did not diverge stopped before its last planned step."""
+    if run.diverged or run.max_steps is None:
+        return False
+    return 0 < run.global_step < run.max_steps
 
 
 def _score_of_diverged(findings: Findings) -> str:
@@ -307,20 +338,20 @@ def _score_of_diverged(findings: Findings) -> str:
 
 
 def _distinct(values: Iterable[object]) -> list[str]:
-    """Sort the different known values."""
+    """Return the different values as sorted texts, without None."""
     return sorted({str(value) for value in values if value is not None})
 
 
 def _write_set(numbers: Sequence[int]) -> str:
-    """Write at most eight numbers as a set."""
+    """Write at most eight numbers as a set, such as `{0, 1, 2}`; `…` stands for the others."""
     texts = [str(number) for number in numbers[:8]]
     if len(numbers) > 8:
         texts.append("…")
     return f"{{{', '.join(texts)}}}"
 
 
-def _shared_luck(runs: Iterable[Run]) -> str:
-    """Name the ranked forks of a common trunk; else empty. They count as one seed."""
+def _explain_common_trunk(runs: Iterable[Run]) -> str:
+    """Explain that two or more runs fork from one trunk; empty if they do not."""
     forks = forks_of(runs).values()
     trunks = {fork.trunk: fork.name for fork in forks}
     if len(forks) < 2 or len(trunks) > 1:

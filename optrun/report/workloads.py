@@ -38,29 +38,34 @@ from optrun.report.runs import NOT_STARTED, Run, Setting, all_keys, flatten
 from optrun.report.statistics import TtestResult, compare, pooled_sd
 
 TEACHES = 5.0
-"""Standard deviations between seeds that the best contender has to gain, or the workload
-teaches nothing.
-"""
+"""A workload teaches nothing if its best contender gains less over the untrained model than this
+many standard deviations between seeds."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All workloads of a report, and the ttest behind its first line."""
+    """All workloads of a report, and the test behind its first line."""
 
     workloads: list[Findings]
     """One is the usual case."""
     scores: dict[str, dict[int, float]]
-    """Contender -> seed -> outcome: of several workloads the mean score over those that count."""
+    """Contender -> seed -> score. Over several workloads the mean of the scaled scores of those
+    that count."""
     diverged_seeds: Mapping[str, Collection[int]]
     """Contender -> seeds that diverged on some of them."""
     ttest: TtestResult | None
-    """That of the one workload, or over all; None where nothing is ranked."""
+    """The test on `scores`; None if nothing is ranked."""
 
     @classmethod
     def of(cls, findings: Findings) -> Comparison:
         """Build the comparison of a single workload."""
-        scores = {row.name: row.configuration.scores for row in findings.rows}
-        diverged_seeds = {row.name: row.configuration.diverged_seeds for row in findings.rows}
+        scores = {
+            contender.name: contender.configuration.scores for contender in findings.contenders
+        }
+        diverged_seeds = {
+            contender.name: contender.configuration.diverged_seeds
+            for contender in findings.contenders
+        }
         return cls([findings], scores, diverged_seeds, findings.ttest)
 
     @property
@@ -70,19 +75,19 @@ class Comparison:
 
     @property
     def several(self) -> bool:
-        """Whether the ttest is over several workloads."""
+        """Tell whether the report is on several workloads."""
         return len(self.workloads) > 1
 
     @property
     def unit(self) -> str:
-        """Name the unit of comparison."""
+        """Name what `scores` are: the metric, or `score` over several workloads."""
         if self.several:
             return "score"
         return self.findings.metric
 
     @property
     def counted(self) -> list[Findings]:
-        """List the workloads of the ttest."""
+        """List the workloads that count in `scores`."""
         return [workload for workload in self.workloads if not workload.left_out]
 
     @property
@@ -94,6 +99,9 @@ class Comparison:
 def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Comparison:
     """Split runs into workloads; judge each, and all together if there are several.
 
+    Unless two contenders are ranked in two workloads each, there is nothing to judge together, and
+    all runs are analysed as one workload.
+
     Args:
         runs: All runs to analyse; at least one.
         question: As for `findings.analyse_runs`. With several workloads, the metric applies to
@@ -102,47 +110,59 @@ def compare_runs(runs: Sequence[Run], **question: Unpack[Question]) -> Compariso
     Raises:
         ConfigError: As `findings.analyse_runs`; also if no workload has the baseline.
     """
-    parts = split_workloads(runs) if len(runs) > 1 else {}
-    workloads = _analyse_parts(parts, question) if len(parts) > 1 else []
-    names = Counter(row.name for workload in workloads for row in workload.ranked)
-    shared = [name for name, count in names.items() if count > 1]
-    if len(shared) < 2:
+    workloads: list[Findings] = []
+    if len(runs) > 1:
+        workloads = _analyse_workloads(split_workloads(runs), question)
+    workload_counts: Counter[str] = Counter()
+    for workload in workloads:
+        workload_counts.update(contender.name for contender in workload.ranked)
+    if sum(count > 1 for count in workload_counts.values()) < 2:
         return Comparison.of(analyse_runs(runs, **question))
     baseline = question.get("baseline")
-    if baseline is not None and baseline not in names:
+    if baseline is not None and baseline not in workload_counts:
         raise ConfigError(
-            f"baseline={baseline}: nothing compared here has this name."
-            f" {did_you_mean(baseline, names)}"
+            f"baseline={baseline}: no contender has this name."
+            f" {did_you_mean(baseline, workload_counts)}"
         )
     workloads = [replace(workload, left_out=_why_left_out(workload)) for workload in workloads]
     counted = [workload for workload in workloads if not workload.left_out]
     scores = _mean_scores(counted)
     diverged_seeds = _diverged_seeds(counted)
     ttest = None
-    if sum(bool(row) for row in scores.values()) > 1:
+    if sum(bool(by_seed) for by_seed in scores.values()) > 1:
         ttest = _judge_scores(scores, diverged_seeds, question)
     return Comparison(workloads, scores, diverged_seeds, ttest)
 
 
-def _analyse_parts(parts: Mapping[str, Sequence[Run]], question: Question) -> list[Findings]:
-    """Analyse each workload, with the same keys to separate contenders in all.
+def _analyse_workloads(
+    runs_by_workload: Mapping[str, Sequence[Run]], question: Question
+) -> list[Findings]:
+    """Analyse each workload by itself; none if there is only one.
 
-    Keys are those typed, else all that separate contenders in some workload; one that a
-    workload lacks is dropped. A typed metric counts only where it was logged.
+    The same keys separate contenders in all workloads: those typed, else all that separate
+    contenders in some workload, without keys that a workload lacks. A typed metric counts only in
+    workloads that logged it.
     """
+    if len(runs_by_workload) < 2:
+        return []
     keys = dict.fromkeys(question.get("by", ()))
     if not keys:
-        for part in parts.values():
-            compared = pick_compared_keys(differing_keys(part))
-            keys |= dict.fromkeys(drop_implied_keys(compared, part))
-    in_each = [set(all_keys(part)) for part in parts.values()]
-    shared = [key for key in keys if all(key in part_keys for part_keys in in_each)]
+        for runs in runs_by_workload.values():
+            compared = pick_compared_keys(differing_keys(runs))
+            keys |= dict.fromkeys(drop_implied_keys(compared, runs))
+    shared_keys = list(keys)
+    for runs in runs_by_workload.values():
+        keys_of_workload = all_keys(runs)
+        shared_keys = [key for key in shared_keys if key in keys_of_workload]
     metric = question.get("metric")
     workloads = []
-    for name, part in parts.items():
-        is_logged = any(metric in run.log.names() for run in part)
+    for name, runs in runs_by_workload.items():
+        is_logged = any(metric in run.log.names() for run in runs)
         findings = analyse_runs(
-            part, metric=metric if is_logged else None, by=shared, tuned=question.get("tuned", ())
+            runs,
+            metric=metric if is_logged else None,
+            by=shared_keys,
+            tuned=question.get("tuned", ()),
         )
         workloads.append(replace(findings, name=name))
     return workloads
@@ -152,8 +172,10 @@ def _diverged_seeds(workloads: Sequence[Findings]) -> dict[str, set[int]]:
     """Collect the seeds of diverged runs over all workloads, by contender."""
     diverged_seeds: dict[str, set[int]] = {}
     for workload in workloads:
-        for row in workload.ranked:
-            diverged_seeds.setdefault(row.name, set()).update(row.configuration.diverged_seeds)
+        for contender in workload.ranked:
+            diverged_seeds.setdefault(contender.name, set()).update(
+                contender.configuration.diverged_seeds
+            )
     return diverged_seeds
 
 
@@ -163,17 +185,17 @@ def _judge_scores(
     """Judge contenders by their mean scores over workloads.
 
     Args:
-        scores: Contender -> seed -> score; a baseline without scores is added, in place.
+        scores: Contender -> seed -> score. Changed in place: a baseline without scores is added.
         diverged_seeds: Contender -> seeds that diverged; they count in the test, not in the spread.
         question: `baseline`, `matters` in units of the score, and `looks`.
     """
     baseline = question.get("baseline")
     if baseline is not None:
-        scores.setdefault(baseline, {})  # what has no score differs from nobody
+        scores.setdefault(baseline, {})
     finished = []
-    for name, row in scores.items():
-        gone = diverged_seeds.get(name, set())
-        finished.append([score for seed, score in row.items() if seed not in gone])
+    for name, by_seed in scores.items():
+        diverged = diverged_seeds.get(name, set())
+        finished.append([score for seed, score in by_seed.items() if seed not in diverged])
     return compare(
         scores,
         mode="max",
@@ -185,7 +207,7 @@ def _judge_scores(
 
 
 def _why_left_out(findings: Findings) -> str:
-    """Explain why a workload is left out of the ttest; empty if it is not.
+    """Explain why a workload does not count in the score over all workloads; empty if it does.
 
     Reasons: nothing in it is ranked, its metric before training is unknown, or its best
     contender gains less than `TEACHES` standard deviations between seeds.
@@ -194,11 +216,13 @@ def _why_left_out(findings: Findings) -> str:
         return findings.incomparable
     if not findings.ranked:
         return "no run has finished with a result yet"
-    if math.isnan(findings.floor):
+    if math.isnan(findings.untrained_metric):
         return "no run was evaluated before its first step, so nothing says how much was learnt"
     sign = 1 if findings.mode == "min" else -1
-    gain = (findings.floor - findings.end) * sign
-    sd = pooled_sd([row.configuration.finished for row in findings.ranked])
+    gain = (findings.untrained_metric - findings.best_mean) * sign
+    sd = pooled_sd(
+        [contender.configuration.finished_scores.values() for contender in findings.ranked]
+    )
     if gain <= 0 or gain < TEACHES * sd:
         return (
             f"it teaches nothing: the best contender gains {gain:.3g} {findings.metric}, less than"
@@ -208,43 +232,43 @@ def _why_left_out(findings: Findings) -> str:
 
 
 def _mean_scores(workloads: Sequence[Findings]) -> dict[str, dict[int, float]]:
-    """Average each seed's scores over workloads.
+    """Average the scaled score of each contender on each seed over workloads.
 
-    A seed that lacks a score on any workload is left out.
+    A seed that lacks a score on one of the workloads is left out.
     """
-    tables = [workload.scaled() for workload in workloads]
+    scores_by_workload = [workload.scaled_scores() for workload in workloads]
     names: dict[str, None] = {}
-    for table in tables:
-        names |= dict.fromkeys(table)
-    scores: dict[str, dict[int, float]] = {}
+    for scores in scores_by_workload:
+        names |= dict.fromkeys(scores)
+    means: dict[str, dict[int, float]] = {}
     for name in names:
-        rows = [table.get(name, {}) for table in tables]
-        scores[name] = {}
-        for seed in rows[0]:
-            if all(seed in row for row in rows):
-                scores[name][seed] = fmean(row[seed] for row in rows)
-    return scores
+        by_seed = [scores.get(name, {}) for scores in scores_by_workload]
+        shared_seeds = [seed for seed in by_seed[0] if all(seed in row for row in by_seed)]
+        means[name] = {seed: fmean(row[seed] for row in by_seed) for seed in shared_seeds}
+    return means
 
 
 def split_workloads(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Group comparable runs by workload, in the order of their first run.
+    """Group comparable runs by the name of their workload, in the order of their first run.
 
     Runs with an unknown configuration are left out.
     """
-    described = [run for run in runs if run.described]
-    unify_paths(described)
-    by_rows: dict[tuple[object, ...], list[Run]] = {}
-    for run in described:
-        by_rows.setdefault(identify_workload(run), []).append(run)
-    parts: list[list[Run]] = []
-    for members in by_rows.values():
-        # Other words for the same rows, such as a copy of the file, make no other workload.
-        same = [part for part in parts if not explain_incomparable([*part, *members])]
-        if same:
-            same[0].extend(members)
+    runs_with_config = [run for run in runs if run.has_config]
+    unify_paths(runs_with_config)
+    by_settings: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs_with_config:
+        by_settings.setdefault(identify_workload(run), []).append(run)
+    workloads: list[list[Run]] = []
+    for members in by_settings.values():
+        # Other settings may lead to the same rows, such as the path of a copy of the file.
+        comparable = [
+            workload for workload in workloads if not explain_incomparable([*workload, *members])
+        ]
+        if comparable:
+            comparable[0].extend(members)
         else:
-            parts.append(members)
-    return dict(zip(_name_workloads(parts), parts, strict=True))
+            workloads.append(members)
+    return dict(zip(_name_workloads(workloads), workloads, strict=True))
 
 
 def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
@@ -258,28 +282,28 @@ def count_planned_workloads(configs: Sequence[Mapping[str, object]]) -> int:
     return len(workloads)
 
 
-def _name_workloads(parts: Sequence[list[Run]]) -> list[str]:
+def _name_workloads(workloads: Sequence[list[Run]]) -> list[str]:
     """Name workloads by what differs: the task, the data, or both.
 
     Equal names get the differing settings of task and data in parentheses, then numbers.
     """
-    firsts = [part[0] for part in parts]
-    tasks = [str(run.config.get("task.name") or "task") for run in firsts]
-    data = [name_data(run) for run in firsts]
+    first_runs = [workload[0] for workload in workloads]
+    tasks = [str(run.config.get("task.name") or "task") for run in first_runs]
+    data = [name_data(run) for run in first_runs]
     if len(set(data)) == 1:
         names = tasks
     elif len(set(tasks)) == 1:
         names = data
     else:
         names = [f"{task} on {source}" for task, source in zip(tasks, data, strict=True)]
-    if len(set(names)) < len(names):
-        keys = [key for key in differing_keys(firsts) if key.startswith(("task.", "data."))]
-        keys = drop_implied_keys(keys, firsts)
-        details = [describe_settings({key: run.setting(key) for key in keys}) for run in firsts]
-        names = [
-            f"{name} ({detail})" if names.count(name) > 1 else name
-            for name, detail in zip(names, details, strict=True)
-        ]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        keys = [key for key in differing_keys(first_runs) if key.startswith(("task.", "data."))]
+        keys = drop_implied_keys(keys, first_runs)
+        for index, run in enumerate(first_runs):
+            if names[index] in repeated:
+                details = describe_settings({key: run.setting(key) for key in keys})
+                names[index] = f"{names[index]} ({details})"
     return number_labels([plain(name) for name in names])
 
 

@@ -87,7 +87,7 @@ def _contenders(findings: Findings) -> list[dict[str, Any]]:
             "verdict": row.comparison.verdict if row.comparison else None,
             "diverged": len(row.configuration.diverged),
         }
-        for row in findings.rows
+        for row in findings.contenders
     ]
 
 

@@ -219,7 +219,7 @@ def test_one_command_goes_the_whole_way(place: Path, monkeypatch: pytest.MonkeyP
     chosen = analyse_runs(searched, tuned=tuned_keys(run.path.parent for run in searched))
     tried = {
         row.name: sum(len(configuration.runs) for configuration in row.configurations)
-        for row in chosen.rows
+        for row in chosen.contenders
     }
     assert tried == {"adamw": 4, "lamb": 4}
     fresh = load_runs([Path("whole/confirm")])

@@ -156,7 +156,7 @@ def find_lr_for_run(
 def _load_sweeps(dirs: Sequence[Path | str]) -> list[Run]:
     """Read the runs with a known configuration; leave out confirmations."""
     folders = [locate(str(directory)).runs_folder for directory in dirs]
-    runs = [run for run in require_runs(folders, beside=find_plans(folders)) if run.described]
+    runs = [run for run in require_runs(folders, beside=find_plans(folders)) if run.has_config]
     if not runs:
         raise ConfigError(f"{', '.join(map(str, dirs))}: no run here has a readable config.yaml.")
     unify_paths(runs)

@@ -29,7 +29,7 @@ def test_the_untrained_value_does_not_squeeze_how_few_evaluations_end(
         ]
         before = json.dumps({"step": 0, "epoch": 0.0, "time": 0.0, "eval/loss": 9.0})
         (run / "metrics.jsonl").write_text("\n".join([before, *lines]) + "\n")
-    rows = analyse_runs(load_runs([tmp_path])).rows
+    rows = analyse_runs(load_runs([tmp_path])).contenders
     lines = seed_lines(rows, "eval/loss", "step")
     (ax,) = draw_seed_lines(lines, "eval/loss", "min", "step").axes
     low, high = ax.get_ylim()
@@ -43,6 +43,6 @@ def test_the_axis_is_the_data_seen_where_a_global_batch_makes_steps_unequal(
     for batch, steps in ((32, 40), (64, 20)):
         whole = {"training.global_batch_size": batch}
         make_run(tmp_path / f"{batch}", max_steps=steps, eval_every=10, config=whole)
-    rows = analyse_runs(load_runs([tmp_path]), by=["training.global_batch_size"]).rows
+    rows = analyse_runs(load_runs([tmp_path]), by=["training.global_batch_size"]).contenders
     assert choose_axis(rows) == "epoch"
     assert {run.samples for row in rows for run in row.configuration.runs} == {1280}

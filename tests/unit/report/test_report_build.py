@@ -51,10 +51,10 @@ def test_files_findings_and_terminal(made: tuple[Report, str]) -> None:
     ]
     assert all(path.parent == sweep and path.stat().st_size > 500 for path in result.files[:6])
     assert all(path.parent == sweep and path.stat().st_size > 200 for path in result.files[6:])
-    assert [row.name for row in result.findings.rows] == ["lamb", "adamw"]
-    assert result.findings.rows[0].configuration.settings["lr"] == 4e-3
-    assert result.findings.rows[1].comparison is not None
-    assert result.findings.rows[1].comparison.verdict is Verdict.ruled_out
+    assert [row.name for row in result.findings.contenders] == ["lamb", "adamw"]
+    assert result.findings.contenders[0].configuration.settings["lr"] == 4e-3
+    assert result.findings.contenders[1].comparison is not None
+    assert result.findings.contenders[1].comparison.verdict is Verdict.ruled_out
     assert result.warnings == []
     assert "Selected: lamb at lr 4e-3 is the best of 2 (3 seeds; " in said
     assert "Ruled out: adamw at lr 1e-3." in said
@@ -141,8 +141,8 @@ def test_unfinished_failed_and_broken_runs_are_rows(sweep: Path, make_run: MakeR
     assert by_label["102"].status == "failed"
     assert by_label["103"].status == "failed"
     assert by_label["104"].status == "unknown"
-    assert [row.name for row in made.findings.rows][:2] == ["lamb", "adamw"]
-    assert made.findings.rows[0].configuration.mean == pytest.approx(2.5, abs=0.1)
+    assert [row.name for row in made.findings.contenders][:2] == ["lamb", "adamw"]
+    assert made.findings.contenders[0].configuration.mean == pytest.approx(2.5, abs=0.1)
     for label in ("100", "101", "102", "103", "104"):
         assert f"  {label}: " in stream.getvalue()
     kinds = {warning.kind for warning in made.warnings}
@@ -238,7 +238,7 @@ def test_nothing_but_unfinished_runs_is_no_error(tmp_path: Path, make_run: MakeR
     stream = io.StringIO()
     made = report([tmp_path], console=Console(file=stream, width=120))
     assert "No run has finished" in stream.getvalue()
-    assert made.findings.rows[0].rank is None
+    assert made.findings.contenders[0].rank is None
 
 
 def test_several_sweeps_a_baseline_and_another_metric(
@@ -282,7 +282,9 @@ def test_where_batch_sizes_differ_curves_are_drawn_over_the_data_seen(
     assert "passes over the training data" not in (tmp_path / "alike" / "report.html").read_text()
     assert "Batch sizes differ" in (tmp_path / "differ" / "report.html").read_text()
     [seen] = load_runs([tmp_path / "2"])
-    assert seen.between("epoch", seen.series("train/loss")[0])[-1] == seen.log.records[-1]["epoch"]
+    assert (
+        seen.interpolate("epoch", seen.series("train/loss")[0])[-1] == seen.log.records[-1]["epoch"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -341,7 +343,7 @@ def test_a_thousand_runs_in_seconds(tmp_path: Path, make_run: MakeRun) -> None:
     assert (
         len(made.findings.runs),
         len(made.findings.configurations),
-        len(made.findings.rows),
+        len(made.findings.contenders),
     ) == (
         1000,
         200,

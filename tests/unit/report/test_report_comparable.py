@@ -66,10 +66,10 @@ def test_what_is_compared(
                 **kind,
             )
     findings = analyse_runs(load_runs([tmp_path]))
-    assert [row.rank for row in findings.rows] == ([None, None] if said else [1, 2])
+    assert [row.rank for row in findings.contenders] == ([None, None] if said else [1, 2])
     assert said in findings.incomparable
     assert ("best" in ranking_table(findings).styles) is (said == "")
     assert ("best" in configurations_table(findings).styles) is (said == "")
     text = write_verdict(Comparison.of(findings)).text
     assert text.startswith("Nothing is ranked: ") is bool(said)
-    assert all(row.configuration.scores for row in findings.rows), "shown all the same"
+    assert all(row.configuration.scores for row in findings.contenders), "shown all the same"

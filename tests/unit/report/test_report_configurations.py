@@ -76,7 +76,7 @@ def test_of_settings_changed_together_the_first_typed_names_the_contender(
     findings = _find(tmp_path)
     assert findings.compared_keys == ["training.per_device_train_batch_size"]
     assert findings.tuned_keys == ["lr"]
-    assert {row.name for row in findings.rows} == {
+    assert {row.name for row in findings.contenders} == {
         f"per_device_train_batch_size {size}" for size in (8, 16, 32)
     }
     # Without a command line, which of the two that follow from each other it is does not matter.
@@ -121,7 +121,7 @@ def test_the_spelling_of_a_path_makes_no_contender(tmp_path: Path, make_run: Mak
     runs = load_runs([tmp_path])
     found = analyse_runs(runs[:4])
     assert found.keys == ["optimizer.name"]
-    assert sorted(row.name for row in found.rows) == ["adamw", "lamb"]
+    assert sorted(row.name for row in found.contenders) == ["adamw", "lamb"]
     assert runs[1].config["data.train"] == "../train.tsv", "the table of runs says what each has"
     assert "data.train" not in analyse_runs([runs[0], runs[4]]).keys, "the examples are the same"
 
@@ -132,7 +132,7 @@ def test_paths_that_differ_are_told_by_where_they_do(tmp_path: Path, make_run: M
         summary = {"data": {"fingerprint": str(number)}}
         make_run(tmp_path / str(number), max_steps=20, config={"data.train": path}, summary=summary)
     findings = _find(tmp_path)
-    assert sorted(row.name for row in findings.rows) == ["train clean", "train noisy"]
+    assert sorted(row.name for row in findings.contenders) == ["train clean", "train noisy"]
     assert analyse_runs(load_runs([tmp_path]), baseline=folders[1]).baseline == "train noisy"
 
 
@@ -171,7 +171,7 @@ def test_an_optimizer_stands_at_its_best_lr_with_most_seeds(
             final=3.0 + seed / 100,
         )
     findings = _find(tmp_path)
-    assert [(row.name, row.configuration.settings["lr"]) for row in findings.rows] == [
+    assert [(row.name, row.configuration.settings["lr"]) for row in findings.contenders] == [
         ("adamw", 1e-3),
         ("lamb", 1e-3),
     ]
@@ -188,10 +188,10 @@ def test_other_settings_separate_contenders_and_lr_alone_is_compared_itself(
             config={"param_groups.decay_rate": 0.8 + lr},
             lr=lr,
         )
-    assert sorted(row.name for row in _find(tmp_path / "lr").rows) == ["lr 1e-3", "lr 2e-3"]
+    assert sorted(row.name for row in _find(tmp_path / "lr").contenders) == ["lr 1e-3", "lr 2e-3"]
     assert _find(tmp_path / "rate").compared_keys == ["param_groups.decay_rate"]
     by_lr = analyse_runs(load_runs([tmp_path / "rate"]), by=["lr"])
-    assert sorted(row.name for row in by_lr.rows) == ["lr 1e-3", "lr 2e-3"]
+    assert sorted(row.name for row in by_lr.contenders) == ["lr 1e-3", "lr 2e-3"]
 
 
 def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: MakeRun) -> None:
@@ -204,14 +204,14 @@ def test_a_basin_has_its_points_and_what_diverged(tmp_path: Path, make_run: Make
             diverge_at=20 if lr == 4e-3 else None,
         )
         make_run(tmp_path / f"x{number}", optimizer="lamb", lr=lr, max_steps=40, final=2.0)
-    lr_curve = next(row.lr_curve for row in _find(tmp_path).rows if row.name == "adamw")
+    lr_curve = next(row.lr_curve for row in _find(tmp_path).contenders if row.name == "adamw")
     assert {lr: configuration.mean for lr, configuration in lr_curve.points.items()} == {
         1e-3: 2.001,
         2e-3: 2.002,
     }
     assert (lr_curve.diverged, lr_curve.finished_lrs) == ((4e-3,), (1e-3, 2e-3, 4e-3))
     assert lr_curve.best is lr_curve.points[1e-3]
-    assert lr_curve.beside() == (None, 2e-3)
+    assert lr_curve.neighbours_of_best() == (None, 2e-3)
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,10 @@ def test_what_was_changed_when_a_run_was_resumed() -> None:
         {"changes": {"lr": [2, 3]}},
         {"changes": 1},
     ]
-    assert _command([], resumes=resumes).in_records("resumes", "changes", dict) == [
+    assert _command([], resumes=resumes).values_in_records("resumes", "changes", dict) == [
         each["changes"] for each in resumes[:2]
     ]
-    assert _command([], resumes="torn").in_records("resumes", "changes", dict) == []
+    assert _command([], resumes="torn").values_in_records("resumes", "changes", dict) == []
 
 
 def test_configuration_files(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def of(run: Path) -> Run:
 def test_branches_of_several_trunks_are_tested_over_their_seeds(grove: Path) -> None:
     findings = analyse_runs(load_runs([grove / "branches"]))
     assert findings.keys == ["optimizer.name"], "which of the seeds' trunks it was is no setting"
-    assert [sorted(row.configuration.scores) for row in findings.rows] == [[0, 1, 2]] * 2
+    assert [sorted(row.configuration.scores) for row in findings.contenders] == [[0, 1, 2]] * 2
     kinds = [warning.kind for warning in find_warnings(findings)]
     assert "trunk" not in kinds
     assert "few-seeds" not in kinds
@@ -82,7 +82,7 @@ def test_branches_of_several_trunks_are_tested_over_their_seeds(grove: Path) -> 
 
 def test_branches_of_one_trunk_share_its_luck(grove: Path) -> None:
     findings = analyse_runs([of(grove / "branches" / name) for name in ("adamw0", "lamb0")])
-    assert [len(row.configuration.scores) for row in findings.rows] == [1, 1]
+    assert [len(row.configuration.scores) for row in findings.contenders] == [1, 1]
     found = {warning.kind: warning.text for warning in find_warnings(findings)}
     for fact in ("oak0 step 100", "one seed", "branch_from="):
         assert fact in found["trunk"]
@@ -95,10 +95,10 @@ def test_steps_and_trunks_are_what_is_compared(grove: Path, tmp_path: Path) -> N
         write_run(tmp_path / "elm", lr=2e-3, summary={"run_id": "elm"}),
     ]
     early = of(branch(tmp_path / "early", trunks[0], "lamb", step=50))
-    labels = [row.name for row in analyse_runs([early, of(grove / "branches/lamb0")]).rows]
+    labels = [row.name for row in analyse_runs([early, of(grove / "branches/lamb0")]).contenders]
     assert sorted(labels) == ["branch_from step 100", "branch_from step 50"]
     elm = of(branch(tmp_path / "elm-lamb", trunks[1], "lamb", kind="other"))
-    labels = [row.name for row in analyse_runs([elm, of(grove / "branches/lamb0")]).rows]
+    labels = [row.name for row in analyse_runs([elm, of(grove / "branches/lamb0")]).contenders]
     assert sorted(labels) == ["branch_from elm step 100", "branch_from oak0 step 100"]
 
 

@@ -117,7 +117,7 @@ def test_a_bad_contender_is_named_above_curves_and_basins(
             )
             number += 1
     found = analyse_runs(load_runs([tmp_path]))
-    assert found.rows[-1].name == "sgd"
+    assert found.contenders[-1].name == "sgd"
     for name in ("metric", "lr"):
         (ax,) = _drawn(pictures(found))[name].draw().axes
         assert ax.get_ylim()[1] < 4.0, name
@@ -181,7 +181,7 @@ def test_what_diverged_stands_on_the_edge_alone(tmp_path: Path, make_run: MakeRu
     assert sorted(float(line.get_xdata()[0]) for line in crosses) == [1e-3, 2e-3, 2e-3, 2e-3]
     (box,) = figure.legends
     names = [text.get_text().split()[0] for text in box.get_texts()]
-    assert names == [row.name for row in found.rows]
+    assert names == [row.name for row in found.contenders]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -201,7 +201,7 @@ def test_the_worse_side_is_cut(tmp_path: Path, make_run: MakeRun, mode: str) -> 
             summary={"main_metric": {"name": metric, "mode": mode}},
         )
     found = analyse_runs(load_runs([tmp_path]))
-    assert found.rows[-1].name == "sgd"
+    assert found.contenders[-1].name == "sgd"
     drawn = _drawn(pictures(found))
     (ax,) = drawn["metric"].draw().axes
     assert any(text.get_text().startswith(("↑ sgd", "↓ sgd")[mode == "max"]) for text in ax.texts)

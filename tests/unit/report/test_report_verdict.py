@@ -106,14 +106,14 @@ def test_nobody_wins_by_losing_runs(tmp_path: Path, make_run: MakeRun) -> None:
     assert line(folder).possible == ("lion",)
     lose(folder, ["lion-1", "lion-3"])
     found = compared(folder)
-    (lion,) = [row for row in found.findings.rows if row.name == "lion"]
+    (lion,) = [row for row in found.findings.contenders if row.name == "lion"]
     assert {
         seed: lion.configuration.scores[seed] for seed in lion.configuration.diverged_seeds
     } == {
         1: 10.8,
         3: 10.8,
     }
-    assert [row.name for row in found.findings.rows] == ["adamw", "lion"]
+    assert [row.name for row in found.findings.contenders] == ["adamw", "lion"]
     assert "lion at lr 1e-3 (2 of 5 seeds diverged)" in write_verdict(found).text
 
 
@@ -124,7 +124,7 @@ def test_a_diverged_run_counts_as_the_worst_of_all_where_the_model_was_not_evalu
     lose(folder, ["lion-0"])
     found = compared(folder).findings
     logged = max(max(run.series("eval/loss")[1]) for run in found.runs)
-    (lion,) = [row for row in found.rows if row.name == "lion"]
+    (lion,) = [row for row in found.contenders if row.name == "lion"]
     assert lion.configuration.scores[0] == logged
 
 
@@ -150,14 +150,14 @@ def test_a_configuration_that_diverged_is_not_chosen(tmp_path: Path, make_run: M
             before=10.8,
         )
     lose(tmp_path / "a", ["lion-0"])
-    (row,) = [row for row in analyse_runs(load_runs([tmp_path])).rows if row.name == "lion"]
+    (row,) = [row for row in analyse_runs(load_runs([tmp_path])).contenders if row.name == "lion"]
     assert row.configuration.settings["lr"] == 1e-4
 
 
 def test_a_sure_and_small_difference_is_said_to_be_small(tmp_path: Path, make_run: MakeRun) -> None:
     folder = write(tmp_path / "unset", make_run, {"adamw": 2.6, "lamb": 2.6001}, own=0.00001)
     found = compared(folder)
-    (lamb,) = [row for row in found.findings.rows if row.name == "lamb"]
+    (lamb,) = [row for row in found.findings.contenders if row.name == "lamb"]
     assert lamb.comparison is not None
     assert lamb.comparison.verdict is Verdict.either_will_do
     assert (
@@ -274,7 +274,7 @@ def test_equal_means_share_the_first_place(tmp_path: Path, make_run: MakeRun) ->
     for name in ("adamw", "lamb"):
         make_run(tmp_path / name, optimizer=name, max_steps=20, final=2.6)
     found = compared(tmp_path)
-    assert [row.rank for row in found.findings.rows] == [1, 1]
+    assert [row.rank for row in found.findings.contenders] == [1, 1]
     text = write_verdict(found).text
     assert "share the best mean eval/loss: 2.6000 over one seed; nothing is tested below 3" in text
     assert text.startswith("Pilot: ")
@@ -291,7 +291,7 @@ def test_another_metric_is_exploratory_and_one_of_training_ranks_nothing(
     )
     assert line(folder, metric="eval/loss").kind == "compared"
     with pytest.raises(
-        ConfigError, match=r"metric=train/loss: a metric of training ranks nothing.*eval/loss"
+        ConfigError, match=r"metric=train/loss: a training metric cannot rank runs.*eval/loss"
     ):
         line(folder, metric="train/loss")
 

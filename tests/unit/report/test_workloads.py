@@ -61,7 +61,7 @@ def test_a_score_lies_between_what_was_measured_and_the_best(
     workload(tmp_path, make_run, {"adamw": 6.0, "lamb": 5.0}, task="two", spread=0.0)
     found = compare_runs(load_runs([tmp_path]))
     assert found.several
-    assert [each.floor for each in found.workloads] == [10.0, 10.0]
+    assert [each.untrained_metric for each in found.workloads] == [10.0, 10.0]
     for seed in range(3):
         assert found.scores["adamw"][seed] == pytest.approx((1.0 + 0.8) / 2)
         assert found.scores["lamb"][seed] == pytest.approx((0.75 + 1.0) / 2)
